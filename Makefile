@@ -1,0 +1,64 @@
+# Thin on purpose: every target is one or two real commands. `make` alone prints them.
+
+VENV ?= .venv
+PINS ?= envs/cpu.txt
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# More arguments for the command behind a target: make reproduce ARGS="--configfile studies/smollm2.yaml"
+ARGS ?=
+# Where PyTorch's CPU build comes from if no index that pip is configured with has it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+# Where this is set, each process would compile vLLM again: 16 s.
+unexport PYTHONDONTWRITEBYTECODE
+
+STAMP := $(VENV)/.installed
+IN_VENV := @. $(VENV)/bin/activate && set -x &&
+# --no-compile: compiling all 30,000 files takes a minute; Python compiles what is imported, on first import.
+PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-compile
+pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
+CPU_TORCH = $(filter %+cpu,$(call pin,torch))
+
+.PHONY: help venv install reproduce test test-slow lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
+
+reproduce: venv  ## compute the study: tables, figures, report
+	$(IN_VENV) snakemake --cores all $(ARGS)
+
+test: venv  ## the tests that take seconds
+	$(IN_VENV) pytest -m "not slow" $(ARGS)
+
+test-slow: venv  ## the tests that take minutes
+	$(IN_VENV) pytest -m slow $(ARGS)
+
+lint: venv  ## formats, style, types, workflow
+	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint
+
+format: venv  ## put the files into the format that lint wants
+	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format
+
+venv: $(STAMP)  ## the pinned environment, in $VENV from $PINS
+
+$(STAMP): $(PINS) pyproject.toml
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Installing $(PINS) into $(VENV): two minutes or more, several GB"
+	$(PYTHON) -m venv $(VENV)
+	$(MAKE) --no-print-directory install PYTHON=$(VENV)/bin/python
+	@touch $@
+
+# What `venv` and the conda twins share: the pins and the package itself into the environment of $(PYTHON).
+# setuptools goes first, for the packages that come as source are built with it; the CPU torch goes alone, for
+# pip has no way to say "this index only if the others do not have it".
+install:
+	$(PIP) $(call pin,setuptools)
+	$(if $(CPU_TORCH),$(PIP) $(CPU_TORCH) || $(PIP) --index-url $(TORCH_INDEX) $(CPU_TORCH))
+	$(PIP) --no-build-isolation -r $(PINS)
+	$(PIP) --no-build-isolation --editable .
+
+# results/ stays: it may hold days of training. So does $(VENV).
+clean:  ## remove caches
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find workflow tests envs benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+# The whole study, from problems to report. `snakemake --cores all` runs config.yaml; another study is
+# `snakemake --cores all --configfile studies/<name>.yaml`. What is computed stands there; where, in profiles/.
+from snakemake.utils import min_version
+
+min_version("9.25")
+
+
+# A study given on the command line replaces the default one: the two are not merged.
+if "name" not in config:
+
+    configfile: "config.yaml"
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/prepare.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+localrules:
+    all,
+
+
+rule all:
+    default_target: True
+    input:
+        f"{results}/report.html",
+        f"{results}/summary.md",

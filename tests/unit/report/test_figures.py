@@ -1,0 +1,186 @@
+"""The figures: they show the tables' numbers, keep an arm's colour, cope with zeros, and let no text be cut."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from tailrl.report import figures
+from tailrl.report.axes import ARM_COLOURS, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.statistics import Interval, paired_difference
+from tailrl.report.tables import NATS, Curve, DeltaBin, Gain, PolicyScore, TimeShare
+
+ARMS = ("naive", "dvp", "mis", "dvp_mis")
+NAN = math.nan
+
+
+def flat_curve(arm: str, metric: str, value: float, steps: int = 5) -> Curve:
+    values = np.full(steps, value)
+    return Curve(arm, metric, np.arange(steps), values, values * 0.9, values * 1.1, 1)
+
+
+def curves(metrics: tuple[str, ...], value: float = 0.5, steps: int = 5) -> list[Curve]:
+    return [flat_curve(arm, m, value * (i + 1), steps) for m in metrics for i, arm in enumerate(ARMS)]
+
+
+def mismatch_curves(value: float = 0.5) -> list[Curve]:
+    return curves((*figures.MISMATCH, figures.VETO), value)
+
+
+def kept_curves() -> list[Curve]:
+    return curves(tuple(pattern.format(side) for pattern in figures.KEPT for side in ("train", "rollout")), 1e-3)
+
+
+def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:
+    edges = list(itertools.pairwise(NATS))
+    return [DeltaBin(arm, *edge, tokens, 9, size, size / 2, size * 2, 0.0, -0.1, 0.1) for arm in ARMS for edge in edges]
+
+
+def gains(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> tuple[list[Gain], list[PolicyScore]]:
+    interval = Interval(score, score - 0.1, score + 0.5, 3)
+    found = [Gain(arm, interval, interval, paired_difference([1, 0.5], [0, 0.4]), 0.1, 0.2) for arm in arms]
+    policies = [PolicyScore(arm, seed, Interval(score, 0.5, 0.7, 30), 0.9) for arm in arms for seed in range(3)]
+    return found, [PolicyScore("base", None, Interval(0.4, 0.3, 0.5, 30), 0.7), *policies]
+
+
+def evaluation_figure(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> Figure:
+    found, policies = gains(arms, score)
+    return figures.evaluation_figure(found, policies, policies[0].avg, 8)
+
+
+def shares(value: float = 0.125) -> list[TimeShare]:
+    return [TimeShare(arm, phase, value, value * 2) for arm in ARMS for phase in figures.PHASE_COLOURS]
+
+
+LONG = tuple(f"an_arm_with_long_name_{number}" for number in range(9))
+ALL = {
+    "training": lambda: figures.training_figure(curves(tuple(figures.TRAINING)), ARMS),
+    "training, nothing recorded": lambda: figures.training_figure(curves(tuple(figures.TRAINING), NAN), ARMS),
+    "training, one step": lambda: figures.training_figure(curves(tuple(figures.TRAINING), steps=1), ARMS),
+    "mismatch": lambda: figures.mismatch_figure(mismatch_curves(), ARMS),
+    "mismatch, exactly zero": lambda: figures.mismatch_figure(mismatch_curves(value=0.0), ARMS),
+    "mismatch, infinite": lambda: figures.mismatch_figure(mismatch_curves(value=math.inf), ARMS),
+    "kept": lambda: figures.kept_figure(kept_curves(), ARMS),
+    "kept, no arm prunes": lambda: figures.kept_figure([], ARMS),
+    "delta": lambda: figures.delta_figure(bins(), ARMS),
+    "delta, zero": lambda: figures.delta_figure(bins(size=0.0), ARMS),
+    "delta, few tokens": lambda: figures.delta_figure(bins(tokens=0), ARMS),
+    "delta, long names": lambda: figures.delta_figure([replace(b, arm=LONG[0]) for b in bins()], LONG),
+    "evaluation": lambda: evaluation_figure(),
+    "evaluation, long names": lambda: evaluation_figure(LONG),
+    "evaluation, nothing solved": lambda: evaluation_figure(score=0.0),
+    "time": lambda: figures.time_figure(shares(), ARMS),
+    "time, not recorded": lambda: figures.time_figure(shares(NAN), ARMS),
+}
+
+
+def visible_texts(figure: Figure) -> list[Text]:
+    """Titles, labels, notes, legends, and the tick labels within the axes' limits."""
+    texts = [text for legend in figure.legends for text in legend.get_texts()]
+    for ax in figure.axes:
+        texts += ax.texts
+        if not ax.axison:
+            continue
+        texts += [ax._left_title, ax.xaxis.label, ax.yaxis.label]  # type: ignore[attr-defined]
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            texts += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in texts if text.get_text() and text.get_visible()]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.filterwarnings("error")
+def test_no_text_leaves_the_figure(name: str) -> None:
+    with style():
+        figure = ALL[name]()
+        canvas = FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        boxes = {text.get_text(): text.get_window_extent() for text in visible_texts(figure)}
+    assert boxes
+    width, height = canvas.get_width_height()
+    for text, box in boxes.items():
+        in_view = box.x0 > -1 and box.x1 < width + 1 and box.y0 > -1 and box.y1 < height + 1
+        assert in_view, f"{text!r} is cut: {box}"
+
+
+def test_a_panel_shows_the_curves_of_its_table() -> None:
+    table = curves(tuple(figures.TRAINING))
+    figure = figures.training_figure(table, ARMS)
+    for ax, metric in zip(figure.axes, figures.TRAINING, strict=True):
+        own = [curve for curve in table if curve.metric == metric]
+        assert len(ax.lines) == len(own)
+        for line, curve in zip(ax.lines, own, strict=True):
+            np.testing.assert_array_equal(line.get_xydata(), np.column_stack([curve.step_N, curve.mean_N]))
+            assert to_hex(line.get_color(), keep_alpha=False).upper() == arm_styles(ARMS)[curve.arm][0]
+
+
+def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> None:
+    table = [replace(b, tokens=figures.FEWEST_TOKENS - (b.nats_from == 0.0)) for b in bins() if b.arm == "naive"]
+    size, signed, count = figures.delta_figure(table, ("naive",)).axes
+    assert np.size(count.lines[0].get_xdata()) == len(table)
+    assert np.size(size.lines[0].get_xdata()) == np.size(signed.lines[0].get_xdata()) == len(table) - 1
+
+
+def test_time_bars_fill_the_step() -> None:
+    (ax,) = figures.time_figure(shares(), ARMS).axes
+    bars = [bar for bar in ax.patches if isinstance(bar, Rectangle) and bar.get_y() < 0]
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(1)
+    assert sorted(bar.get_x() for bar in bars) == pytest.approx([i / 8 for i in range(8)])
+
+
+def test_an_arm_keeps_its_style_and_no_two_share_one() -> None:
+    names = [f"arm{number}" for number in range(4 * len(ARM_COLOURS))]
+    styles = arm_styles(names)
+    assert len(set(styles.values())) == len(names)
+    assert arm_styles(names[:3]) == {name: styles[name] for name in names[:3]}
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([1e-4, 1e-2], "log"),
+        ([0.0, 1e-4, 1e-2], "symlog"),
+        ([-1e-3, 1e-2], "symlog"),
+        ([1.0, 5.0], "linear"),
+        ([0.0, 0.0], "linear"),
+        ([NAN, math.inf], "linear"),
+        ([], "linear"),
+        ([1.0, math.inf, 1e3], "log"),
+    ],
+)
+def test_magnitude_scale(values: list[float], scale: str) -> None:
+    with style():
+        figure, (ax,) = make_panels(1, 1, 2.0)
+        ax.plot(values, "o")
+        set_magnitude_scale(ax, values)
+        figure.draw_without_rendering()
+    assert ax.get_yscale() == scale
+    low, high = ax.get_ylim()
+    finite = [value for value in values if math.isfinite(value)]
+    assert all(low <= value <= high for value in finite)
+    if scale != "linear":
+        ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        assert 2 <= len(ticks) <= 8
+        assert (0.0 in ticks) == (scale == "symlog")
+
+
+def test_a_tiny_rounding_error_does_not_stretch_the_axis() -> None:
+    with style():
+        _, (ax,) = make_panels(1, 1, 2.0)
+        set_magnitude_scale(ax, [-1e-30, 1e-3])
+    assert min(tick for tick in ax.get_yticks() if tick > 0) >= 1e-12
+
+
+def test_svg_has_no_date_and_repeats_to_the_byte(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_svg(evaluation_figure(), tmp_path / "figures" / f"{name}.svg")
+    first, second = ((tmp_path / "figures" / f"{name}.svg").read_bytes() for name in ("a", "b"))
+    assert first == second
+    assert b"<dc:date>" not in first

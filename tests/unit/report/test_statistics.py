@@ -1,0 +1,163 @@
+"""Intervals against closed forms (t has one for 2 degrees of freedom) and against simulated coverage.
+
+Simulated rates are compared with their nominal value at 3.3 binomial standard errors: a correct interval
+fails one of these tests once in a thousand seeds, and the seeds are fixed.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from tailrl.report.statistics import (
+    arm_difference,
+    cluster_interval,
+    mean_interval,
+    paired_difference,
+    problem_interval,
+)
+
+T_2 = 0.95 * math.sqrt(2 / (1 - 0.95**2))
+"""The 97.5 % point of t with 2 degrees of freedom: F(t) = 1/2 + t / (2 sqrt(2 + t²))."""
+
+
+def p_two_sided_2(t: float) -> float:
+    """Two-sided p of t with 2 degrees of freedom."""
+    return 1 - abs(t) / math.sqrt(2 + t * t)
+
+
+def near_nominal(rate: float, trials: int, nominal: float = 0.95) -> bool:
+    return abs(rate - nominal) < 3.3 * math.sqrt(nominal * (1 - nominal) / trials)
+
+
+def test_mean_interval_closed_form() -> None:
+    found = mean_interval([1.0, 2.0, 3.0])
+    half = T_2 / math.sqrt(3)
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.low == pytest.approx(2 - half)
+    assert found.high == pytest.approx(2 + half)
+
+
+def test_mean_interval_covers() -> None:
+    rng, trials = np.random.default_rng(0), 1500
+    found = [mean_interval(rng.normal(1.5, 2.0, 4)) for _ in range(trials)]
+    assert near_nominal(float(np.mean([f.low <= 1.5 <= f.high for f in found])), trials)
+
+
+def test_mean_interval_edges() -> None:
+    one = mean_interval([0.25])
+    assert (one.mean, one.n) == (0.25, 1)
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    none = mean_interval([math.nan, math.nan])
+    assert none.n == 0
+    assert math.isnan(none.mean)
+    assert mean_interval([1.0, math.nan, 3.0]) == mean_interval([1.0, 3.0])
+    same = mean_interval([0.5, 0.5, 0.5])
+    assert (same.low, same.high) == (0.5, 0.5)
+
+
+def test_problem_interval_covers_where_pooled_samples_do_not() -> None:
+    rng, trials, problems, k = np.random.default_rng(1), 1500, 40, 8
+    truth, covered, pooled = 0.5, 0, 0
+    for _ in range(trials):
+        chance = rng.beta(0.8, 0.8, problems)
+        correct = rng.uniform(size=(problems, k)) < chance[:, None]
+        found = problem_interval(correct)
+        covered += found.low <= truth <= found.high
+        pooled += abs(correct.mean() - truth) < 1.96 * correct.std() / math.sqrt(correct.size)
+    assert near_nominal(covered / trials, trials)
+    assert pooled / trials < 0.8
+
+
+def test_problem_interval_with_nothing_or_all_solved() -> None:
+    problems = 20
+    none = problem_interval(np.zeros((problems, 4)))
+    every = problem_interval(np.ones((problems, 4)))
+    bound = 0.025 ** (1 / problems)  # Clopper and Pearson's, in closed form at the ends
+    assert (none.mean, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(1 - bound)
+    assert (every.mean, every.high) == (1.0, 1.0)
+    assert every.low == pytest.approx(bound)
+    assert math.isnan(problem_interval([[1, 1]]).low)
+
+
+def test_cluster_interval_of_equal_clusters_is_that_of_their_means() -> None:
+    values = np.random.default_rng(2).normal(size=(7, 5))
+    found = cluster_interval(values.ravel(), np.repeat(np.arange(7), 5))
+    wanted = mean_interval(values.mean(axis=1))
+    assert found.n == 7
+    np.testing.assert_allclose([found.mean, found.low, found.high], [wanted.mean, wanted.low, wanted.high])
+
+
+def test_cluster_interval_covers_with_unequal_clusters() -> None:
+    rng, trials, covered = np.random.default_rng(3), 1000, 0
+    for _ in range(trials):
+        cluster = np.repeat(np.arange(40), rng.integers(5, 15, 40))
+        found = cluster_interval(rng.normal(size=40)[cluster] + rng.normal(size=cluster.size), cluster)
+        covered += found.low <= 0 <= found.high
+    # The ratio's interval is right to first order only: a point of slack beside the simulation's error.
+    assert 0.925 < covered / trials < 0.965
+
+
+def test_cluster_interval_edges() -> None:
+    assert math.isnan(cluster_interval([1.0, 2.0], [4, 4]).low)
+    assert cluster_interval([], []).n == 0
+
+
+def test_paired_difference_closed_form() -> None:
+    found = paired_difference([1.0, 2.5, 3.0], [0.0, 0.5, 0.0])
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.p == pytest.approx(p_two_sided_2(2 * math.sqrt(3)))
+    assert found.low == pytest.approx(2 - T_2 / math.sqrt(3))
+    assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))
+
+
+def test_paired_difference_covers_and_is_narrower_than_unpaired() -> None:
+    rng, trials, covered, narrower = np.random.default_rng(4), 600, 0, 0
+    for _ in range(trials):
+        difficulty = rng.uniform(size=30)
+        first, second = difficulty + rng.normal(0.1, 0.1, 30), difficulty + rng.normal(0, 0.1, 30)
+        paired, unpaired = paired_difference(first, second), arm_difference(first, second)
+        covered += paired.low <= 0.1 <= paired.high
+        narrower += paired.high - paired.low < unpaired.high - unpaired.low
+    assert near_nominal(covered / trials, trials)
+    assert narrower == trials
+
+
+def test_paired_difference_edges() -> None:
+    same = paired_difference([0.0, 1.0], [0.0, 1.0])
+    assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    shifted = paired_difference([0.1, 1.1], [0.0, 1.0])
+    assert shifted.p == 0.0
+    assert shifted.low == pytest.approx(0.1)
+    assert math.isnan(paired_difference([1.0], [0.0]).p)
+
+
+def test_arm_difference_closed_form() -> None:
+    found = arm_difference([0.0, 2.0], [1.0, 3.0])
+    assert (found.mean, found.n) == (-1.0, 2)
+    assert found.p == pytest.approx(p_two_sided_2(1 / math.sqrt(2)))
+    assert found.low == pytest.approx(-1 - T_2 * math.sqrt(2))
+    assert found.high == pytest.approx(-1 + T_2 * math.sqrt(2))
+
+
+def test_arm_difference_covers_with_unequal_variances() -> None:
+    rng, trials = np.random.default_rng(5), 800
+    found = [arm_difference(rng.normal(1, 1, 5), rng.normal(0, 4, 8)) for _ in range(trials)]
+    covered = np.mean([f.low <= 1 <= f.high for f in found])
+    assert near_nominal(float(covered), trials)
+
+
+def test_arm_difference_edges() -> None:
+    single = arm_difference([0.5], [0.25, 0.75])
+    assert (single.mean, single.n) == (0.0, 1)
+    assert math.isnan(single.low)
+    assert math.isnan(single.p)
+    assert arm_difference([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert arm_difference([1.0, 1.0], [0.0, 0.0]).p == 0.0
+
+
+def test_arm_difference_where_the_seeds_of_one_arm_agree() -> None:
+    found = arm_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])  # then Welch is the t test of the other arm alone
+    assert found.p == pytest.approx(p_two_sided_2(2 * math.sqrt(3)))
+    assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))

@@ -1,0 +1,136 @@
+"""The words: each verdict for its intervals, arms from their settings, and what ran."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from tailrl.report.data import Results, read_results
+from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
+from tailrl.report.statistics import Difference, Interval
+from tailrl.report.summary import percent, points, short, spread, summarize, table, verdict
+from tailrl.report.tables import Comparison
+from tailrl.study import Study
+
+NAN = math.nan
+ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
+BELOW = Difference(-0.05, -0.09, -0.01, 0.0001, 3)
+UNCLEAR = Difference(0.01, -0.02, 0.04, 0.4, 3)
+SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "problems", "words"),
+    [
+        (ABOVE, ABOVE, "dvp is above naive at this mismatch"),
+        (BELOW, BELOW, "dvp is below naive at this mismatch"),
+        (UNCLEAR, ABOVE, "these trained policies differ, but no more than training runs of one arm may"),
+        (ABOVE, UNCLEAR, "the seeds differ consistently, but other problems might not show it"),
+        (UNCLEAR, UNCLEAR, "no difference seen at this mismatch; only differences beyond 4.0 points are ruled out"),
+        (SINGLE, ABOVE, "no verdict on the arms, since one seed"),
+    ],
+)
+def test_verdict(seeds: Difference, problems: Difference, words: str) -> None:
+    text = verdict(Comparison("dvp", "naive", seeds, problems), {"dvp": 0.001, "naive": 0.02})
+    assert text.startswith(f"**dvp against naive**: {words}")
+    assert "(unmasked k3: naive 0.02, dvp 0.001 nats)" in text
+    assert points(problems) in text
+
+
+def test_verdict_gives_p_and_leaves_out_what_was_not_recorded() -> None:
+    text = verdict(Comparison("dvp", "naive", UNCLEAR, BELOW), {"dvp": NAN, "naive": NAN})
+    assert "p = 0.400" in text
+    assert "p < 0.001" in text
+    assert "k3" not in text
+    assert "Welch" not in verdict(Comparison("dvp", "naive", SINGLE, ABOVE), {"dvp": NAN, "naive": NAN})
+
+
+def test_numbers_in_words() -> None:
+    assert percent(Interval(0.5, NAN, NAN, 1)) == "50.0 %"
+    assert percent(Interval(0.9, 0.7, 1.1, 3)) == "90.0 % [70.0, 100.0]"
+    assert points(ABOVE) == "+5.0 [+1.0, +9.0]"
+    assert points(SINGLE) == "+5.0"
+    assert [short(x) for x in (0.00123, 12.3, 312.4, math.inf)] == ["0.0012", "12", "312", "inf"]
+    assert spread(np.array([0.1, 0.3, NAN])) == "0.2 (0.1 to 0.3)"
+    assert spread(np.array([0.5])) == "0.5"
+    assert spread(np.array([NAN])) == "not recorded"
+    assert table(["a|b"], [["c"]]) == "| a\\|b |\n| --- |\n| c |"
+
+
+def test_describe() -> None:
+    full = flatten(
+        {"estimator": "rloo", "vocabulary": {"rule": "full"}, "correction": {"weight": "none", "veto": None}}
+    )
+    assert describe(full)[:2] == ["RLOO on all tokens", "no sequence weights"]
+    assert not any("veto" in clause for clause in describe(full))
+    pruned = {**full, "vocabulary.rule": "min_p", "vocabulary.rho": "e-13", "correction.veto": 1e-4}
+    pruned |= {"correction.weight": "mis", "correction.threshold": 2.0}
+    assert describe(pruned)[:3] == [
+        "RLOO on the min-p set, rho = e-13",
+        "sequence weights, rejected above C = 2.0",
+        "veto below a token ratio of 0.0001",
+    ]
+    other = {**full, "correction.weight": "tis", "correction.threshold": 3.0}
+    assert describe(other)[1] == "correction tis, threshold 3.0"
+
+
+@pytest.fixture
+def results(whole: tuple[Study, object]) -> Results:
+    study, folder = whole
+    return read_results(study, folder, study.arms)  # type: ignore[arg-type]
+
+
+def with_records(results: Results, **changes: object) -> Results:
+    """The same results, with keys of the first naive run's record replaced."""
+    first, *rest = results.runs["naive"]
+    first = dataclasses.replace(first, record={**first.record, **changes})
+    return dataclasses.replace(results, runs={**results.runs, "naive": (first, *rest)})
+
+
+def test_arms_are_told_apart_by_other_settings_too(results: Results) -> None:
+    assert "training.steps" not in describe_arms(results)["naive"]
+    settings = {**results.runs["naive"][0].record["settings"], "training": {"steps": 7}}
+    changed = describe_arms(with_records(results, settings=settings))
+    assert "training.steps = 7" in changed["naive"]
+    assert "training.steps = 60" in changed["dvp"]
+
+
+def test_assumed_values_come_from_the_typed_study(results: Results) -> None:
+    assert "correction.threshold" in assumed_keys()
+    (line,) = [line for line in what_ran(results).splitlines() if "correction.threshold" in line]
+    assert line.endswith("2.0 in mis, 2.0 in dvp_mis.")
+
+
+def test_what_ran(results: Results) -> None:
+    text = what_ran(results)
+    for fact in ("12, seeds 0, 1, 2", "abc1234.", "torch 2.13.0", "lm-eval 0.4.13", "16 GB, no GPU", "80 to 80 s"):
+        assert fact in text
+    # 60 steps with 0.92 s of the four phases, in 80 - 15 s.
+    assert work_share(results.runs["naive"][0]) == pytest.approx(60 * 0.92 / 65)
+    assert "at least 85 % of a job" in text
+    dirty = what_ran(with_records(results, dirty=True, wall_seconds=160.0))
+    assert "abc1234 with uncommitted changes; also abc1234" in dirty
+    assert "80 to 160 s" in dirty
+    assert "at least 38 % of a job" in dirty
+
+
+def test_what_ran_with_an_empty_record(results: Results) -> None:
+    bare: dict[str, object] = {"settings": {}}
+    runs = {arm: tuple(dataclasses.replace(run, record=bare) for run in own) for arm, own in results.runs.items()}
+    text = what_ran(dataclasses.replace(results, runs=runs))
+    assert "Commit: unknown" in text
+    assert "Wall time of the jobs: not recorded" in text
+    assert "CPU not recorded" in text
+
+
+def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], results: Results) -> None:
+    study, _ = whole
+    text = summarize(study, results)
+    assert text.startswith("# synthetic\n\nA made-up study for the report's tests. The same policy")
+    for arm in study.arms:
+        assert text.count(f"\n| {arm} | ") >= 3
+    assert text.count("** against") == 0
+    assert sum(line.startswith("**") for line in text.splitlines()) == 6
+    base = results.base.scores[0].avg_at_k
+    assert f"| base | {100 * base:.1f} % [" in text
+    assert text.count("nan") == 0

@@ -1,0 +1,165 @@
+"""The numbers behind the figures, each against a plain loop or a case small enough to do by hand."""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tailrl.report.data import Evaluation, Results, Score, Tokens, TrainedRun
+from tailrl.report.tables import (
+    NATS,
+    compare_arms,
+    curve,
+    delta_bins,
+    flat_rows,
+    gain_over_base,
+    mean_of,
+    moving_mean,
+    time_shares,
+    window_of,
+    write_csv,
+)
+
+NAN = math.nan
+
+
+def run(metrics: dict[str, list[float]], seed: int = 0, tokens: Tokens | None = None) -> TrainedRun:
+    empty = np.zeros(1)
+    arrays = {key: np.array(values, dtype=np.float64) for key, values in metrics.items()}
+    return TrainedRun("arm", seed, arrays, tokens or Tokens(np.zeros(1, dtype=np.int32), empty, empty), {})
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 9])
+def test_moving_mean_against_a_loop(window: int) -> None:
+    values = np.random.default_rng(0).normal(size=7)
+    values[2] = NAN
+    around = [values[max(0, i - window // 2) : i + window // 2 + 1] for i in range(7)]
+    wanted = [NAN if i == 2 else np.nanmean(near) for i, near in enumerate(around)]
+    np.testing.assert_allclose(moving_mean(values, window), np.array(wanted))
+
+
+@pytest.mark.parametrize(("steps", "window"), [(1, 1), (39, 1), (40, 3), (60, 3), (100, 5), (1000, 51)])
+def test_window_is_odd_and_about_a_twentieth(steps: int, window: int) -> None:
+    assert window_of([run({"train/step": list(range(steps))})]) == window
+
+
+def test_curve_over_seeds_with_different_steps_and_gaps() -> None:
+    runs = [run({"train/step": [0, 1, 2], "a": [1, NAN, 3]}), run({"train/step": [0, 1, 3], "a": [3, NAN, 5]}, 1)]
+    found = curve(runs, "a")
+    np.testing.assert_array_equal(found.step_N, [0, 1, 2, 3])
+    np.testing.assert_array_equal(found.mean_N, [2, NAN, 3, 5])
+    np.testing.assert_array_equal(found.low_N, [1, NAN, 3, 5])
+    np.testing.assert_array_equal(found.high_N, [3, NAN, 3, 5])
+    assert next(found.rows()) == {
+        "arm": "arm", "metric": "a", "step": 0, "mean": 2.0, "seed_min": 1.0, "seed_max": 3.0, "window": 1,
+    }  # fmt: skip
+
+
+def test_curve_of_what_is_lost_and_of_an_absent_metric() -> None:
+    runs = [run({"train/step": [0, 1], "z": [0.75, 1.0]})]
+    lost = curve(runs, "z", lost=True)
+    assert lost.metric == "1 - z"
+    np.testing.assert_array_equal(lost.mean_N, [0.25, 0.0])
+    assert np.isnan(curve(runs, "absent").mean_N).all()
+
+
+def test_delta_bins_against_a_loop() -> None:
+    rng = np.random.default_rng(1)
+    train, infer = -rng.exponential(4, 500), -rng.exponential(4, 500)
+    train[:3], train[3] = [1e-7, 0.0, -20.0], -math.inf
+    step = rng.integers(0, 5, 500).astype(np.int32)
+    half = [run({}, seed, Tokens(step[p], train[p], infer[p])) for seed, p in enumerate((slice(250), slice(250, 500)))]
+    bins = delta_bins(half)
+    assert [(b.nats_from, b.nats_to) for b in bins] == list(itertools.pairwise(NATS))
+    assert sum(b.tokens for b in bins) == 499
+    for b in bins:
+        low = -math.inf if b.nats_from == 0 else b.nats_from
+        inside = [i for i in range(500) if low <= -train[i] < b.nats_to and math.isfinite(train[i])]
+        assert b.tokens == len(inside)
+        assert b.clusters == len({(i < 250, step[i]) for i in inside})
+        assert b.size == pytest.approx(np.mean([abs(train[i] - infer[i]) for i in inside]))
+        assert b.signed == pytest.approx(np.mean([infer[i] - train[i] for i in inside]))
+        assert b.size_low < b.size < b.size_high
+
+
+def test_delta_bin_without_tokens() -> None:
+    tokens = Tokens(np.zeros(2, dtype=np.int32), np.array([-0.05, -0.05]), np.array([-0.05, -0.05]))
+    bins = delta_bins([run({}, 0, tokens)])
+    assert (bins[0].tokens, bins[0].size) == (2, 0.0)
+    assert math.isnan(bins[0].size_low)  # one step is one cluster
+    assert bins[-1].tokens == 0
+    assert math.isnan(bins[-1].size)
+
+
+def test_time_shares() -> None:
+    runs = [run({"train/step": [0, 1], "time/step": [2, 2], "time/rollout": [1, 1], "time/backward": [0.5, NAN]})]
+    found = {share.phase: share for share in time_shares(runs)}
+    assert found["rollout"].share == pytest.approx(0.5)
+    assert found["rollout"].seconds == pytest.approx(1.0)
+    assert found["backward"].share == pytest.approx(0.125)
+    assert found["other"].share == pytest.approx(0.375)
+    assert sum(share.share for share in found.values()) == pytest.approx(1)
+    assert sum(share.seconds for share in found.values()) == pytest.approx(2)
+
+
+def test_time_that_was_not_recorded_or_overlaps() -> None:
+    assert all(math.isnan(share.share) for share in time_shares([run({"train/step": [0]})]))
+    overlap = time_shares([run({"train/step": [0], "time/step": [1], "time/rollout": [1], "time/forward": [1]})])
+    assert sum(share.share for share in overlap) == pytest.approx(1)
+
+
+def results(**correct: list[list[list[int]]]) -> Results:
+    """Evaluations only: per arm and seed, the samples of each problem."""
+    evaluations = {
+        arm: Evaluation(arm, ("a", "b"), tuple(Score(i, np.array(s, float)) for i, s in enumerate(seeds)), "0")
+        for arm, seeds in correct.items()
+    }
+    base = evaluations.pop("base")
+    return Results(tuple(evaluations), {}, evaluations, base)
+
+
+def test_gain_over_base() -> None:
+    found = gain_over_base(results(base=[[[0, 0], [1, 0]]], x=[[[1, 0], [1, 1]], [[1, 1], [1, 1]]]), "x")
+    assert found.avg.mean == pytest.approx((0.75 + 1.0) / 2)
+    assert found.passed.mean == 1.0
+    assert found.gain.mean == pytest.approx(0.625)
+    assert found.gain.n == 2  # problems
+    assert found.gain.p == pytest.approx(paired_p(0.75, 0.5))
+    assert (found.gain_min, found.gain_max) == (0.5, 0.75)
+
+
+def paired_p(first: float, second: float) -> float:
+    """Two-sided p of t for two differences: one degree of freedom is Cauchy's distribution."""
+    t = (first + second) / abs(first - second)
+    return 1 - 2 / math.pi * math.atan(t)
+
+
+def test_compare_arms_takes_every_pair_later_minus_earlier() -> None:
+    ones, none, half = [[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [1, 0]]
+    found = compare_arms(results(base=[none], x=[ones, ones], y=[none, none], z=[half, ones]))
+    assert [(c.first, c.second) for c in found] == [("y", "x"), ("z", "x"), ("z", "y")]
+    assert [c.seeds.mean for c in found] == [-1.0, -0.25, 0.75]
+    assert [c.problems.mean for c in found] == [-1.0, -0.25, 0.75]
+    assert compare_arms(results(base=[none], x=[ones])) == []
+
+
+def test_mean_of_the_last_steps_and_of_absent_metrics() -> None:
+    runs = [run({"train/step": list(range(20)), "a": list(range(20))}), run({"train/step": [0], "a": [NAN]}, 1)]
+    np.testing.assert_array_equal(mean_of(runs, "a", last=0.1), [18.5, NAN])
+    np.testing.assert_array_equal(mean_of(runs, "a"), [9.5, NAN])
+    assert np.isnan(mean_of(runs, "absent")).all()
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "table.csv"
+    rows = flat_rows([gain_over_base(results(base=[[[0], [1]]], x=[[[1], [1]]]), "x")])
+    write_csv(path, rows)
+    with path.open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert (line["arm"], line["avg_mean"], line["avg_low"], line["gain_mean"]) == ("x", "1", "", "0.5")
+    write_csv(path, [{"a": 1 / 3, "b": 7, "c": math.inf}])
+    assert path.read_text() == "a,b,c\n0.333333333,7,inf\n"
+    write_csv(path, [])
+    assert path.read_text().strip() == ""

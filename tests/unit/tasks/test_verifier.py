@@ -1,0 +1,207 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tailrl.errors import StudyError
+from tailrl.tasks import _verifier, score, verifier
+from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[MathVerifier]:
+    with MathVerifier() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        (r"\frac12", r"\frac{1}{2}", True),
+        ("0.5", r"\frac{1}{2}", True),
+        ("1/3", r"\frac{1}{2}", False),
+        (r"\sqrt{8}", r"2\sqrt2", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        (r"\{2,1\}", r"\{1,2\}", True),
+        ("(2,1)", "(1,2)", False),
+        ("$3\\pi$", r"3\pi", True),
+        (r"\text{Monday}", r"\text{Friday}", False),
+    ],
+)
+def test_answers_are_compared_as_mathematics(shared: MathVerifier, answer: str, gold: str, same: bool) -> None:
+    assert shared.equal(answer, gold) is same
+    assert (shared.timeouts, shared.crashes, shared.unparsed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("answer", ["", " ", "}{", "1" * (MAX_LENGTH + 1)])
+def test_what_cannot_be_read_is_counted(shared: MathVerifier, answer: str) -> None:
+    before = shared.unparsed
+    assert not shared.equal(answer, "x")
+    assert shared.unparsed == before + 1
+    shared.unparsed = 0
+
+
+@pytest.mark.parametrize("answer", ["a\nb", '"', "\x00", "\ud800", "𝔸" * MAX_LENGTH, "\\", "\ud800" * MAX_LENGTH])
+def test_no_text_breaks_the_pipe(answer: str) -> None:
+    with MathVerifier() as fresh:
+        assert not fresh.equal(answer, r"\frac12")
+        assert fresh.equal(r"\frac12", "0.5")
+        assert fresh.crashes == 0
+
+
+def test_a_slow_answer_is_cut_off_and_the_next_one_is_answered() -> None:
+    with MathVerifier(timeout=1.0) as limited:
+        assert limited.equal(r"\frac12", "0.5")
+        start = time.monotonic()
+        assert not limited.equal("9^{9^{9^{9}}}", r"\frac12")
+        assert time.monotonic() - start < 10
+        assert (limited.timeouts, limited.crashes) == (1, 0)
+        assert limited.equal(r"\frac12", "0.5")
+
+
+def test_memory_is_limited() -> None:
+    big = r"2^{2^{40}}"
+    with MathVerifier(timeout=30, memory_bytes=300 << 20) as limited:
+        assert limited.equal(r"\frac12", "0.5")
+        pid = worker_pid(limited)
+        limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+        address_space = next(line for line in limits.splitlines() if line.startswith("Max address space"))
+        assert address_space.split()[3:5] == [str(300 << 20)] * 2
+        start = time.monotonic()
+        assert not limited.equal(big, r"\frac12")
+        assert time.monotonic() - start < 40
+
+
+def worker_pid(running: MathVerifier) -> int:
+    assert running._worker is not None
+    return running._worker.pid
+
+
+def test_a_worker_that_dies_in_a_pair_is_counted_and_replaced() -> None:
+    with MathVerifier(timeout=20) as crashing:
+        assert crashing.equal(r"\frac12", "0.5")
+        pid = worker_pid(crashing)
+        os.kill(pid, signal.SIGSTOP)
+        killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        assert not crashing.equal(r"\frac12", "0.5")
+        killer.join()
+        assert (crashing.timeouts, crashing.crashes) == (0, 1)
+        assert crashing.equal(r"\frac12", "0.5")
+        assert worker_pid(crashing) != pid
+
+
+def test_a_worker_that_dies_between_pairs_costs_no_answer() -> None:
+    with MathVerifier() as idle:
+        assert idle.equal(r"\frac12", "0.5")
+        os.kill(worker_pid(idle), signal.SIGKILL)
+        assert idle._worker is not None
+        idle._worker.wait()
+        assert idle.equal(r"\frac12", "0.5")
+        assert idle.crashes == 0
+
+
+def test_an_interrupt_leaves_no_reply_for_the_next_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MathVerifier() as interrupted:
+        assert interrupted.equal(r"\frac12", "0.5")
+
+        def interrupt(*_: object) -> str:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(verifier, "_reply", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                interrupted.equal(r"\frac12", "0.5")
+        assert not interrupted.equal(r"\frac13", "0.5")
+        assert interrupted.equal(r"\frac12", "0.5")
+
+
+def test_closing_ends_the_worker() -> None:
+    with MathVerifier() as closing:
+        closing.equal("x", "y")
+        pid = worker_pid(closing)
+    assert not Path(f"/proc/{pid}").exists()
+    closing.close()
+
+
+def test_a_worker_ends_with_its_caller() -> None:
+    script = (
+        "from tailrl.tasks.verifier import MathVerifier; import os, signal; v = MathVerifier(timeout=1.0);"
+        "v.equal('x', 'y'); print(v._worker.pid, flush=True);"
+        'v._worker.stdin.write(b\'["1/2", "9^{9^{9^{9}}}"]\\n\'); os.kill(os.getpid(), signal.SIGKILL)'
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while running(int(killed.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(int(killed.stdout))
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie that nobody has waited for."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return "State:\tZ" not in status
+
+
+def test_the_worker_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    with MathVerifier() as started:
+        started.equal("x", "y")
+        environment = Path(f"/proc/{worker_pid(started)}/environ").read_bytes()
+    assert b"OMP_NUM_THREADS=1" in environment
+    assert b"secret" not in environment
+
+
+def test_a_worker_that_cannot_start_is_one_sentence() -> None:
+    with (
+        MathVerifier(memory_bytes=48 << 20) as starved,
+        pytest.raises(StudyError, match=r"worker process cannot start"),
+    ):
+        starved.equal("x", "y")
+
+
+# --- score -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        (r"It is \boxed{070}.", "70", 1.0),
+        (r"It is \boxed{70}.", " 070 ", 1.0),
+        (r"\boxed{71}", "70", 0.0),
+        (r"\boxed{70} \boxed{71}", "70", 0.0),
+        (r"\boxed{\frac{140}{2}}", "70", 0.0),
+        ("70", "70", 0.0),
+        ("", "0", 0.0),
+        (r"\boxed{-3}", "-3", 1.0),
+    ],
+)
+def test_integers_are_scored_without_a_worker(
+    monkeypatch: pytest.MonkeyPatch, response: str, answer: str, reward: float
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert score(response, answer) == reward
+
+
+def test_a_response_without_a_box_needs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert score("one half", r"\frac12") == 0.0
+
+
+def test_other_answers_are_scored_by_one_lasting_worker() -> None:
+    assert score(r"so \boxed{0.5}", r"\frac12") == 1.0
+    pid = worker_pid(_verifier())
+    assert score(r"so \boxed{0.4}", r"\frac12") == 0.0
+    assert worker_pid(_verifier()) == pid

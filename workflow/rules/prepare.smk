@@ -1,0 +1,58 @@
+# The problems, and the policy that every arm starts from.
+
+
+rule problems:
+    input:
+        code=source_files("tailrl.tasks", "tailrl.prepare"),
+        data=study.local_files(),
+    output:
+        train=f"{results}/data/train.jsonl",
+        evaluation=f"{results}/data/evaluation.jsonl",
+        warm_start=f"{results}/data/warm_start.jsonl",
+        report=f"{results}/data/problems.json",
+    log:
+        f"{results}/logs/problems.log",
+    conda:
+        conda_env
+    params:
+        settings=study.problems().model_dump_json(),
+        out=subpath(output.train, parent=True),
+    message:
+        "problems of the study {results}"
+    shell:
+        "tailrl problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+
+
+rule policy:
+    input:
+        problems=rules.problems.output.warm_start,
+        code=source_files("tailrl.prepare"),
+    output:
+        directory(f"{results}/base"),
+    log:
+        f"{results}/logs/policy.log",
+    benchmark:
+        f"{results}/benchmarks/policy.jsonl"
+    conda:
+        conda_env
+    threads: 2
+    params:
+        settings=PolicyFile(policy=study.policy).model_dump_json(),
+    message:
+        "base policy"
+    shell:
+        "tailrl policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
+
+
+rule download:
+    log:
+        f"{results}/logs/download.log",
+    conda:
+        conda_env
+    localrule: True
+    params:
+        study=study.model_dump_json(),
+    message:
+        "data sets and model into the Hugging Face cache"
+    shell:
+        "tailrl download --study {params.study:q} 2> {log:q}"

@@ -1,0 +1,39 @@
+# One reinforcement-learning run per arm and seed.
+
+
+rule train:
+    input:
+        problems=rules.problems.output.train,
+        policy=rules.policy.output,
+        code=source_files("tailrl.training.loop", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker"),
+    output:
+        metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
+        tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
+        run=f"{results}/train/{{arm}}/seed{{seed}}/run.json",
+        policy=directory(f"{results}/train/{{arm}}/seed{{seed}}/policy"),
+    log:
+        f"{results}/logs/train/{{arm}}/seed{{seed}}.log",
+    benchmark:
+        f"{results}/benchmarks/train/{{arm}}/seed{{seed}}.jsonl"
+    conda:
+        conda_env
+    threads: 1
+    params:
+        settings=lambda wildcards: study.run(wildcards.arm).model_dump_json(),
+        out=subpath(output.metrics, parent=True),
+        wandb=results,
+    message:
+        "train {wildcards.arm}, seed {wildcards.seed}"
+    shell:
+        "tailrl train --settings {params.settings:q} --seed {wildcards.seed} --policy {input.policy:q} "
+        "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} 2> {log:q}"
+
+
+for arm in study.arms:
+
+    rule:
+        name:
+            f"train_{arm}"
+        localrule: True
+        input:
+            expand(rules.train.output.metrics, arm=arm, seed=study.seeds),

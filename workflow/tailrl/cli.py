@@ -1,0 +1,135 @@
+"""The command line: one sub-command per rule. Thin: it parses, calls one function, and turns errors into a sentence.
+
+Settings are JSON text or a file that holds it. Heavy libraries are imported by the sub-command that needs them.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from tailrl.errors import StudyError
+from tailrl.study import Evaluation, PolicyFile, Problems, Run, Study, parse_settings, read_study
+
+
+def problems(args: argparse.Namespace) -> None:
+    """Write the problems of a study."""
+    from tailrl.prepare import write_all_problems
+
+    write_all_problems(parse_settings(Problems, args.settings), args.out)
+
+
+def policy(args: argparse.Namespace) -> None:
+    """Write the policy that reinforcement learning starts from."""
+    from tailrl.prepare import write_base_policy
+
+    write_base_policy(parse_settings(PolicyFile, args.settings).policy, args.problems, args.out)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train one arm with one seed."""
+    from tailrl.training.loop import train as train_run
+
+    train_run(parse_settings(Run, args.settings), args.seed, args.policy, args.problems, args.out, args.wandb)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Evaluate the policies of one arm."""
+    from tailrl.evaluation import evaluate_arm, write_results
+
+    policies = [_seed_and_folder(text) for text in args.policy]
+    evaluated = evaluate_arm(args.arm, policies, args.problems, parse_settings(Evaluation, args.settings))
+    write_results(evaluated, args.out, args.samples)
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write a study's tables, figures and summary."""
+    from tailrl.report import write_report
+
+    write_report(parse_settings(Study, args.study), args.results, args.out)
+
+
+def ablation(args: argparse.Namespace) -> None:
+    """Write an ablation's table and figure."""
+    from tailrl.report import write_ablation
+
+    write_ablation(parse_settings(Study, args.study), args.name, args.results, args.out)
+
+
+def download(args: argparse.Namespace) -> None:
+    """Fetch the data sets and the model that a study needs, for nodes without a network."""
+    from tailrl.prepare import download_inputs
+
+    download_inputs(parse_settings(Study, args.study))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check study files and say what they hold."""
+    for path in args.study:
+        study = read_study(path)
+        print(f"{path}: {study.name}, {len(study.all_arms())} arms (with ablations), {len(study.seeds)} seeds")
+
+
+def schema(_: argparse.Namespace) -> None:
+    """Print the JSON schema of a study file."""
+    print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+def _seed_and_folder(text: str) -> tuple[int, Path]:
+    seed, separator, folder = text.partition("=")
+    if not separator or not seed.lstrip("-").isdigit():
+        raise StudyError(f"--policy {text}: write it as SEED=FOLDER")
+    return int(seed), Path(folder)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; each sub-command's help is its function's docstring."""
+    parser = argparse.ArgumentParser(prog="tailrl", description=__doc__.partition("\n")[0] if __doc__ else None)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    text: dict[str, object] = {"required": True}
+    path: dict[str, object] = {"required": True, "type": Path}
+    options = {
+        problems: {"--settings": text, "--out": path},
+        policy: {"--settings": text, "--problems": path, "--out": path},
+        train: {
+            "--settings": text,
+            "--seed": {"required": True, "type": int},
+            "--policy": path,
+            "--problems": path,
+            "--out": path,
+            "--wandb": path,
+        },
+        evaluate: {
+            "--arm": text,
+            "--settings": text,
+            "--policy": {"required": True, "action": "append", "metavar": "SEED=FOLDER"},
+            "--problems": path,
+            "--out": path,
+            "--samples": path,
+        },
+        report: {"--study": text, "--results": path, "--out": path},
+        ablation: {"--study": text, "--name": text, "--results": path, "--out": path},
+        download: {"--study": text},
+        check: {"study": {"nargs": "+"}},
+        schema: {},
+    }
+    for function, arguments in options.items():
+        command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+        command.set_defaults(function=function)
+        for name, keywords in arguments.items():
+            command.add_argument(name, **keywords)  # type: ignore[arg-type]
+    return parser
+
+
+def main() -> None:
+    """Entry point of `tailrl`: exits 1 with one sentence where the user can mend what is wrong."""
+    # Progress bars and advice of libraries do not belong into a job's log.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    args = build_parser().parse_args()
+    try:
+        args.function(args)
+    except StudyError as error:
+        sys.exit(f"tailrl: {error}")

@@ -1,0 +1,68 @@
+"""Diagnostics of the training-inference mismatch, on the log-probs of the tokens that were sampled.
+
+Names and definitions are those of verl's `rollout_corr/*` where it has one. With ℓ_t = log π_train − log π_infer
+of a sampled token: K1 = −ℓ and K3 = e^ℓ − ℓ − 1 are estimates of KL(π_infer ‖ π_train). Everything is computed in
+float64 and before any clipping.
+"""
+
+import torch
+from torch import Tensor
+
+from tailrl.objective.corrections import sequence_sum
+
+
+def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int) -> dict[str, float]:
+    """How far two sets of log-probs of the same sampled tokens lie apart.
+
+    Args:
+        logp_train_T: [T] nats, the trainer's.
+        logp_infer_T: [T] nats, the sampler's.
+        sequence_T: int64 [T], the sequence that each token belongs to, 0 to count − 1.
+        count: number of sequences; one without a token is left out of the means over sequences.
+
+    Returns:
+        kl, k3_kl, delta_abs_mean, delta_abs_max: over tokens, nats.
+        training_ppl, rollout_ppl, ppl_ratio, log_ppl_diff, log_ppl_abs_diff: means over sequences of
+            perplexities exp(−mean_t log π), of rollout over training for the differences (log π_infer − log π_train).
+        chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence.
+        All are nan where there is no token.
+    """
+    logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
+    log_ratio_T = logp_train_T - logp_infer_T
+    tokens_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count)
+    real_N = tokens_N > 0
+
+    def sequence_mean(values_T: Tensor) -> Tensor:
+        return sequence_sum(values_T, sequence_T, count)[real_N] / tokens_N[real_N]
+
+    train_N, infer_N = sequence_mean(logp_train_T), sequence_mean(logp_infer_T)
+    log_ratio_N = sequence_sum(log_ratio_T, sequence_T, count)[real_N]
+    return {
+        "kl": -log_ratio_T.mean().item(),
+        "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),
+        "delta_abs_mean": log_ratio_T.abs().mean().item(),
+        "delta_abs_max": log_ratio_T.abs().max().item() if len(log_ratio_T) else float("nan"),
+        "training_ppl": (-train_N).exp().mean().item(),
+        "rollout_ppl": (-infer_N).exp().mean().item(),
+        "ppl_ratio": (infer_N - train_N).exp().mean().item(),
+        "log_ppl_diff": (infer_N - train_N).mean().item(),
+        "log_ppl_abs_diff": (infer_N - train_N).abs().mean().item(),
+        "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
+        "chi2_seq": (2 * log_ratio_N).expm1().mean().item(),
+    }
+
+
+def weight_metrics(weight_N: Tensor) -> dict[str, float]:
+    """Mean, standard deviation (population), extremes and effective sample size of importance weights [N].
+
+    The effective sample size is a fraction of N, 1 / mean((w / mean w)²); it is 0 where every weight is 0.
+    """
+    weight_N = weight_N.double()
+    mean = weight_N.mean()
+    return {
+        "rollout_is_mean": mean.item(),
+        "rollout_is_std": weight_N.std(correction=0).item(),
+        "rollout_is_min": weight_N.min().item(),
+        "rollout_is_max": weight_N.max().item(),
+        "rollout_is_eff_sample_size": (mean.square() / weight_N.square().mean()).item() if mean > 0 else 0.0,
+    }

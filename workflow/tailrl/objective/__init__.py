@@ -1,0 +1,1 @@
+"""The objective: rewards to advantages, mismatch to weights, log-probs to a loss. Small pure functions."""

@@ -1,0 +1,148 @@
+"""The policy: made, read, written, and run on packed rows, backbone and head apart."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tailrl.errors import StudyError
+from tailrl.packing import Packing
+from tailrl.records import Problem
+from tailrl.study import ScratchPolicy
+
+PACKED_ATTENTION = "packed"
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of transformers' interface; the packing replaces it
+    *,
+    scaling: float,
+    packing: Packing,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
+    if getattr(module, "sliding_window", None):
+        raise StudyError("the policy uses sliding-window attention, which packed training does not support")
+    padded = [tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)]
+    out_NHLD = nn.functional.scaled_dot_product_attention(
+        *padded, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    out_P = out_NHLD.transpose(1, 2).flatten(0, 1)[packing.token_P]
+    return out_P.unsqueeze(0), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+
+
+def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) -> Tensor:
+    """Last hidden states [P, H] of a packed row of token ids [P]; the head is applied by the caller."""
+    output = model.base_model(
+        input_ids=tokens_P.unsqueeze(0),
+        position_ids=packing.positions_P.unsqueeze(0),
+        use_cache=False,
+        packing=packing,
+    )
+    return cast(Tensor, output.last_hidden_state[0])
+
+
+def head_weight(model: PreTrainedModel) -> Tensor:
+    """The head's weight [V, H]; raises StudyError for a head with a bias, which the objective does not know."""
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise StudyError(f"{type(model).__name__} has an output bias, which the constrained objective does not support")
+    return cast(Tensor, head.weight)
+
+
+def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A Llama with random float32 weights, deterministic under `seed`."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    return LlamaForCausalLM(config)
+
+
+def load_policy(path: str | Path) -> PreTrainedModel:
+    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StudyError(f"{path}: no model could be read from it: {_first_line(error)}") from None
+    return cast(PreTrainedModel, model)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a policy; raises StudyError where there is none or it has no end token."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise StudyError(f"{path}: no tokenizer could be read from it: {_first_line(error)}") from None
+    if tokenizer.eos_token_id is None:
+        raise StudyError(f"{path}: its tokenizer has no end token, so that no response could ever end")
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every weight by its name in a checkpoint, detached: what an engine is handed. A tied head comes too."""
+    yield from model.state_dict().items()
+
+
+def required_length(
+    problems: Sequence[Problem], prompts: Sequence[Sequence[int]], max_new_tokens: int, config: PreTrainedConfig
+) -> int:
+    """Longest prompt and response together, tokens; raises StudyError where the policy cannot hold them."""
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    length = len(prompts[longest]) + max_new_tokens
+    if length > config.max_position_embeddings:
+        raise StudyError(
+            f"problem {problems[longest].id!r}: {len(prompts[longest])} prompt tokens and max_new_tokens = "
+            f"{max_new_tokens} exceed the {config.max_position_embeddings} that the policy supports"
+        )
+    return length
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Token ids of a prompt: through the chat template where the tokenizer has one, plainly otherwise."""
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
+    return cast(list[int], tokenizer.encode(prompt))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,77 @@
+"""The records that travel through one step. Shapes are in the names: T response tokens, N sequences."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrl.errors import StudyError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One verifiable problem: its prompt as the policy reads it, its answer, and, where the task makes
+    worked solutions, one (what a warm start learns from)."""
+
+    id: str
+    prompt: str
+    answer: str
+    solution: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to sample: the prompt's tokens and the seed of its own random stream."""
+
+    prompt_tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What the sampling engine did for one request.
+
+    Attributes:
+        prompt_tokens: the prompt, token ids.
+        tokens: the response, token ids, T of them, with the end token where one was sampled.
+        logp_infer_T: float32, nats: log π'^mp of each sampled token under the *masked, renormalised*
+            distribution it was drawn from. The unmasked log π_infer is `logp_infer_T + log_kept_infer_T`.
+        log_kept_infer_T: float32, nats: log Z', the engine's probability mass inside its safe set.
+        kept_vocab_infer_T: int32: |V'_S|, the number of tokens in the engine's safe set.
+        stopped: whether the response ended with the end token (False: cut at the length limit).
+    """
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logp_infer_T: NDArray[np.float32]
+    log_kept_infer_T: NDArray[np.float32]
+    kept_vocab_infer_T: NDArray[np.int32]
+    stopped: bool
+
+
+def write_problems(problems: Iterable[Problem], path: Path) -> None:
+    """One JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for problem in problems:
+            file.write(json.dumps(asdict(problem), ensure_ascii=False) + "\n")
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """The problems of a JSONL file; raises StudyError naming the file and line that cannot be used."""
+    problems = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    problems.append(Problem(**json.loads(line)))
+                except (TypeError, ValueError) as error:
+                    raise StudyError(f"{path}, line {number}: not a problem: {error}") from None
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {error.strerror}") from None
+    if not problems:
+        raise StudyError(f"{path}: holds no problem")
+    return problems

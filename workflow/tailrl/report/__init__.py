@@ -1,0 +1,83 @@
+"""The report: tables, figures and a summary in words, from the files that training and evaluation left.
+
+It reads files only and needs neither torch nor an engine. `results` is always the study's own folder,
+results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
+"""
+
+from pathlib import Path
+
+from tailrl.report import ablation, figures, tables
+from tailrl.report.axes import save_svg
+from tailrl.report.data import Results, read_results
+from tailrl.report.statistics import problem_interval
+from tailrl.report.summary import summarize
+from tailrl.study import Study
+
+__all__ = ["write_ablation", "write_report"]
+
+
+def write_report(study: Study, results: Path, out: Path) -> None:
+    """Writes out/summary.md, out/figures/*.svg and, with what each of them shows, out/tables/*.csv.
+
+    Args:
+        study: its arms and seeds are what is reported.
+        results: the study's results folder.
+        out: where the report goes; the same inputs give the same bytes.
+
+    Raises:
+        StudyError: a result is missing, unreadable or empty.
+    """
+    read = read_results(study, results, study.arms)
+    pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
+    _write_curves(read, pruned, out)
+    bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
+    tables.write_csv(out / "tables" / "delta.csv", tables.flat_rows(bins))
+    save_svg(figures.delta_figure(bins, read.arms), out / "figures" / "delta.svg")
+    shares = [row for arm in read.arms for row in tables.time_shares(read.runs[arm])]
+    tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
+    save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
+    _write_evaluation(read, out)
+    (out / "summary.md").write_text(summarize(study, read), encoding="utf-8")
+
+
+def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
+    """Writes the ablation's table and figure, out/ablations/<name>.{md,csv,svg}.
+
+    Raises:
+        StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
+    """
+    ablation.write(study, name, results, out / "ablations")
+
+
+def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
+    """The figures over the steps: training, mismatch and, for the arms that prune, what is kept."""
+    window = tables.window_of(results.all_runs())
+    training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
+    keys = (*figures.MISMATCH, figures.VETO)
+    mismatch = [tables.curve(results.runs[arm], key) for key in keys for arm in results.arms]
+    kept = [
+        tables.curve(results.runs[arm], pattern.removeprefix("1 - ").format(side), lost=pattern.startswith("1 - "))
+        for pattern in figures.KEPT
+        for side in ("train", "rollout")
+        for arm in pruned
+    ]
+    drawn = {
+        "training": (training, figures.training_figure),
+        "mismatch": (mismatch, figures.mismatch_figure),
+        "kept": (kept, figures.kept_figure),
+    }
+    for name, (curves, draw) in drawn.items():
+        tables.write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
+        save_svg(draw(curves, results.arms), out / "figures" / f"{name}.svg")
+
+
+def _write_evaluation(results: Results, out: Path) -> None:
+    """The held-out scores: per arm, per policy and between arms."""
+    gains = [tables.gain_over_base(results, arm) for arm in results.arms]
+    base = results.base.scores[0]
+    policies = tables.policy_scores(results)
+    tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
+    tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
+    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(tables.compare_arms(results)))
+    figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
+    save_svg(figure, out / "figures" / "evaluation.svg")

@@ -1,0 +1,283 @@
+"""The report's figures. Each takes the table that is written beside it as CSV, and draws nothing else.
+
+Curves are means over seeds with a band from the smallest to the largest seed. Figures are drawn inside
+`axes.style()`, on text width, without pyplot's global state.
+"""
+
+from collections.abc import Sequence
+from math import inf, isfinite, isnan
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from tailrl.report.axes import (
+    DASHES,
+    GREY,
+    WIDTH,
+    Dash,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    say_nothing_to_show,
+    set_magnitude_scale,
+    set_percent_axis,
+    style,
+)
+from tailrl.report.statistics import Interval
+from tailrl.report.tables import Curve, DeltaBin, Gain, PolicyScore, TimeShare
+from tailrl.study import BASE_ARM
+
+TRAINING = {
+    "reward/mean": "reward",
+    "policy/entropy": "policy entropy (nats)",
+    "train/grad_norm": "gradient norm",
+    "response/length_mean": "response length (tokens)",
+}
+"""The panels of the training figure: metric and its title."""
+
+MISMATCH = {
+    "rollout_corr/k3_kl": "k3 KL, masked (nats)",
+    "rollout_corr_unmasked/k3_kl": "k3 KL, unmasked (nats)",
+    "rollout_corr_raw/rollout_is_mean": "mean weight before clipping",
+    "rollout_corr_raw/rollout_is_eff_sample_size": "effective sample size (of batch)",
+    "dvp/sampled_outside_train_support_fraction": "tokens outside the trainer's set",
+    "rollout_corr/rollout_rs_seq_masked_fraction": "rejected (dots: vetoed)",
+}
+"""The panels of the mismatch figure."""
+
+VETO = "rollout_corr/veto_seq_fraction"
+"""Drawn with dots in the panel of the rejected sequences."""
+
+MAGNITUDES = (
+    "train/grad_norm",
+    "rollout_corr/k3_kl",
+    "rollout_corr_unmasked/k3_kl",
+    "rollout_corr_raw/rollout_is_mean",
+)
+"""Metrics that span decades: log axes."""
+
+KEPT = {
+    "1 - dvp/kept_mass_{}_mean": "mass outside the set, mean 1 − Z",
+    "1 - dvp/kept_mass_{}_min": "largest 1 − Z at a position",
+    "dvp/kept_vocab_per_token_{}": "size of the set (tokens)",
+}
+"""The panels of the kept-mass figure; {} is train (line) or rollout (dots)."""
+
+PHASE_COLOURS = {
+    "rollout": "#332288",
+    "reward": "#AA4499",
+    "forward": "#88CCEE",
+    "backward": "#44AA99",
+    "optimizer": "#117733",
+    "weights": "#DDCC77",
+    "metrics": "#CC6677",
+    "other": "#DDDDDD",
+}
+"""Paul Tol's muted colours: apart from each other, and from the arms' colours."""
+
+FEWEST_TOKENS = 10
+"""A probability bin with fewer tokens is counted but its mean is not drawn."""
+
+
+def training_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+    """Reward, entropy, gradient norm and response length over the steps."""
+    with style():
+        figure, panels = make_panels(2, 2, 4.2)
+        for ax, (metric, label) in zip(panels, TRAINING.items(), strict=True):
+            own = [c for c in curves if c.metric == metric]
+            _draw_curves(ax, own, arms)
+            if metric in MAGNITUDES:
+                set_magnitude_scale(ax, _values(own))
+            ax.set_title(label)
+        window = max(curve.window for curve in curves)
+        smoothed = f" (moving mean of {window} steps)" if window > 1 else ""
+        for ax in panels[2:]:
+            ax.set_xlabel(f"training step{smoothed}")
+        arm_legend(figure, arms)
+    return figure
+
+
+def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+    """k3 KL masked and unmasked, sequence weights before clipping, tokens outside, sequences discarded."""
+    with style():
+        figure, panels = make_panels(2, 3, 3.9)
+        for ax, (metric, label) in zip(panels, MISMATCH.items(), strict=True):
+            own = [c for c in curves if c.metric == metric]
+            _draw_curves(ax, own, arms)
+            if metric.endswith("seq_masked_fraction"):
+                _draw_curves(ax, [c for c in curves if c.metric == VETO], arms, dash=":")
+            if metric in MAGNITUDES:
+                set_magnitude_scale(ax, _values(own))
+            elif any(isfinite(value) for value in _values(own)):
+                set_percent_axis(ax, axis="y")
+                if not any(_values(own)):
+                    ax.set_ylim(-0.05, 1)  # zeros alone would get a range of their own, half of it negative
+            ax.set_title(label)
+        for ax in panels[3:]:
+            ax.set_xlabel("training step")
+        arm_legend(figure, arms)
+    return figure
+
+
+def kept_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+    """Mass outside the safe set and size of the set over the steps, in the trainer and in the sampler."""
+    with style():
+        if not curves:
+            figure, panels = make_panels(1, 1, 1.2)
+            say_nothing_to_show(panels[0], "No arm of this study prunes the vocabulary.")
+            return figure
+        figure, panels = make_panels(1, 3, 2.3)
+        for ax, (pattern, label) in zip(panels, KEPT.items(), strict=True):
+            own = []
+            sides: tuple[tuple[str, Dash | None], ...] = (("train", None), ("rollout", ":"))
+            for side, dash in sides:
+                drawn = [c for c in curves if c.metric == pattern.format(side)]
+                _draw_curves(ax, drawn, arms, dash=dash)
+                own += drawn
+            set_magnitude_scale(ax, _values(own))
+            if pattern.startswith("1 - ") and ax.get_yscale() == "linear":
+                set_percent_axis(ax, axis="y")
+            ax.set_title(label)
+            ax.set_xlabel("training step")
+        lines = [Line2D([], [], color=GREY, linestyle=dash) for dash in DASHES[::3]]
+        panels[2].legend(lines, ["trainer", "sampler"], loc="best", fontsize=7)
+        arm_legend(figure, arms, [curve.arm for curve in curves])
+    return figure
+
+
+def delta_figure(bins: Sequence[DeltaBin], arms: Sequence[str]) -> Figure:
+    """|Δ| and -Δ of sampled tokens by the trainer's probability, and how many tokens each bin holds."""
+    with style():
+        figure = Figure(figsize=(WIDTH * 0.75, 5.0), layout="constrained")
+        size, signed, count = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
+        edges = sorted({b.nats_from for b in bins} | {b.nats_to for b in bins})
+        drawn: list[float] = []
+        for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
+            own = [b for b in bins if b.arm == arm]
+            # Arms stand side by side within a bin, so that their intervals can be told apart.
+            place = [edges.index(b.nats_from) + (index + 1) / (len(arms) + 1) for b in own]
+            shown = [(x, b) for x, b in zip(place, own, strict=True) if b.tokens >= FEWEST_TOKENS]
+            x = [x for x, _ in shown]
+            for ax, field in ((size, "size"), (signed, "signed")):
+                ends = [(getattr(b, field), getattr(b, f"{field}_low"), getattr(b, f"{field}_high")) for _, b in shown]
+                intervals = [Interval(*end, b.clusters) for end, (_, b) in zip(ends, shown, strict=True)]
+                _draw_intervals(ax, x, intervals, colour, dash)
+            drawn += [b.size for _, b in shown]
+            count.plot(place, [b.tokens for b in own], marker=".", markersize=3, color=colour, linestyle=dash)
+        _dress_delta(size, signed, count, edges, drawn)
+        set_magnitude_scale(count, [b.tokens for b in bins])
+        arm_legend(figure, arms)
+    return figure
+
+
+def _dress_delta(size: Axes, signed: Axes, count: Axes, edges: Sequence[float], sizes: Sequence[float]) -> None:
+    set_magnitude_scale(size, sizes)
+    size.set_ylabel("mean |Δ| (nats)")
+    signed.axhline(0, color=GREY, linewidth=0.8)
+    signed.set_ylabel("mean −Δ (nats)")
+    count.set_ylabel("tokens")
+    labels = ["∞" if edge == inf else f"{edge:g}" for edge in edges]
+    count.set_xticks(range(len(edges)), labels)
+    count.set_xlim(0, len(edges) - 1)
+    count.set_xlabel("−ln π_train of the sampled token (nats; bin edges): likely ← → unlikely")
+
+
+def evaluation_figure(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, samples: int) -> Figure:
+    """avg@k and pass@k of each arm: a dot per seed, the mean with its interval over seeds, base as a line.
+
+    Args:
+        gains: one per arm.
+        policies: every evaluated policy, base among them.
+        base: the untrained policy's avg@k with its interval over problems (the grey band).
+        samples: k.
+    """
+    arms = [gain.arm for gain in gains]
+    base_pass = next(policy.passed for policy in policies if policy.arm == BASE_ARM)
+    with style():
+        figure, (avg, passed) = make_panels(1, 2, 0.9 + 0.32 * len(arms))
+        for place, (gain, (colour, _)) in enumerate(zip(gains, arm_styles(arms).values(), strict=True)):
+            own = [policy for policy in policies if policy.arm == gain.arm]
+            avg.scatter([p.avg.mean for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
+            passed.scatter([p.passed for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
+            for ax, interval in ((avg, gain.avg), (passed, gain.passed)):
+                ax.plot(interval.mean, place - 0.14, "D", markersize=3.5, color=colour)
+                ax.hlines(place - 0.14, interval.low, interval.high, color=colour, linewidth=1)
+        avg.axvspan(base.low, base.high, color=GREY, alpha=0.15, linewidth=0)
+        for ax, value, name in ((avg, base.mean, f"avg@{samples}"), (passed, base_pass, f"pass@{samples}")):
+            ax.axvline(value, color=GREY, linestyle="--", linewidth=1)
+            _dress_scores(ax, name, len(arms))
+        avg.set_yticks(range(len(arms)), arms)
+        passed.set_yticks(range(len(arms)), [""] * len(arms))
+        line = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
+        figure.legend([line], ["untrained policy"], loc="outside upper center")
+    return figure
+
+
+def _dress_scores(ax: Axes, name: str, arms: int) -> None:
+    low, high = ax.get_xlim()
+    ax.set_xlim(max(low, -0.02), min(high, 1.02))  # a t interval of few seeds can leave [0, 1]
+    ax.set_ylim(arms - 0.5, -0.5)
+    ax.grid(visible=False, axis="y")
+    set_percent_axis(ax)
+    ax.set_xlabel(f"{name} on held-out problems")
+
+
+def time_figure(shares: Sequence[TimeShare], arms: Sequence[str]) -> Figure:
+    """The share of a step's time that each phase takes, with the seconds of a whole step at the end."""
+    with style():
+        figure, (ax,) = make_panels(1, 1, 1.0 + 0.3 * len(arms))
+        if all(isnan(share.share) for share in shares):
+            say_nothing_to_show(ax, "No run recorded the time of its steps.")
+            return figure
+        start = dict.fromkeys(arms, 0.0)
+        for phase, colour in PHASE_COLOURS.items():
+            for share in (s for s in shares if s.phase == phase and not isnan(s.share)):
+                place = arms.index(share.arm)
+                ax.barh(place, share.share, 0.7, left=start[share.arm], color=colour)
+                if share.share >= 0.06:
+                    ink = "black" if phase in ("forward", "weights", "other") else "white"
+                    middle = start[share.arm] + share.share / 2
+                    ax.text(middle, place, f"{share.share:.0%}", ha="center", va="center", color=ink, fontsize=7)
+                start[share.arm] += share.share
+        for place, arm in enumerate(arms):
+            seconds = sum(s.seconds for s in shares if s.arm == arm)
+            ax.text(1.01, place, "not timed" if isnan(seconds) else f"{seconds:.3g} s", va="center", fontsize=7)
+        ax.set_yticks(range(len(arms)), arms)
+        ax.set_ylim(len(arms) - 0.5, -0.5)
+        ax.set_xlim(0, 1)
+        ax.grid(visible=False)
+        set_percent_axis(ax)
+        ax.set_xlabel("share of a training step (right: seconds per step)")
+        patches = [Patch(color=colour) for colour in PHASE_COLOURS.values()]
+        figure.legend(
+            patches, list(PHASE_COLOURS), loc="outside upper center", ncols=8, handlelength=1, columnspacing=1.2
+        )
+    return figure
+
+
+def _values(curves: Sequence[Curve]) -> list[float]:
+    return [float(value) for curve in curves for band in (curve.low_N, curve.high_N) for value in band]
+
+
+def _draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
+    """Mean lines and seed bands; `dash` in place of the arms' own; a note where no run has the metric."""
+    if dash is None and all(isnan(value) for value in _values(curves)):
+        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color=GREY)
+        ax.set(xticks=[], yticks=[])
+        return
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    styles = arm_styles(arms)
+    for curve in curves:
+        colour, own_dash = styles[curve.arm]
+        # A single step is a point: a line through it would be invisible.
+        marker = "o" if (curve.step_N.size == 1) else ""
+        ax.plot(curve.step_N, curve.mean_N, color=colour, linestyle=dash or own_dash, marker=marker, markersize=4)
+        ax.fill_between(curve.step_N, curve.low_N, curve.high_N, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_intervals(ax: Axes, x: Sequence[float], intervals: Sequence[Interval], colour: str, dash: Dash) -> None:
+    ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, linewidth=0.8, marker="o", markersize=3)
+    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)

@@ -1,0 +1,138 @@
+"""What an arm is, in words, and what ran: both from the run.json that each training job wrote."""
+
+import itertools
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from tailrl.report.data import Results, TrainedRun
+from tailrl.study import Run
+
+WORK = ("rollout", "forward", "backward", "optimizer")
+"""The phases that are the work itself: generation, scoring, gradients and update."""
+
+_IN_WORDS = ("study", "arm", "estimator", "vocabulary.", "correction.", "sampler.", "tracking.")
+"""Settings that `describe` already puts into words, or that do not change what is computed."""
+
+ASSUMED = "(assumed)"
+"""How the typed study marks, in a field's description, a value that no paper confirms."""
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat
+
+
+def describe_arms(results: Results) -> dict[str, str]:
+    """Each arm in words; settings beyond the usual ones are listed where the arms differ in them."""
+    flat = {arm: flatten(results.runs[arm][0].record["settings"]) for arm in results.arms}
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings if not key.startswith(_IN_WORDS))
+    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
+    return {
+        arm: "; ".join([*describe(settings), *(f"{key} = {settings.get(key)}" for key in differing)])
+        for arm, settings in flat.items()
+    }
+
+
+def describe(flat: Mapping[str, Any]) -> list[str]:
+    """An arm's own settings (dotted keys) as clauses."""
+    estimator = str(flat.get("estimator", "an unrecorded estimator")).upper()
+    clauses = [f"{estimator} on all tokens"]
+    if flat.get("vocabulary.rule") == "min_p":
+        outside = ", paper's fill outside" if flat.get("vocabulary.outside") == "paper_fill" else ""
+        clauses = [f"{estimator} on the min-p set, rho = {flat.get('vocabulary.rho')}{outside}"]
+    if flat.get("correction.weight") == "mis":
+        clauses.append(f"sequence weights, rejected above C = {flat.get('correction.threshold')}")
+    elif flat.get("correction.weight", "none") == "none":
+        clauses.append("no sequence weights")
+    else:
+        clauses.append(f"correction {flat['correction.weight']}, threshold {flat.get('correction.threshold')}")
+    if flat.get("correction.veto") is not None:
+        clauses.append(f"veto below a token ratio of {flat['correction.veto']}")
+    clauses.append(f"sampled by {flat.get('sampler.engine')} in {flat.get('sampler.dtype')}")
+    return clauses
+
+
+def work_share(run: TrainedRun) -> float:
+    """Generation, forward, backward and optimizer's share of a job's wall time past start-up; NaN if untimed."""
+    past = run.record.get("wall_seconds", np.nan) - run.record.get("startup_seconds", np.nan)
+    spent = np.sum([np.nansum(run.metric(f"time/{phase}")) for phase in WORK])
+    return float(spent / past) if past > 0 and spent > 0 else float("nan")
+
+
+def what_ran(results: Results) -> str:
+    """Versions, commit, hardware, seconds and assumed values, as a Markdown list."""
+    runs = results.all_runs()
+    records = [run.record for run in runs]
+    evaluations = [results.base, *results.evaluations.values()]
+    versions = [", ".join(f"{k} {v}" for k, v in sorted(r.get("versions", {}).items())) for r in records]
+    commits = [f"{r.get('commit', 'unknown')}{' with uncommitted changes' if r.get('dirty') else ''}" for r in records]
+    wall = [float(r["wall_seconds"]) for r in records if r.get("wall_seconds") is not None]
+    shares = [share for share in map(work_share, runs) if not np.isnan(share)]
+    timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all" if wall else "not recorded"
+    busy = f"at least {100 * min(shares):.0f} % of a job" if shares else "not recorded"
+    left_out = sum(int((~np.isfinite(r.tokens.logp_train_T - r.tokens.logp_infer_T)).sum()) for r in runs)
+    items = [
+        f"Training jobs: {len(runs)}, seeds {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        f"Commit: {_distinct(commits)}",
+        f"Versions: {_distinct(versions)}; lm-eval {_distinct(e.lm_eval for e in evaluations)}",
+        f"Hardware: {_distinct(_hardware(record) for record in records)}",
+        f"Wall time of the jobs: {timed}",
+        f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
+        *_assumed_values(results),
+    ]
+    if left_out:
+        items.append(f"Sampled tokens left out of the figure of Δ, log-probability not finite: {left_out}")
+    return "\n".join(f"- {item}." for item in items)
+
+
+def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:
+    """The dotted keys of a run's settings whose description marks their value as assumed."""
+    keys = []
+    for name, field in model.model_fields.items():
+        if ASSUMED in (field.description or ""):
+            keys.append(prefix + name)
+        for inner in _models(field.annotation):
+            keys += assumed_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def _models(annotation: Any) -> Sequence[type[BaseModel]]:
+    """The settings blocks that an annotation holds: itself, or the members of a union."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return list(itertools.chain.from_iterable(_models(member) for member in typing.get_args(annotation)))
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _assumed_values(results: Results) -> list[str]:
+    items = []
+    for key in assumed_keys():
+        used = {}
+        for arm in results.arms:
+            flat = flatten(results.runs[arm][0].record["settings"])
+            # A threshold belongs to a weight: without one its value is never read.
+            if key in flat and not (key == "correction.threshold" and flat.get("correction.weight") == "none"):
+                used[arm] = flat[key]
+        if used:
+            values = ", ".join(f"{value} in {arm}" for arm, value in used.items())
+            items.append(f"`{key}` is assumed, since the paper's value is unconfirmed: {values}")
+    return items
+
+
+def _hardware(record: Mapping[str, Any]) -> str:
+    hardware = record.get("hardware", {})
+    gpu = f", GPU {hardware['gpu']}" if hardware.get("gpu") else ", no GPU"
+    threads = f", {record['threads']} thread(s) a job" if record.get("threads") is not None else ""
+    memory = f", {hardware['memory_gb']:.0f} GB" if hardware.get("memory_gb") is not None else ""
+    return f"{hardware.get('cpu', 'CPU not recorded')}, {hardware.get('cores', '?')} cores{memory}{gpu}{threads}"
+
+
+def _distinct(values: Iterable[object]) -> str:
+    return "; also ".join(dict.fromkeys(str(value) for value in values))

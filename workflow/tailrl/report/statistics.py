@@ -1,0 +1,150 @@
+"""Intervals and differences for the report, on plain arrays; scipy has the distributions.
+
+Each function names its unit of repetition, since that is what an interval is about: seeds (another
+training run), problems (another set of held-out problems) or clusters of tokens (another batch of
+rollouts). A single unit gives no interval: its ends are NaN, and so is p.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+CONFIDENCE = 0.95
+"""The level of every interval in the report."""
+
+_CONSTANT = 1e-12
+"""Values that differ by less than this are equal: rounding, not a variance to divide by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, its interval (NaN where there is none) and the number n of units that it rests on."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of first minus second, its interval and two-sided p (NaN where there is none), units n."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def mean_interval(values_N: ArrayLike) -> Interval:
+    """The t interval of a mean over N independent values, such as one score per seed.
+
+    Args:
+        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    if values.size == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    return _t_interval(float(values.mean()), _standard_error(values), values.size)
+
+
+def problem_interval(correct_PK: ArrayLike) -> Interval:
+    """The interval of one policy's avg@k over P problems with k samples each; problems are the clusters.
+
+    A t interval of the per-problem means: with equal k that is the cluster-robust interval, and unlike a
+    bootstrap it needs no random numbers. Where all samples are right (or all wrong) there is no variance
+    to estimate from, and the exact binomial interval of P problems stands in: wide, not empty.
+
+    Args:
+        correct_PK: (P, K), 0 or 1.
+    """
+    score_P = np.asarray(correct_PK, dtype=np.float64).mean(axis=1)
+    score = float(score_P.mean())
+    if score in (0.0, 1.0) and score_P.size > 1:
+        exact = stats.binomtest(round(score) * score_P.size, score_P.size).proportion_ci(CONFIDENCE)
+        return Interval(score, float(exact.low), float(exact.high), score_P.size)
+    return mean_interval(score_P)
+
+
+def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
+    """The interval of a mean over T values that are alike within a cluster, such as tokens of one step.
+
+    The mean is a ratio (sum of values over number of values), so its error is that of the clusters'
+    residual sums, with t on (clusters - 1) degrees of freedom.
+
+    Args:
+        values_T: (T,), any unit.
+        clusters_T: (T,), the cluster of each value; n counts clusters.
+    """
+    values = np.asarray(values_T, dtype=np.float64)
+    if values.size == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)
+    mean = float(values.mean())
+    residual_G = np.bincount(cluster_T, weights=values - mean, minlength=names.size).astype(np.float64)
+    return _t_interval(mean, _standard_error(residual_G) * names.size / values.size, names.size)
+
+
+def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
+    """Two policies on the same P problems, paired: what other problems would say about *these policies*.
+
+    Args:
+        first_P: (P,), the score of each problem under the first policy.
+        second_P: (P,), the same problems under the second.
+    """
+    first, second = np.asarray(first_P, dtype=np.float64), np.asarray(second_P, dtype=np.float64)
+    gain = first - second
+    if gain.size < 2 or np.ptp(gain) < _CONSTANT:
+        return _constant_difference(float(gain.mean()), gain.size, repeated=gain.size > 1)
+    return _difference(float(gain.mean()), stats.ttest_rel(first, second), gain.size)
+
+
+def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
+    """Two arms by their seeds' scores: what other training runs would say about *these arms*.
+
+    Welch's test: two runs with one seed start from the same rollouts but part after a few updates, so
+    pairing would buy little and halve the degrees of freedom of a handful of seeds. What positive
+    correlation is left makes Welch wider than needed, never narrower.
+
+    Args:
+        first_S: (S,), one score per seed of the first arm.
+        second_S: (S',), the same for the second; n is the smaller number.
+    """
+    first, second = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
+    mean, n = float(first.mean() - second.mean()), min(first.size, second.size)
+    if n < 2 or max(np.ptp(first), np.ptp(second)) < _CONSTANT:
+        return _constant_difference(mean, n, repeated=n > 1)
+    with warnings.catch_warnings():
+        # scipy warns where the seeds of one arm agree exactly; Welch's formula is right there too.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        test = stats.ttest_ind(first, second, equal_var=False)
+    return _difference(mean, test, n)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(stats.sem(values)) if values.size > 1 else math.nan
+
+
+def _t_interval(mean: float, standard_error: float, n: int) -> Interval:
+    # Not stats.t.interval: it gives NaN, not an empty width, where the standard error is zero.
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * standard_error if n > 1 else math.nan
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def _difference(mean: float, test: Any, n: int) -> Difference:
+    interval = test.confidence_interval(CONFIDENCE)
+    return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue), n)
+
+
+def _constant_difference(mean: float, n: int, *, repeated: bool) -> Difference:
+    """The same difference each time: t would be 0/0 or infinite. A single one says nothing of its error."""
+    if not repeated:
+        return Difference(mean, math.nan, math.nan, math.nan, n)
+    return Difference(mean, mean, mean, 1.0 if abs(mean) < _CONSTANT else 0.0, n)

@@ -1,0 +1,213 @@
+"""The summary of a study in words and tables (Markdown), generated from its results and from nothing else."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tailrl.report.data import FloatArray, Results
+from tailrl.report.provenance import describe_arms, what_ran
+from tailrl.report.statistics import Difference, Interval, problem_interval
+from tailrl.report.tables import Comparison, compare_arms, gain_over_base, mean_of
+from tailrl.study import Study
+
+LAST = 0.1
+"""The share of the steps, from the end, that the final reward is the mean of."""
+
+LOST = "1 − Z"
+
+TRAINING_COLUMNS = {
+    "k3 masked": "rollout_corr/k3_kl",
+    "k3 unmasked": "rollout_corr_unmasked/k3_kl",
+    LOST: "dvp/kept_mass_train_mean",
+    "outside": "dvp/sampled_outside_train_support_fraction",
+    "rejected": "rollout_corr/rollout_rs_seq_masked_fraction",
+    "vetoed": "rollout_corr/veto_seq_fraction",
+}
+"""Columns that are means over all steps; of the kept mass, what it lacks of 1."""
+
+
+def summarize(study: Study, results: Results) -> str:
+    """summary.md: what was asked, the arms, their scores, the comparisons, and what ran."""
+    parts = [
+        f"# {study.name}",
+        _what_it_is(study, results),
+        "## Arms",
+        _arms_table(results),
+        "## Held-out score",
+        _score_table(results),
+        _score_note(results),
+        "## Training",
+        _training_table(results),
+        _training_note(),
+        "## Differences between arms",
+        _comparisons(results),
+        "## What ran",
+        what_ran(results),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a `|` in a cell is escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def percent(interval: Interval) -> str:
+    """A share of 1 in percent with its interval, or alone where there is none."""
+    if math.isnan(interval.low):
+        return f"{100 * interval.mean:.1f} %"
+    low, high = max(0.0, interval.low), min(1.0, interval.high)  # a t interval of few seeds can leave [0, 1]
+    return f"{100 * interval.mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def points(difference: Difference) -> str:
+    """A difference of shares in percentage points with its interval, or alone where there is none."""
+    if math.isnan(difference.low):
+        return f"{100 * difference.mean:+.1f}"
+    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def short(value: float) -> str:
+    """Two significant digits, or whole numbers from a hundred on."""
+    return f"{value:.2g}" if not math.isfinite(value) or abs(value) < 100 else f"{value:.0f}"
+
+
+def spread(values_S: FloatArray) -> str:
+    """The mean over seeds with the smallest and largest seed, or `not recorded`."""
+    known = values_S[~np.isnan(values_S)]
+    if not known.size:
+        return "not recorded"
+    mean, low, high = (short(float(v)) for v in (known.mean(), known.min(), known.max()))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
+    """What the intervals of one comparison allow to say.
+
+    Args:
+        comparison: the two arms' difference by seeds and by problems.
+        k3: mean unmasked k3 KL of each arm, nats (NaN: not recorded), the size of the mismatch.
+    """
+    seeds, problems = comparison.seeds, comparison.problems
+    size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (comparison.second, comparison.first) if not math.isnan(k3[arm]))
+    place = f" (unmasked k3: {size} nats)" if size else ""
+    over_seeds = f"{points(seeds)} points over seeds (Welch, at least {count(seeds.n, 'seed')} an arm{_p(seeds)})"
+    over_problems = f"{points(problems)} points over {problems.n} problems (paired{_p(problems)})"
+    direction = "above" if seeds.mean > 0 else "below"
+    if math.isnan(seeds.low):
+        found = "no verdict on the arms, since one seed shows nothing of how much training runs differ"
+        over_seeds = f"{points(seeds)} points between single runs"
+    elif _excludes_zero(seeds) and _excludes_zero(problems):
+        found = f"{comparison.first} is {direction} {comparison.second} at this mismatch"
+    elif _excludes_zero(problems):
+        found = "these trained policies differ, but no more than training runs of one arm may"
+    elif _excludes_zero(seeds):
+        found = "the seeds differ consistently, but other problems might not show it"
+    else:
+        largest = 100 * max(abs(seeds.low), abs(seeds.high))
+        found = f"no difference seen at this mismatch; only differences beyond {largest:.1f} points are ruled out"
+    return f"**{comparison.first} against {comparison.second}**: {found}{place}. {over_seeds}; {over_problems}."
+
+
+def _p(difference: Difference) -> str:
+    if math.isnan(difference.p):
+        return ""
+    return ", p < 0.001" if difference.p < 0.001 else f", p = {difference.p:.3f}"
+
+
+def _excludes_zero(difference: Difference) -> bool:
+    return difference.low > 0 or difference.high < 0
+
+
+def _what_it_is(study: Study, results: Results) -> str:
+    training, evaluation = study.training, study.evaluation
+    problems, samples = results.base.scores[0].correct_PK.shape
+    described = f"{study.description.rstrip('.')}. " if study.description else ""
+    return (
+        f"{described}The same policy is trained on the task `{study.task.name}` in {count(len(results.arms), 'arm')} "
+        f"with {count(len(study.seeds), 'seed')} each: {count(training.steps, 'step')} of "
+        f"{count(training.prompts, 'problem')} with {count(training.group_size, 'response')} each, unless an arm says "
+        f"otherwise. Every trained policy and the untrained "
+        f"one (base) answers the same {problems} held-out problems of `{evaluation.task.name}`, {samples} samples "
+        f"each at temperature {evaluation.temperature:g} from the same random streams. Intervals are at 95 %."
+    )
+
+
+def _arms_table(results: Results) -> str:
+    words = describe_arms(results)
+    return table(
+        ("arm", "what it is", "seeds"),
+        ([arm, words[arm], ", ".join(str(run.seed) for run in results.runs[arm])] for arm in results.arms),
+    )
+
+
+def _score_table(results: Results) -> str:
+    samples = results.base.scores[0].correct_PK.shape[1]
+    base = results.base.scores[0]
+    rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", ""]]
+    for arm in results.arms:
+        gain = gain_over_base(results, arm)
+        seeds = f"{100 * gain.gain_min:+.1f} to {100 * gain.gain_max:+.1f}"
+        rows.append([arm, percent(gain.avg), percent(gain.passed), points(gain.gain), seeds])
+    header = ("arm", f"avg@{samples}", f"pass@{samples}", "gain over base, points", "gain of single seeds, points")
+    return table(header, rows)
+
+
+def _score_note(results: Results) -> str:
+    single = all(len(runs) == 1 for runs in results.runs.values())
+    missing = " With one seed there is no interval over seeds." if single else ""
+    return (
+        "The arms' avg and pass have the t interval of the mean over seeds; base has the interval of avg clustered "
+        f"by problem. The gain is that of the mean over seeds, paired over problems.{missing}"
+    )
+
+
+def _training_table(results: Results) -> str:
+    rows = []
+    for arm in results.arms:
+        runs = results.runs[arm]
+        reward = spread(mean_of(runs, "reward/mean", last=LAST))
+        means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
+        cells = [spread(1.0 - values if name == LOST else values) for name, values in means.items()]
+        rows.append([arm, reward, *cells])
+    return table(("arm", "final reward", *TRAINING_COLUMNS), rows)
+
+
+def _training_note() -> str:
+    return (
+        f"Means over seeds (smallest to largest seed). Final reward: the last {100 * LAST:.0f} % of the steps; all "
+        "else: all steps. k3 is in nats per token: masked on the pruned distributions, for tokens inside the trainer's "
+        "set, unmasked on the full ones; between arms with different vocabularies only the unmasked one is fair. "
+        "1 − Z: mass outside the trainer's set. Outside: share of sampled tokens outside the trainer's set. Rejected "
+        "and vetoed: shares of sequences."
+    )
+
+
+def _comparisons(results: Results) -> str:
+    comparisons = compare_arms(results)
+    if not comparisons:
+        return "The study has one arm: there is nothing to compare."
+    k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
+    rows = [[c.first, c.second, points(c.seeds), points(c.problems)] for c in comparisons]
+    note = (
+        f"Points of avg. {count(len(comparisons), 'comparison')}, each at 95 % and not adjusted for their number. Over "
+        "seeds: Welch's interval, what other training runs would show. Over problems: paired on the mean over seeds, "
+        "what other problems would show of these policies. A difference between arms is claimed where both exclude "
+        "zero."
+    )
+    header = ("arm", "minus", "over seeds", "over problems")
+    verdicts = [verdict(comparison, k3) for comparison in comparisons]
+    return "\n\n".join(itertools.chain([table(header, rows), note], verdicts))
+
+
+def _mean_k3(results: Results, arm: str) -> float:
+    values = mean_of(results.runs[arm], "rollout_corr_unmasked/k3_kl")
+    return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan

@@ -1,0 +1,56 @@
+"""Engines that sample. A sampler turns requests into rollouts and takes new weights; nothing else.
+
+The rest of the package knows the protocol only; `make_sampler` imports the engine that a study names.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tailrl.records import Request, Rollout
+from tailrl.study import SamplerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How responses are drawn.
+
+    Attributes:
+        temperature: divides the logits, before everything else.
+        max_new_tokens: longest response, tokens.
+        log_rho: ln ρ of the min-p mask on the engine's own distribution; None samples from all tokens.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    log_rho: float | None = None
+
+
+class Sampler(Protocol):
+    """A rollout engine."""
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """One rollout per request, in their order. The same request gives the same rollout whatever else
+        is in the batch, as far as the engine's arithmetic does not depend on the batch."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace the policy by these named tensors (any dtype; the engine casts to its own)."""
+        ...
+
+
+def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int, seed: int) -> Sampler:
+    """The engine that `settings` names, shaped for a policy; hand it the weights before it generates.
+
+    Args:
+        settings: engine and dtype.
+        policy_folder: a Hugging Face folder, of which the configuration alone is read.
+        max_length: longest prompt and response together, tokens.
+        seed: the engine's own seed; each request's random stream has its own.
+    """
+    from tailrl.rollout.vllm import VllmSampler
+
+    return VllmSampler(policy_folder, dtype=settings.dtype, max_length=max_length, seed=seed)

@@ -1,0 +1,232 @@
+"""vLLM as the rollout engine: samples from the safe vocabulary and records what vLLM does not return.
+
+vLLM returns the log-prob of a sampled token under the distribution that it was drawn from, but neither the
+mass nor the size of a safe set, and one mode of log-probs serves the whole engine. So a logits processor of
+our own does the masking inside the engine, after the temperature, and keeps log Z' and |V'_S| of every
+sampled token; then log π_infer = log π'^mp + log Z'.
+
+This is the only module that imports vLLM.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Read by vLLM when it is imported. One process: the engine loads in 4 s rather than 15 to 30, and weights are
+# handed over without a copy through shared memory. A cache of 1 GiB holds far more than a step's sequences.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from tailrl.errors import StudyError
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding
+from tailrl.vocabulary import safe_set
+
+SEQUENCES_IN_FLIGHT = 128
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of the engine's batch: whose it is, its threshold, and its running list of sampled tokens."""
+
+    request: int
+    log_rho: float | None
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SafeSetRecord:
+    """log Z' and |V'_S| of sampled tokens: entry i is about token `position[i]` of request `request[i]`."""
+
+    request: NDArray[np.int64]
+    position: NDArray[np.int64]
+    log_kept: NDArray[np.float32]
+    kept_vocab: NDArray[np.int32]
+
+
+class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
+    """Masks the logits outside the safe set, and records log Z' and |V'_S| for every row of every step.
+
+    A row that vLLM runs again (a prompt prefilled in pieces, a preempted request) records the same position
+    again; the last entry is the one that was sampled from.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
+        self.rows: dict[int, _Row] = {}
+        self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
+
+    def is_argmax_invariant(self) -> bool:
+        """The most probable token is always safe; saying so also puts the mask after the temperature."""
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests as vLLM adds, removes and moves them; the order is part of its contract."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self.rows.pop(index, None)
+        for index, params, _, tokens in batch_update.added:
+            given = params.extra_args or {}
+            self.rows[index] = _Row(given.get("request", -1), given.get("log_rho"), tokens)
+        for source, target, direction in batch_update.moved:
+            moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
+            if moved is not None:
+                self.rows[target] = moved
+            if displaced is not None and direction == MoveDirectionality.SWAP:
+                self.rows[source] = displaced
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Mask float32 logits [rows, V] in place; each row's threshold came with its request."""
+        rows = [self.rows[index] for index in range(logits.shape[0])]
+        log_kept = torch.zeros(len(rows), device=logits.device)
+        kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
+        if any(row.log_rho is not None for row in rows):
+            log_rho = torch.tensor(
+                [-torch.inf if row.log_rho is None else row.log_rho for row in rows], device=logits.device
+            )
+            safe = safe_set(logits, log_rho[:, None])
+            log_sum = logits.logsumexp(-1)
+            logits.masked_fill_(~safe, -torch.inf)
+            log_kept = logits.logsumexp(-1) - log_sum
+            kept_vocab = safe.sum(-1, dtype=torch.int32)
+        self.records.append(([row.request for row in rows], [len(row.tokens) for row in rows], log_kept, kept_vocab))
+        return logits
+
+    def take(self) -> SafeSetRecord:
+        """Everything recorded since the last call."""
+        records, self.records = self.records, []
+        return SafeSetRecord(
+            request=np.array([i for requests, *_ in records for i in requests], dtype=np.int64),
+            position=np.array([t for _, positions, *_ in records for t in positions], dtype=np.int64),
+            log_kept=torch.cat([record[2] for record in records]).cpu().numpy(),
+            kept_vocab=torch.cat([record[3] for record in records]).cpu().numpy(),
+        )
+
+
+class WorkerExtension:
+    """What vLLM adds to its workers, so that the sampler can reach them in this process or in another."""
+
+    model_runner: Any
+
+    def take_safe_set_record(self) -> SafeSetRecord:
+        """The record of this worker's logits processor."""
+        processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
+        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
+
+    def set_weights(self, weights: list[tuple[str, Tensor]]) -> None:
+        """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
+        self.model_runner.reload_weights(weights_iterator=iter(weights))
+
+
+class VllmSampler:
+    """A `Sampler` over one vLLM engine in this process."""
+
+    def __init__(self, policy_folder: Path, dtype: str, max_length: int, seed: int) -> None:
+        try:
+            self.llm = LLM(
+                model=str(policy_folder),
+                dtype=dtype,
+                # The engine starts empty and is handed every weight, head included: reloading a tied head leaves
+                # vLLM's packed copy of the old one in place.
+                load_format="dummy",
+                hf_overrides={"tie_word_embeddings": False},
+                max_model_len=max_length,
+                max_num_seqs=SEQUENCES_IN_FLIGHT,
+                seed=seed,
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # nothing but the study decides how responses are drawn
+                logprobs_mode="processed_logprobs",
+                logits_processors=[SafeSetProcessor],
+                worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
+                enforce_eager=torch.device("cpu") == _device(),
+                async_scheduling=False,  # the processor reads the tokens sampled so far
+                disable_log_stats=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason}") from error
+        self.dtype = getattr(torch, dtype)
+        self.max_length = max_length
+        self.stop_tokens = _stop_tokens(self.llm.llm_engine.model_config)
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
+        if not requests:
+            return []
+        longest = max(len(request.prompt_tokens) for request in requests)
+        if longest >= self.max_length:
+            raise StudyError(f"a prompt of {longest} tokens leaves no room in the policy's {self.max_length} tokens")
+        params = [
+            SamplingParams(
+                temperature=decoding.temperature,
+                max_tokens=min(decoding.max_new_tokens, self.max_length - len(request.prompt_tokens)),
+                seed=request.seed,
+                stop_token_ids=self.stop_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                extra_args={"request": index} | ({} if decoding.log_rho is None else {"log_rho": decoding.log_rho}),
+            )
+            for index, request in enumerate(requests)
+        ]
+        prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_tokens)) for request in requests]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        record = self.llm.collective_rpc("take_safe_set_record")[0]
+        shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
+        log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+        # Positions recorded twice: numpy keeps the last, which is the one that counts.
+        log_kept[record.request, record.position] = record.log_kept
+        kept_vocab[record.request, record.position] = record.kept_vocab
+        return [
+            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index])
+            for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`; what was cached under the old weights is dropped."""
+        cast = [(name, weight.to(self.dtype)) for name, weight in weights]
+        self.llm.collective_rpc("set_weights", args=(cast,))
+        self.llm.reset_prefix_cache()
+
+
+def _rollout(
+    request: Request, output: Any, log_kept: NDArray[np.float32], kept_vocab: NDArray[np.int32]
+) -> Rollout:
+    length = len(output.token_ids)
+    return Rollout(
+        prompt_tokens=request.prompt_tokens,
+        tokens=tuple(output.token_ids),
+        logp_infer_T=np.array(output.logprobs.logprobs, dtype=np.float32),
+        log_kept_infer_T=log_kept[:length],
+        kept_vocab_infer_T=kept_vocab[:length],
+        stopped=output.finish_reason == "stop",
+    )
+
+
+def _stop_tokens(model_config: Any) -> list[int]:
+    """End tokens as the model's own files name them: one id or several, in one file or in two."""
+    found: set[int] = set()
+    for config in (model_config.hf_text_config, model_config.try_get_generation_config()):
+        ids = config.get("eos_token_id") if isinstance(config, dict) else getattr(config, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return sorted(found)
+
+
+def _device() -> torch.device:
+    with suppress(RuntimeError):
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+    return torch.device("cpu")

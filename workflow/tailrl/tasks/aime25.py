@@ -1,0 +1,25 @@
+"""math-ai/aime25: the 30 problems of AIME 2025. Columns: problem, answer (0 to 999), id."""
+
+from typing import Any
+
+from tailrl.study import Aime25Task
+from tailrl.tasks.answers import integer
+from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.sources import RowError, answer_of, make_problems, read_rows, text_of
+
+HUB_NAME = "math-ai/aime25"
+SPLIT = "test"
+
+
+def load(task: Aime25Task) -> Loaded:
+    """The problems in the file's order; raises StudyError where no row can be used."""
+    rows = read_rows(task.path, HUB_NAME, SPLIT)
+    return make_problems(rows, _read_row, task.path or HUB_NAME, task.problems)
+
+
+def _read_row(row: dict[str, Any]) -> tuple[object, str, str]:
+    text = text_of(row.get("problem"), "problem")
+    answer = integer(answer_of(row.get("answer")))
+    if answer is None or not 0 <= answer <= 999:
+        raise RowError("answer is not an integer from 0 to 999")
+    return row.get("id"), text, str(answer)

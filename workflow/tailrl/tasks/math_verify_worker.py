@@ -1,0 +1,53 @@
+"""The worker of `tailrl.tasks.verifier`: a script that imports math-verify and nothing of ours.
+
+    python -P math_verify_worker.py <memory limit, bytes> <seconds a pair may take>
+
+It writes "ready" (or why it is not), then reads one JSON pair [gold, answer] a line and replies with one JSON
+word: equal, different or unparsed. Its caller kills it when it is late.
+"""
+
+import json
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+
+
+def compare(gold: str, answer: str) -> str:
+    """`equal`, `different` or `unparsed`, for two LaTeX answers without their box."""
+    from math_verify import parse, verify
+    from math_verify.parser import LatexExtractionConfig
+
+    # LaTeX only: math-verify's other reader hands plain text to sympy's parse_expr, which evaluates it as Python.
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    gold_parsed, answer_parsed = (parse(rf"\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer))
+    if not gold_parsed or not answer_parsed:
+        return "unparsed"
+    return "equal" if verify(gold_parsed, answer_parsed, timeout_seconds=None) else "different"
+
+
+def main(memory_bytes: int, timeout: float) -> None:
+    """Serve pairs until the caller closes our input."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    # Replies go to a copy of standard output: what a library prints must not be read as a reply.
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
+    os.dup2(2, 1)
+    try:
+        compare("1", "1")
+    except Exception as error:
+        replies.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
+        return
+    logging.disable()
+    replies.write(json.dumps("ready") + "\n")
+    for line in sys.stdin:
+        # Nobody kills a worker whose caller was itself killed: without a handler this signal ends the process.
+        signal.alarm(math.ceil(timeout) + 1)
+        reply = compare(*json.loads(line))
+        signal.alarm(0)
+        replies.write(json.dumps(reply) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""Rows of a published data set, from the hub or from a local file, and the problems made of them."""
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tailrl.errors import StudyError
+from tailrl.records import Problem
+from tailrl.tasks.answers import integer
+from tailrl.tasks.loaded import Loaded
+
+INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
+"""What follows every problem taken from a data set; `tailrl.tasks.score` reads the last box."""
+
+_ROWS_AT_ONCE = 10_000
+
+
+class RowError(Exception):
+    """A row that cannot become a problem; the message is the reason, the same for all rows of its kind."""
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
+    """The rows of a local parquet or JSONL file, or of the hub's data set where `path` is None.
+
+    Raises StudyError where they cannot be read. A line of JSONL that is not JSON is given as None.
+    """
+    if path is None:
+        data = fetch(hub_name, split)
+        return (row for table in data.with_format("arrow").iter(_ROWS_AT_ONCE) for row in table.to_pylist())
+    readers = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
+    file = Path(path)
+    if file.suffix not in readers:
+        raise StudyError(f"{path}: is not a data file that can be read: its name must end in .parquet or .jsonl")
+    return readers[file.suffix](file)
+
+
+def fetch(hub_name: str, split: str) -> Any:
+    """The hub's `datasets.Dataset`, from the Hugging Face cache where it is there and the hub is out of reach."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(hub_name, split=split)
+    # The hub's client, its HTTP library and the reader of each file format have exceptions of their own.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StudyError(
+            f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason}): run `snakemake download` "
+            "where there is a network, or set the task's path to a local parquet or JSONL file (task.path)"
+        ) from None
+
+
+def _parquet_rows(file: Path) -> Iterator[object]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise _unreadable(file, "parquet", error) from None
+
+
+def _jsonl_rows(file: Path) -> Iterator[object]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    yield _json_or_none(line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, "UTF-8 text", error) from None
+
+
+def _json_or_none(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+    return StudyError(f"{file}: cannot be read as {kind}: {reason}")
+
+
+# --- making problems ---------------------------------------------------------------------------------
+
+
+def text_of(value: object, what: str) -> str:
+    """A stripped text that is not empty; raises RowError that names `what` it is."""
+    if value is None:
+        raise RowError(f"{what} is missing")
+    if not isinstance(value, str):
+        raise RowError(f"{what} is not text")
+    text = value.strip()
+    if not text:
+        raise RowError(f"{what} is empty")
+    if not _is_unicode(text):
+        raise RowError(f"{what} is not valid Unicode")
+    return text
+
+
+def answer_of(value: object) -> str:
+    """An answer, given as text or as a whole number; raises RowError."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return text_of(str(value) if whole else value, "answer")
+
+
+def make_problems(
+    rows: Iterable[object],
+    read_row: Callable[[dict[str, Any]], tuple[object, str, str]],
+    source: str,
+    keep: int | None,
+) -> Loaded:
+    """The first `keep` different problems, in the order of the rows.
+
+    Problems are the same where their texts agree up to white space and Unicode's composed forms. One that comes
+    with different answers is dropped, and its first row alone is listed as skipped. A problem's id, and that of a
+    skipped row, is the row's own where that is a text or number not used before, else `row <number from 1>`.
+
+    Args:
+        rows: the data set's rows; one that is not a dict is skipped.
+        read_row: a row's id (of any type), problem text and answer; raises RowError.
+        source: names the data in the StudyError that is raised where no row can be used.
+        keep: None keeps all; so does a number larger than there are problems.
+    """
+    found: dict[str, Problem] = {}
+    conflicting: dict[str, None] = {}
+    skipped: dict[str, list[str]] = {}
+    ids: set[str] = set()
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        try:
+            if not isinstance(row, dict):
+                raise RowError("not a row of named columns")
+            own_id, text, answer = read_row(row)
+        except RowError as error:
+            skipped.setdefault(str(error), []).append(f"row {number}")
+            continue
+        key = " ".join(unicodedata.normalize("NFC", text).split())
+        if key not in found:
+            name = _name(own_id, number, ids)
+            found[key] = Problem(id=name, prompt=f"{text}\n\n{INSTRUCTION}", answer=answer)
+        elif not _same(found[key].answer, answer):
+            conflicting[key] = None
+    if conflicting:
+        skipped["the same problem with different answers"] = [found.pop(key).id for key in conflicting]
+    if not found:
+        reasons = "; ".join(f"{reason} ({len(names)})" for reason, names in skipped.items())
+        raise StudyError(
+            f"{source}: none of its {number} rows can be used: {reasons}" if number else f"{source}: has no rows"
+        )
+    return Loaded(list(found.values())[:keep], skipped)
+
+
+def _name(own_id: object, number: int, used: set[str]) -> str:
+    name = str(own_id) if isinstance(own_id, str | int) else ""
+    if not name or name in used or not _is_unicode(name):
+        name = f"row {number}"
+    used.add(name)
+    return name
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or (integer(one) is not None and integer(one) == integer(other))
+
+
+def _is_unicode(text: str) -> bool:
+    """False for lone surrogates, which JSON can carry and no file can."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

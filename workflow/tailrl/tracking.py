@@ -1,0 +1,95 @@
+"""Tracking: `metrics.jsonl` is the truth, Weights & Biases a mirror of it. The only module that imports wandb.
+
+W&B runs offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where it files them. Runs are grouped by study and arm, with a deterministic id,
+so that a seed that is trained again replaces itself.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tailrl.study import Run
+
+SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
+
+
+class Tracker:
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, a sign of life on the terminal."""
+
+    def __init__(self, run: Run, seed: int, out: Path, wandb_folder: Path) -> None:
+        """Args:
+        run: the job's settings, stored in W&B as the run's configuration.
+        seed: part of the run's name.
+        out: folder that gets `metrics.jsonl`.
+        wandb_folder: folder that gets `wandb/`, shared by the runs of a study.
+        """
+        self.file = (out / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+        self.wandb = _start_wandb(run, seed, wandb_folder)
+        self.name = f"{run.arm} seed {seed}"
+        self.steps = run.training.steps
+        self.progress = _progress() if sys.stderr.isatty() else None
+        self.bar = self.progress.add_task(self.name, total=self.steps, shown="") if self.progress else None
+
+    def __enter__(self) -> Self:
+        if self.progress:
+            self.progress.start()
+        return self
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Write one step; a value that is not finite becomes null (JSON has no nan)."""
+        self.file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in metrics.items()}) + "\n")
+        self.wandb.log(dict(metrics))
+        shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
+        if self.progress and self.bar is not None:
+            self.progress.update(self.bar, advance=1, shown=shown)
+        else:
+            print(f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.progress:
+            self.progress.stop()
+        self.file.close()
+        self.wandb.finish(exit_code=0 if kind is None else 1)
+
+
+def wandb_id(run: Run, seed: int) -> str:
+    """The run's id: letters, digits and dashes, the same whenever the same arm and seed are trained."""
+    return "".join(c if c.isalnum() else "-" for c in f"{run.study}-{run.arm}-seed{seed}")
+
+
+def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
+    import wandb
+
+    identity = wandb_id(run, seed)
+    for earlier in (folder / "wandb").glob(f"offline-run-*-{identity}"):
+        shutil.rmtree(earlier, ignore_errors=True)
+    started = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "tailrl"),
+        dir=folder,
+        id=identity,
+        resume="allow",
+        name=f"{run.arm}-seed{seed}",
+        group=f"{run.study}/{run.arm}",
+        job_type="train",
+        tags=[run.arm, run.estimator, f"vocabulary-{run.vocabulary.rule}", f"correction-{run.correction.weight}"],
+        config={**run.model_dump(), "seed": seed},
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
+    )
+    started.define_metric("train/step")
+    started.define_metric("*", step_metric="train/step")
+    return started
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[shown]}"), console=Console(stderr=True))

@@ -1,0 +1,78 @@
+"""Supervised training on worked solutions: what gives a policy made from scratch its start."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tailrl.errors import StudyError
+from tailrl.packing import pack_batch
+from tailrl.policy import encode_prompt, head_weight, hidden_states
+from tailrl.records import Problem
+from tailrl.study import WarmStart
+
+
+def encode_solutions(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts and of their solutions, each solution closed by the end token."""
+    prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
+    solutions = tokenizer([problem.solution for problem in problems], add_special_tokens=False)["input_ids"]
+    return prompts, [[*ids, tokenizer.eos_token_id] for ids in solutions]
+
+
+def warm_start(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], settings: WarmStart
+) -> list[float]:
+    """Minimise the cross-entropy of the solutions' tokens, in place.
+
+    Muon for the matrices of the blocks and AdamW for the rest (on this task it needs less than half the steps
+    of AdamW alone), rates that fall to zero linearly after a short rise, gradients clipped to norm 1. Every
+    problem is read once, in the order given.
+
+    Returns:
+        The loss of every step, nats per token.
+
+    Raises:
+        StudyError: the loss is not finite.
+    """
+    prompts, solutions = encode_solutions(problems, tokenizer)
+    optimizers = _optimizers(model, settings.learning_rate)
+    steps = math.ceil(len(problems) / settings.batch)
+    rise = max(1, steps // 20)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / rise) * (1 - step / steps)
+        )
+        for optimizer in optimizers
+    ]
+    losses = []
+    for step in range(steps):
+        chosen = slice(step * settings.batch, (step + 1) * settings.batch)
+        batch = pack_batch(prompts[chosen], solutions[chosen])
+        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+        loss = nn.functional.cross_entropy(hidden_TH @ head_weight(model).T, batch.targets_T)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise StudyError(
+                f"warm start: the loss is {losses[-1]} at step {step}; lower policy.warm_start.learning_rate"
+            )
+        model.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for stepper in (*optimizers, *schedules):
+            stepper.step()
+    return losses
+
+
+def _optimizers(model: PreTrainedModel, learning_rate: float) -> list[torch.optim.Optimizer]:
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+    return [
+        # Muon's updates have a fixed norm: its rate is another unit, and 7 times AdamW's was good at several rates.
+        torch.optim.Muon(matrices, lr=7 * learning_rate, momentum=0.9, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
