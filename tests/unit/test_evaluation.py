@@ -14,6 +14,8 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from tailrl import evaluation
 from tailrl.errors import StudyError
 from tailrl.evaluation import Evaluated, evaluate, make_lm, make_requests
@@ -21,8 +23,7 @@ from tailrl.policy import load_policy
 from tailrl.records import Problem, Request, Rollout, write_problems
 from tailrl.rollout import Decoding
 from tailrl.seeding import derive_seed
-from tailrl.study import Evaluation
-from transformers import LlamaConfig, LlamaForCausalLM
+from tailrl.settings import Evaluation
 
 END = 0
 INDEX = "model.safetensors.index.json"
@@ -240,7 +241,7 @@ def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
         socket.socket.connect = socket.getaddrinfo = refuse
         from pathlib import Path
         from tailrl.evaluation import load_tasks
-        from tailrl.study import Evaluation
+        from tailrl.settings import Evaluation
         task = load_tasks(Path(sys.argv[1]), Evaluation())["boxed"]
         print(len(task.eval_docs), task.eval_docs[1]["answer"])
     """

@@ -7,7 +7,8 @@ from snakemake.exceptions import WorkflowError
 
 from tailrl.errors import StudyError
 from tailrl.modules import source_files
-from tailrl.study import BASE_ARM, Evaluation, PolicyFile, parse_study
+from tailrl.settings import Evaluation, PolicyFile
+from tailrl.study import BASE_ARM, parse_study
 
 try:
     study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")

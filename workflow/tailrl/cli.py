@@ -7,10 +7,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tailrl.errors import StudyError
-from tailrl.study import Evaluation, PolicyFile, Problems, Run, Study, parse_settings, read_study
+from tailrl.settings import Evaluation, PolicyFile, Problems, Run
+from tailrl.study import Study, parse_settings, read_study
 
 
 def problems(args: argparse.Namespace) -> None:
@@ -87,9 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser; each sub-command's help is its function's docstring."""
     parser = argparse.ArgumentParser(prog="tailrl", description=__doc__.partition("\n")[0] if __doc__ else None)
     commands = parser.add_subparsers(required=True, metavar="command")
-    text: dict[str, object] = {"required": True}
-    path: dict[str, object] = {"required": True, "type": Path}
-    options = {
+    text: dict[str, Any] = {"required": True}
+    path: dict[str, Any] = {"required": True, "type": Path}
+    options: dict[Callable[[argparse.Namespace], None], dict[str, dict[str, Any]]] = {
         problems: {"--settings": text, "--out": path},
         policy: {"--settings": text, "--problems": path, "--out": path},
         train: {
@@ -118,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
         for name, keywords in arguments.items():
-            command.add_argument(name, **keywords)  # type: ignore[arg-type]
+            command.add_argument(name, **keywords)
     return parser
 
 

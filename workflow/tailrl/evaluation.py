@@ -22,7 +22,7 @@ from tailrl.policy import encode_prompt, load_policy, load_tokenizer, named_weig
 from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, Sampler, make_sampler
 from tailrl.seeding import derive_seed
-from tailrl.study import Evaluation
+from tailrl.settings import Evaluation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -33,7 +33,10 @@ METRICS: dict[str, str] = {
     "response/length_max": "longest response, tokens",
     "response/stopped_fraction": "fraction of the responses that ended by the end token",
     "policy/entropy": "entropy of the trainer's (constrained) distribution, mean over tokens, nats",
-    **{f"rollout_corr/{k}": f"{v} (constrained distributions, tokens inside the trainer's set)" for k, v in _LOG_RATIO.items()},
+    **{
+        f"rollout_corr/{k}": f"{v} (constrained distributions, tokens inside the trainer's set)"
+        for k, v in _LOG_RATIO.items()
+    },
     **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, all tokens)" for k, v in _LOG_RATIO.items()},
     **{f"rollout_corr_raw/{k}": f"{v}, before clipping, rejection and veto" for k, v in _WEIGHTS.items()},
     **{f"rollout_corr/{k}": f"{v}, as used in the loss" for k, v in _WEIGHTS.items()},

@@ -20,7 +20,7 @@ def module_file(name: str) -> Path | None:
 
 def imported_modules(file: Path) -> set[str]:
     """Dotted names of the modules of this package that a file imports, inside functions too."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

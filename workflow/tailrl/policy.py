@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -20,7 +21,7 @@ from transformers import (
 from tailrl.errors import StudyError
 from tailrl.packing import Packing
 from tailrl.records import Problem
-from tailrl.study import ScratchPolicy
+from tailrl.settings import ScratchPolicy
 
 PACKED_ATTENTION = "packed"
 
@@ -39,9 +40,11 @@ def _packed_attention(
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
     if getattr(module, "sliding_window", None):
         raise StudyError("the policy uses sliding-window attention, which packed training does not support")
-    padded = [tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)]
+    query_NHLD, key_NHLD, value_NHLD = (
+        tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)
+    )
     out_NHLD = nn.functional.scaled_dot_product_attention(
-        *padded, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query_NHLD, key_NHLD, value_NHLD, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
     out_P = out_NHLD.transpose(1, 2).flatten(0, 1)[packing.token_P]
     return out_P.unsqueeze(0), None
@@ -90,11 +93,16 @@ def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, s
 
 
 def load_policy(path: str | Path) -> PreTrainedModel:
-    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read."""
+    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read whole."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
-    except (OSError, ValueError, RuntimeError) as error:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise StudyError(f"{path}: no model could be read from it: {_first_line(error)}") from None
+    if report["missing_keys"]:
+        # transformers would go on with random values in their place.
+        raise StudyError(f"{path}: the model's files lack {', '.join(sorted(report['missing_keys']))}")
     return cast(PreTrainedModel, model)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from tailrl.errors import StudyError
 from tailrl.policy import create_policy, load_policy, load_tokenizer, save_policy
 from tailrl.records import read_problems, write_problems
-from tailrl.study import Policy, PretrainedPolicy, Problems, ScratchPolicy, Study
+from tailrl.settings import Policy, PretrainedPolicy, Problems, ScratchPolicy
+from tailrl.study import Study
 from tailrl.tasks import download_task, load_task
 from tailrl.tokenizer import train_tokenizer
 from tailrl.training.warm_start import warm_start

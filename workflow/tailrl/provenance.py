@@ -24,7 +24,10 @@ def provenance() -> dict[str, Any]:
     """Versions, commit and hardware as plain data; what cannot be found out is None."""
     commit = _git("rev-parse", "HEAD")
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(*names) for name, names in PACKAGES.items()}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(*names) for name, names in PACKAGES.items()},
+        },
         "commit": commit,
         "dirty": bool(_git("status", "--porcelain")) if commit else None,
         "hardware": {
@@ -49,7 +52,11 @@ def _git(*arguments: str) -> str | None:
     """Output of a git command in the folder that holds this package, or None without git or repository."""
     try:
         result = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, timeout=20, check=True
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,7 +1,7 @@
 """Tracking: `metrics.jsonl` is the truth, Weights & Biases a mirror of it. The only module that imports wandb.
 
-W&B runs offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where it files them. Runs are grouped by study and arm, with a deterministic id,
-so that a seed that is trained again replaces itself.
+W&B runs offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where it files them. Runs
+are grouped by study and arm, with a deterministic id, so that a seed that is trained again replaces itself.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tailrl.study import Run
+from tailrl.settings import Run
 
 SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
 
@@ -52,9 +52,13 @@ class Tracker:
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
         else:
-            print(f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
+            print(
+                f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True
+            )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.progress:
             self.progress.stop()
         self.file.close()
@@ -69,6 +73,7 @@ def wandb_id(run: Run, seed: int) -> str:
 def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
     import wandb
 
+    os.environ.setdefault("WANDB_MODE", "offline")
     identity = wandb_id(run, seed)
     for earlier in (folder / "wandb").glob(f"offline-run-*-{identity}"):
         shutil.rmtree(earlier, ignore_errors=True)
@@ -82,7 +87,6 @@ def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
         job_type="train",
         tags=[run.arm, run.estimator, f"vocabulary-{run.vocabulary.rule}", f"correction-{run.correction.weight}"],
         config={**run.model_dump(), "seed": seed},
-        mode=os.environ.get("WANDB_MODE", "offline"),
         settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
     )
     started.define_metric("train/step")

@@ -42,8 +42,11 @@ class TokenLogprobs:
     outside_T: Tensor
 
 
-def safe_set(logits_TV: Tensor, log_rho: float | None) -> Tensor:
-    """Which tokens are safe: bool [T, V]; all of them where `log_rho` (ln ρ ≤ 0) is None."""
+def safe_set(logits_TV: Tensor, log_rho: float | Tensor | None) -> Tensor:
+    """Which tokens are safe: bool [T, V]; all of them where `log_rho` is None.
+
+    `log_rho` is ln ρ ≤ 0, one for all rows or, [T, 1], one for each; −inf keeps every token.
+    """
     if log_rho is None:
         return torch.ones_like(logits_TV, dtype=torch.bool)
     with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tailrl.study import Study, parse_study
 
 CONFIG: dict[str, Any] = {

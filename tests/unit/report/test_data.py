@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tailrl.errors import StudyError
 from tailrl.report.data import read_evaluation, read_metrics, read_results, read_run, read_tokens
 from tailrl.study import Study

@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+
 from tailrl.report import figures
 from tailrl.report.axes import ARM_COLOURS, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.statistics import Interval, paired_difference

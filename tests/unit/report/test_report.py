@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tailrl.errors import StudyError
 from tailrl.report import write_ablation, write_report
 from tailrl.study import Study

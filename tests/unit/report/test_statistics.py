@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+
 from tailrl.report.statistics import (
     arm_difference,
     cluster_interval,

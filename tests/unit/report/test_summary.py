@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from tailrl.report.data import Results, read_results
 from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
 from tailrl.report.statistics import Difference, Interval

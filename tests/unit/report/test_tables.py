@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tailrl.report.data import Evaluation, Results, Score, Tokens, TrainedRun
 from tailrl.report.tables import (
     NATS,

@@ -5,8 +5,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+
 from tailrl.errors import StudyError
-from tailrl.study import Aime25Task
+from tailrl.settings import Aime25Task
 from tailrl.tasks import download_task, load_task, score
 from tailrl.tasks.aime25 import HUB_NAME
 from tailrl.tasks.sources import INSTRUCTION

@@ -4,6 +4,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tailrl.tasks.answers import MAX_DIGITS, boxed_integer, integer, last_boxed
 
 

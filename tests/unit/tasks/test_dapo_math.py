@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+
 from tailrl.errors import StudyError
 from tailrl.records import read_problems, write_problems
-from tailrl.study import ArithmeticTask, DapoMathTask
+from tailrl.settings import ArithmeticTask, DapoMathTask
 from tailrl.tasks import download_task, load_task
 from tailrl.tasks.dapo_math import HUB_NAME, load
 from tailrl.tasks.sources import INSTRUCTION
@@ -224,7 +225,7 @@ def test_only_what_is_on_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch, 
 def test_without_the_hub_one_sentence_says_what_to_do(call: str, tmp_path: Path) -> None:
     # A process of its own: the hub's client reads these variables once, when it is imported.
     script = (
-        "from tailrl.errors import StudyError; from tailrl.study import DapoMathTask\n"
+        "from tailrl.errors import StudyError; from tailrl.settings import DapoMathTask\n"
         f"from tailrl.tasks import {call}\n"
         f"try: {call}(DapoMathTask(name='dapo_math'))\nexcept StudyError as error: print(error)"
     )

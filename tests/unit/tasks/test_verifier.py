@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tailrl.errors import StudyError
 from tailrl.tasks import _verifier, score, verifier
 from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier

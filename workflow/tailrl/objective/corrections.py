@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tailrl.study import Correction
+from tailrl.settings import Correction
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from tailrl.report.data import Results, TrainedRun
-from tailrl.study import Run
+from tailrl.settings import Run
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases that are the work itself: generation, scoring, gradients and update."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from tailrl.records import Request, Rollout
-from tailrl.study import SamplerSettings
+from tailrl.settings import SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)

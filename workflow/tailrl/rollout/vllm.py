@@ -10,7 +10,6 @@ This is the only module that imports vLLM.
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,7 @@ class VllmSampler:
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
-                enforce_eager=torch.device("cpu") == _device(),
+                enforce_eager=not torch.cuda.is_available(),
                 async_scheduling=False,  # the processor reads the tokens sampled so far
                 disable_log_stats=True,
             )
@@ -161,9 +160,12 @@ class VllmSampler:
         self.dtype = getattr(torch, dtype)
         self.max_length = max_length
         self.stop_tokens = _stop_tokens(self.llm.llm_engine.model_config)
+        self.has_weights = False
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
         if not requests:
             return []
         longest = max(len(request.prompt_tokens) for request in requests)
@@ -200,11 +202,10 @@ class VllmSampler:
         cast = [(name, weight.to(self.dtype)) for name, weight in weights]
         self.llm.collective_rpc("set_weights", args=(cast,))
         self.llm.reset_prefix_cache()
+        self.has_weights = True
 
 
-def _rollout(
-    request: Request, output: Any, log_kept: NDArray[np.float32], kept_vocab: NDArray[np.int32]
-) -> Rollout:
+def _rollout(request: Request, output: Any, log_kept: NDArray[np.float32], kept_vocab: NDArray[np.int32]) -> Rollout:
     length = len(output.token_ids)
     return Rollout(
         prompt_tokens=request.prompt_tokens,
@@ -223,10 +224,3 @@ def _stop_tokens(model_config: Any) -> list[int]:
         ids = config.get("eos_token_id") if isinstance(config, dict) else getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     return sorted(found)
-
-
-def _device() -> torch.device:
-    with suppress(RuntimeError):
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-    return torch.device("cpu")

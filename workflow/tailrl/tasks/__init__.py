@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tailrl.study import ArithmeticTask, Task
+from tailrl.settings import ArithmeticTask, Task
 from tailrl.tasks import aime25, arithmetic, dapo_math
 from tailrl.tasks.answers import boxed_integer, integer, last_boxed
 from tailrl.tasks.loaded import Loaded

@@ -14,9 +14,8 @@ import random
 
 from tailrl.errors import StudyError
 from tailrl.records import Problem
-from tailrl.study import ArithmeticTask
+from tailrl.settings import ArithmeticTask
 from tailrl.tasks.loaded import Loaded
-
 
 
 def load(task: ArithmeticTask) -> Loaded:
@@ -27,7 +26,9 @@ def load(task: ArithmeticTask) -> Loaded:
     while len(problems) < task.problems:
         attempts += 1
         if attempts > 100 * task.problems:
-            raise StudyError(f"task arithmetic: {task.problems} different problems with {task.terms} terms do not exist")
+            raise StudyError(
+                f"task arithmetic: {task.problems} different problems with {task.terms} terms do not exist"
+            )
         problem = _draw(rng, task)
         problems.setdefault(problem.prompt, problem)
     return Loaded(list(problems.values()))
@@ -45,9 +46,7 @@ def _draw(rng: random.Random, task: ArithmeticTask) -> Problem:
             written = _slip(rng, written)
         text += f"{sign}{operand}"
         steps.append(f"{before}{sign}{operand}={written},")
-    return Problem(
-        id=text, prompt=f"{text}=\n", answer=str(answer), solution="".join(steps) + f"\\boxed{{{written}}}"
-    )
+    return Problem(id=text, prompt=f"{text}=\n", answer=str(answer), solution="".join(steps) + f"\\boxed{{{written}}}")
 
 
 def _slip(rng: random.Random, value: int) -> int:

@@ -24,7 +24,7 @@ from tailrl.provenance import provenance
 from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
-from tailrl.study import Run, Training
+from tailrl.settings import Run, Training
 from tailrl.tasks import score
 from tailrl.tracking import Tracker
 from tailrl.training.step import Stopwatch, accumulate_gradients, optimizer_step
@@ -57,14 +57,14 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     )
     sampler = make_sampler(run.sampler, policy_folder, length, seed)
     sampler.load_weights(named_weights(model))
-    decoding = Decoding(
-        settings.temperature, settings.max_new_tokens, run.vocabulary.log_rho(model.config.vocab_size)
-    )
+    decoding = Decoding(settings.temperature, settings.max_new_tokens, run.vocabulary.log_rho(model.config.vocab_size))
     tokens: list[dict[str, NDArray[Any]]] = []
     startup = time.perf_counter() - started
     logging_seconds = 0.0
     with Tracker(run, seed, out, wandb_folder) as tracker:
-        for step, chosen in zip(range(settings.steps), problem_order(len(problems), settings.prompts, seed), strict=False):
+        for step, chosen in zip(
+            range(settings.steps), problem_order(len(problems), settings.prompts, seed), strict=False
+        ):
             watch, begun = Stopwatch(), time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
@@ -120,9 +120,7 @@ def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
         epoch += 1
 
 
-def step_requests(
-    prompts: Sequence[tuple[int, ...]], settings: Training, seed: int, step: int
-) -> list[Request]:
+def step_requests(prompts: Sequence[tuple[int, ...]], settings: Training, seed: int, step: int) -> list[Request]:
     """The requests of a step, `group_size` for each prompt in turn, each with a random stream of its own."""
     return [
         Request(prompt, derive_seed("rollout", seed, step, place, member))

@@ -18,7 +18,7 @@ from tailrl.objective.losses import policy_gradient
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
-from tailrl.study import Run
+from tailrl.settings import Run
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 
@@ -89,7 +89,10 @@ class StepRecord:
             "dvp/kept_mass_train_min": log_kept_T.exp().min().item(),
             "dvp/kept_mass_rollout_mean": log_kept_infer_T.exp().mean().item(),
             "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
-            "dvp/kept_vocab_per_token_train": torch.cat([lp.kept_vocab_T for lp in self.logprobs]).float().mean().item(),
+            "dvp/kept_vocab_per_token_train": torch.cat([lp.kept_vocab_T for lp in self.logprobs])
+            .float()
+            .mean()
+            .item(),
             "dvp/kept_vocab_per_token_rollout": torch.cat(self.kept_vocab_infer).float().mean().item(),
             "dvp/sampled_outside_train_support_fraction": outside_T.float().mean().item(),
             "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
@@ -130,7 +133,11 @@ def accumulate_gradients(
             )
             logp_infer_T = _concatenate([r.logp_infer_T for r in chosen], device)
             weights = sequence_weights(
-                logprobs.logp_T.detach() - logp_infer_T, logprobs.outside_T, batch.sequence_T, len(group), run.correction
+                logprobs.logp_T.detach() - logp_infer_T,
+                logprobs.outside_T,
+                batch.sequence_T,
+                len(group),
+                run.correction,
             )
             advantage_N = torch.tensor([advantages[i] for i in group], device=device)
             loss = policy_gradient(logprobs.logp_T, batch.sequence_T, advantage_N, weights.weight_N, len(rollouts))
@@ -138,7 +145,7 @@ def accumulate_gradients(
         if not np.isfinite(loss_sum):
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         with watch.phase("backward"):
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
         record.logp_infer.append(logp_infer_T)
         record.log_kept_infer.append(_concatenate([r.log_kept_infer_T for r in chosen], device))

@@ -11,7 +11,7 @@ from tailrl.errors import StudyError
 from tailrl.packing import pack_batch
 from tailrl.policy import encode_prompt, head_weight, hidden_states
 from tailrl.records import Problem
-from tailrl.study import WarmStart
+from tailrl.settings import WarmStart
 
 
 def encode_solutions(
@@ -43,9 +43,7 @@ def warm_start(
     steps = math.ceil(len(problems) / settings.batch)
     rise = max(1, steps // 20)
     schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / rise) * (1 - step / steps)
-        )
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / rise) * (1 - step / steps))
         for optimizer in optimizers
     ]
     losses = []
@@ -60,10 +58,12 @@ def warm_start(
                 f"warm start: the loss is {losses[-1]} at step {step}; lower policy.warm_start.learning_rate"
             )
         model.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for stepper in (*optimizers, *schedules):
-            stepper.step()
+        for optimizer in optimizers:
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
     return losses
 
 
