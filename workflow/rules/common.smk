@@ -21,13 +21,19 @@ conda_env = f"{workflow.basedir}/envs/cpu.yaml"
 
 
 def check_writable(folder):
-    existing = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+    existing = next(
+        path for path in (Path(folder), *Path(folder).parents) if path.exists()
+    )
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise WorkflowError(f"{existing}: results cannot be written there")
 
 
 def policy_folder(arm, seed):
-    return f"{results}/base" if arm == BASE_ARM else f"{results}/train/{arm}/seed{seed}/policy"
+    return (
+        f"{results}/base"
+        if arm == BASE_ARM
+        else f"{results}/train/{arm}/seed{seed}/policy"
+    )
 
 
 def arm_seeds(arm):
@@ -35,7 +41,12 @@ def arm_seeds(arm):
 
 
 def arm_results(arms):
-    runs = [f"{results}/train/{arm}/seed{seed}/{file}" for arm in arms for seed in study.seeds for file in RUN_FILES]
+    runs = [
+        f"{results}/train/{arm}/seed{seed}/{file}"
+        for arm in arms
+        for seed in study.seeds
+        for file in RUN_FILES
+    ]
     return runs + [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
 
 

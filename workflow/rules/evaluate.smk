@@ -4,9 +4,15 @@
 rule evaluate:
     input:
         problems=rules.problems.output.evaluation,
-        policies=lambda wildcards: [policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)],
+        policies=lambda wildcards: [
+            policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
+        ],
         task="workflow/eval_tasks/boxed.yaml",
-        code=source_files("tailrl.evaluation", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker"),
+        code=source_files(
+            "tailrl.evaluation",
+            "tailrl.rollout.vllm",
+            "tailrl.tasks.math_verify_worker",
+        ),
     output:
         summary=f"{results}/eval/{{arm}}.json",
         samples=f"{results}/eval/{{arm}}.samples.jsonl",
@@ -20,7 +26,8 @@ rule evaluate:
     params:
         settings=study.evaluation.model_dump_json(),
         policies=lambda wildcards, input: [
-            f"--policy={seed}={folder}" for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)
+            f"--policy={seed}={folder}"
+            for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)
         ],
     message:
         "evaluate {wildcards.arm}"

@@ -47,9 +47,9 @@ rule policy:
 rule download:
     log:
         f"{results}/logs/download.log",
+    localrule: True
     conda:
         conda_env
-    localrule: True
     params:
         study=study.model_dump_json(),
     message:

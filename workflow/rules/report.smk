@@ -1,5 +1,7 @@
 # Tables, figures, the summary, and one HTML page of them; one target for each ablation.
 
+FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
+
 study_json = study.model_copy(update={"ablations": {}}).model_dump_json()
 
 
@@ -7,24 +9,44 @@ rule summarise:
     input:
         results=arm_results(study.arms),
         code=source_files("tailrl.report"),
+        captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
     output:
-        summary=report(f"{results}/summary.md", caption="../report/summary.rst", category="Summary"),
+        page=report(
+            f"{results}/summary.html",
+            caption="../report/summary.rst",
+            category="Summary",
+        ),
+        summary=f"{results}/summary.md",
         figures=[
-            report(f"{results}/figures/{figure}.svg", caption=f"../report/{figure}.rst", category="Figures")
-            for figure in ("evaluation", "training", "mismatch", "delta", "kept", "time")
+            report(
+                f"{results}/figures/{figure}.svg",
+                caption=f"../report/{figure}.rst",
+                category="Figures",
+            )
+            for figure in FIGURES
         ],
         tables=[
-            report(f"{results}/tables/{table}.csv", caption=f"../report/{caption}.rst", category="Tables")
-            for table, caption in (("evaluation", "evaluation"), ("differences", "differences"))
+            report(
+                f"{results}/tables/{table}.csv",
+                caption=f"../report/{caption}.rst",
+                category="Tables",
+            )
+            for table, caption in (
+                ("evaluation", "evaluation"),
+                ("differences", "differences"),
+            )
         ],
-        more_tables=[f"{results}/tables/{table}.csv" for table in ("policies", "training", "mismatch", "delta", "kept", "time")],
+        more_tables=[
+            f"{results}/tables/{table}.csv"
+            for table in ("policies", "training", "mismatch", "delta", "kept", "time")
+        ],
     log:
         f"{results}/logs/summarise.log",
     conda:
         conda_env
     params:
         study=study_json,
-        results=results,
+        results=subpath(output.summary, parent=True),
     message:
         "tables, figures and summary"
     shell:
@@ -35,6 +57,7 @@ rule html:
     input:
         rules.summarise.output,
         "workflow/report/workflow.rst",
+        page=rules.summarise.output.page,
     output:
         f"{results}/report.html",
     log:
@@ -43,13 +66,12 @@ rule html:
         conda_env
     params:
         study=study_json,
-        target=rules.summarise.output.summary,
     message:
         "report.html"
     shell:
         "config=$(mktemp --suffix=.json) && trap 'rm -f $config' EXIT && printf %s {params.study:q} > $config && "
         "snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile $config "
-        "-- {params.target:q} > {log:q} 2>&1"
+        "-- {input.page:q} > {log:q} 2>&1"
 
 
 for ablation in study.ablations:
@@ -61,7 +83,9 @@ for ablation in study.ablations:
             results=arm_results(study.ablation_arms(ablation)),
             code=source_files("tailrl.report"),
         output:
-            [f"{results}/ablations/{ablation}.{kind}" for kind in ("md", "csv", "svg")],
+            table=f"{results}/ablations/{ablation}.md",
+            csv=f"{results}/ablations/{ablation}.csv",
+            figure=f"{results}/ablations/{ablation}.svg",
         log:
             f"{results}/logs/ablate_{ablation}.log",
         conda:
@@ -69,7 +93,7 @@ for ablation in study.ablations:
         params:
             study=study.model_dump_json(),
             name=ablation,
-            results=results,
+            results=subpath(output.table, ancestor=2),
         message:
             "table and figure of the ablation {params.name}"
         shell:

@@ -5,7 +5,11 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=source_files("tailrl.training.loop", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker"),
+        code=source_files(
+            "tailrl.training.loop",
+            "tailrl.rollout.vllm",
+            "tailrl.tasks.math_verify_worker",
+        ),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
@@ -21,7 +25,7 @@ rule train:
     params:
         settings=lambda wildcards: study.run(wildcards.arm).model_dump_json(),
         out=subpath(output.metrics, parent=True),
-        wandb=results,
+        wandb=subpath(output.metrics, ancestor=4),
     message:
         "train {wildcards.arm}, seed {wildcards.seed}"
     shell:
@@ -34,6 +38,6 @@ for arm in study.arms:
     rule:
         name:
             f"train_{arm}"
-        localrule: True
         input:
             expand(rules.train.output.metrics, arm=arm, seed=study.seeds),
+        localrule: True

@@ -9,15 +9,21 @@ from pathlib import Path
 from tailrl.report import ablation, figures, tables
 from tailrl.report.axes import save_svg
 from tailrl.report.data import Results, read_results
+from tailrl.report.page import page
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
 from tailrl.study import Study
 
 __all__ = ["write_ablation", "write_report"]
 
+FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
+CAPTIONS = Path(__file__).parents[2] / "report"
+"""Where the captions are that Snakemake's report shows too."""
+
 
 def write_report(study: Study, results: Path, out: Path) -> None:
-    """Writes out/summary.md, out/figures/*.svg and, with what each of them shows, out/tables/*.csv.
+    """Writes out/summary.md, the same with the figures in it as out/summary.html, out/figures/*.svg and, with what
+    each of them shows, out/tables/*.csv.
 
     Args:
         study: its arms and seeds are what is reported.
@@ -37,7 +43,12 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
     _write_evaluation(read, out)
-    (out / "summary.md").write_text(summarize(study, read), encoding="utf-8")
+    summary = summarize(study, read)
+    (out / "summary.md").write_text(summary, encoding="utf-8")
+    drawn = [
+        (out / "figures" / f"{name}.svg", (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")) for name in FIGURES
+    ]
+    (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
 
 
 def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:

@@ -1,0 +1,38 @@
+"""The HTML page: whole in one file, tables rendered, no id twice."""
+
+import re
+from pathlib import Path
+
+from tailrl.report.page import page
+
+SVG = '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use xlink:href="#a"/><g clip-path="url(#a)"/></svg>'
+
+
+def write(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.svg"
+    path.write_text(SVG, encoding="utf-8")
+    return path
+
+
+def test_tables_and_figures_are_in_the_page(tmp_path: Path) -> None:
+    html = page("# title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n", [(write(tmp_path, "one"), "caption < one")])
+    assert "<title>title</title>" in html
+    assert "<td>1</td>" in html
+    assert "caption &lt; one" in html
+    assert html.count("<svg") == 1 and "<?xml" not in html and "DOCTYPE svg" not in html
+
+
+def test_ids_of_two_figures_do_not_meet(tmp_path: Path) -> None:
+    html = page("# t", [(write(tmp_path, "one"), ""), (write(tmp_path, "two"), "")])
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert ids == ["one-a", "two-a"]
+    assert {*re.findall(r'href="#([^"]+)"', html), *re.findall(r"url\(#([^)]+)\)", html)} == set(ids)
+
+
+def test_a_figure_scales_with_the_page(tmp_path: Path) -> None:
+    svg = re.search(r"<svg[^>]*>", page("# t", [(write(tmp_path, "one"), "")]))
+    assert svg and 'width="10pt"' not in svg[0] and 'viewBox="0 0 10 5"' in svg[0]
+
+
+def test_html_in_the_summary_is_text() -> None:
+    assert "<script>" not in page("# t\n\nan arm called <script>alert(1)</script>\n", [])
