@@ -117,7 +117,8 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
     if rho.startswith("e"):
         return float(rho[1:])
     number, _, per_vocabulary = rho.partition("/")
-    return math.log(float(number)) - (math.log(vocabulary_size) if per_vocabulary else 0.0)
+    value = float(number) / (vocabulary_size if per_vocabulary else 1)
+    return math.log(value) if value > 0 else -math.inf
 
 
 class Vocabulary(Settings):
@@ -150,7 +151,7 @@ class Vocabulary(Settings):
                 raise ValueError("outside: paper_fill needs rule: min_p (nothing lies outside a full vocabulary)")
         elif self.rho is None:
             raise ValueError("rule: min_p needs rho")
-        elif not _RHO.match(self.rho) or log_rho(self.rho, 1000) > 0:
+        elif not _RHO.match(self.rho) or not -math.inf < log_rho(self.rho, 1000) <= 0:
             raise ValueError(f"rho is {self.rho!r}; write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
         return self
 
@@ -188,7 +189,7 @@ class Training(Settings):
     group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's leave-one-out baseline)")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     temperature: float = Field(1.0, gt=0, description="divides the logits in the sampler and in the trainer")
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW's rate after warm-up")
+    learning_rate: float = Field(1e-4, gt=0, description="AdamW's rate after warm-up")
     warmup_steps: int = Field(5, ge=0, description="steps over which the rate rises linearly")
     betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's decay of the two moments")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
