@@ -10,6 +10,9 @@ from torch import Tensor
 
 from tailrl.objective.corrections import sequence_sum
 
+LARGE_RATIO = torch.tensor(2.0)
+"""A token ratio outside [1/2, 2] is counted as large."""
+
 
 def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int) -> dict[str, float]:
     """How far two sets of log-probs of the same sampled tokens lie apart.
@@ -22,6 +25,7 @@ def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Te
 
     Returns:
         kl, k3_kl, delta_abs_mean, delta_abs_max: over tokens, nats.
+        rollout_is_ratio_fraction_high, _low: fraction of tokens with a ratio above 2, below 1/2.
         training_ppl, rollout_ppl, ppl_ratio, log_ppl_diff, log_ppl_abs_diff: means over sequences of
             perplexities exp(−mean_t log π), of rollout over training for the differences (log π_infer − log π_train).
         chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence.
@@ -42,6 +46,8 @@ def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Te
         "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),
         "delta_abs_mean": log_ratio_T.abs().mean().item(),
         "delta_abs_max": log_ratio_T.abs().max().item() if len(log_ratio_T) else float("nan"),
+        "rollout_is_ratio_fraction_high": (log_ratio_T > LARGE_RATIO.log()).double().mean().item(),
+        "rollout_is_ratio_fraction_low": (log_ratio_T < -LARGE_RATIO.log()).double().mean().item(),
         "training_ppl": (-train_N).exp().mean().item(),
         "rollout_ppl": (-infer_N).exp().mean().item(),
         "ppl_ratio": (infer_N - train_N).exp().mean().item(),
@@ -49,6 +55,20 @@ def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Te
         "log_ppl_abs_diff": (infer_N - train_N).abs().mean().item(),
         "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
         "chi2_seq": (2 * log_ratio_N).expm1().mean().item(),
+    }
+
+
+def advantage_skew(logp_train_T: Tensor, logp_infer_T: Tensor, advantage_T: Tensor) -> dict[str, float]:
+    """VeXact's C(r) = −(r − 1) A with r = π_train/π_infer, apart by the sign of the advantage.
+
+    Mean over all tokens, so that the two add up to the mean of C(r): a mismatch that is blind to the advantage
+    gives them opposite signs, one that skews the objective does not (arXiv 2605.14220).
+    """
+    skew_T = -(logp_train_T.double() - logp_infer_T.double()).expm1() * advantage_T.double()
+    tokens = max(1, len(skew_T))
+    return {
+        "c_positive_advantage": skew_T[advantage_T > 0].sum().item() / tokens,
+        "c_negative_advantage": skew_T[advantage_T < 0].sum().item() / tokens,
     }
 
 

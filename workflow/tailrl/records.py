@@ -24,10 +24,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response to sample: the prompt's tokens and the seed of its own random stream."""
+    """One response to sample.
+
+    Attributes:
+        prompt_tokens: token ids.
+        seed: of the response's own random stream.
+        threshold: the number of the safe set's rule for this response (ln ρ, k or p).
+    """
 
     prompt_tokens: tuple[int, ...]
     seed: int
+    threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,52 +124,116 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
 class Vocabulary(Settings):
     """The vocabulary that the objective lives on, in the sampler and, independently, in the trainer."""
 
-    rule: Literal["full", "min_p"] = Field(
-        "full", description="full: all tokens; min_p: those with at least rho times the largest probability"
+    rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
+        "full",
+        description="full: all tokens; min_p: those with at least rho times the largest probability; entropy: with at "
+        "least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
     )
     rho: str | None = Field(
-        None, description="min-p threshold relative to the maximum, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
+        None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
     )
+    k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
+    p: float | None = Field(None, gt=0, le=1, description="mass that top_p keeps at least")
+    adapt: Literal["none", "budget", "difficulty"] = Field(
+        "none",
+        description="budget: after every step move ln rho so that a response loses `budget` of mass; difficulty: per "
+        "prompt, between rho (never solved) and rho_easy (always solved)",
+    )
+    budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
+    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, as rho is written")
+    side: Literal["both", "sampler", "trainer"] = Field("both", description="who prunes; one side alone is biased")
     outside: Literal["drop", "paper_fill"] = Field(
         "drop",
         description="a sampled token outside the trainer's set, where no ratio is used: drop its term, or "
         "score it with the paper's fill of -50",
     )
 
-    @field_validator("rho", mode="before")
+    @field_validator("rho", "rho_easy", mode="before")
     @classmethod
     def _as_text(cls, rho: object) -> object:
         # YAML readers disagree on whether 1e-6 is a number: either way one spelling leaves here.
         return format(rho, "g") if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
 
+    @field_validator("rho", "rho_easy")
+    @classmethod
+    def _threshold(cls, rho: str | None) -> str | None:
+        if rho is not None and (not _RHO.match(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
+            raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
+        return rho
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.rule == "full":
-            if self.rho is not None:
-                raise ValueError("rho is given but rule is full: write rule: min_p, or leave rho out")
-            if self.outside != "drop":
-                raise ValueError("outside: paper_fill needs rule: min_p (nothing lies outside a full vocabulary)")
-        elif self.rho is None:
-            raise ValueError("rule: min_p needs rho")
-        elif not _RHO.match(self.rho) or not -math.inf < log_rho(self.rho, 1000) <= 0:
-            raise ValueError(f"rho is {self.rho!r}; write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
+        needs = {"min_p": "rho", "entropy": "rho", "top_k": "k", "top_p": "p"}.get(self.rule)
+        for name in ("rho", "k", "p"):
+            if (name == needs) != (getattr(self, name) is not None):
+                raise ValueError(f"rule: {self.rule} {'needs' if name == needs else 'does not use'} {name}")
+        for name, kind in (("budget", "budget"), ("rho_easy", "difficulty")):
+            if (self.adapt == kind) != (getattr(self, name) is not None):
+                raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
+        if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
+            raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
+        if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
+            raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self
 
-    def log_rho(self, vocabulary_size: int) -> float | None:
-        """ln ρ for a vocabulary of this size, or None where nothing is pruned."""
-        return None if self.rho is None else log_rho(self.rho, vocabulary_size)
+    def threshold(self, vocabulary_size: int) -> float:
+        """The rule's number: ln ρ, k or p; 0 for the full vocabulary."""
+        if self.rho is not None:
+            return log_rho(self.rho, vocabulary_size)
+        return self.k or self.p or 0.0
+
+
+THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
+"""Thresholds of a sequence's weight where they are not 2: the rejections' are arXiv 2605.14220's."""
 
 
 class Correction(Settings):
-    """Stop-gradient weights on sampled sequences, from Δ_y = Σ_t log π_train − log π_infer."""
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token times one per sequence, and a veto."""
 
-    weight: Literal["none", "mis"] = Field(
-        "none", description="none: 1; mis: exp(Δ_y) where it is at most threshold, else 0"
+    token: Literal["none", "tis", "mask"] = Field(
+        "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
     )
-    threshold: float = Field(2.0, gt=0, description="C, the largest weight that mis keeps (assumed)")
+    token_threshold: float = Field(2.0, gt=1, description="C of the token's weight")
+    sequence: Literal["none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3"] = Field(
+        "none",
+        description="is: exp(Δ_y); tis: at most C of it; mis: 0 above C; geometric: 1 where exp(mean Δ_t) is within "
+        "[1/C, C], else 0; reject_k1, reject_k3: 1 where the sequence's mean of |K1| or K3 is at most C, else 0",
+    )
+    sequence_threshold: float | None = Field(
+        None, gt=0, description="C of the sequence's weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
+    )
     veto: float | None = Field(
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
     )
+
+    @model_validator(mode="after")
+    def _useful(self) -> Self:
+        if self.sequence == "geometric" and self.limit <= 1:
+            raise ValueError("sequence: geometric keeps ratios within [1/C, C]: sequence_threshold must exceed 1")
+        if self.sequence in ("none", "is") and self.sequence_threshold is not None:
+            raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """C of the sequence's weight, its default filled in."""
+        return THRESHOLDS.get(self.sequence, 2.0) if self.sequence_threshold is None else self.sequence_threshold
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any weight (not only a veto) is in use."""
+        return self.token != "none" or self.sequence != "none"
+
+
+class Clip(Settings):
+    """PPO's clipped ratio in place of the plain log-prob, for several updates on the same rollouts."""
+
+    ratio: Literal["recompute", "bypass", "decoupled"] = Field(
+        description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
+        "stop-gradient π_train_old/π_rollout_old of the token"
+    )
+    low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient where the advantage is < 0")
+    high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient where the advantage is > 0")
 
 
 class SamplerSettings(Settings):
@@ -187,6 +251,7 @@ class Training(Settings):
     steps: int = Field(100, ge=1, description="updates, each on fresh rollouts")
     prompts: int = Field(8, ge=1, description="different problems per step")
     group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's leave-one-out baseline)")
+    minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     temperature: float = Field(1.0, gt=0, description="divides the logits in the sampler and in the trainer")
     learning_rate: float = Field(1e-4, gt=0, description="AdamW's rate after warm-up")
@@ -201,18 +266,29 @@ class Training(Settings):
 class Arm(Settings):
     """One way to train: a flat record, data and no code."""
 
-    estimator: Literal["rloo"] = Field("rloo", description="how rewards become advantages")
+    estimator: Literal["rloo", "reinforce", "grpo"] = Field("rloo", description="how rewards become advantages")
+    clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
     vocabulary: Vocabulary = Vocabulary()
     correction: Correction = Correction()
     sampler: SamplerSettings = SamplerSettings()
     training: dict[str, Any] = Field(default_factory=dict, description="training settings that differ in this arm")
+    deliberate: bool = Field(False, description="run it although it is biased by construction, as an ablation")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.vocabulary.outside == "paper_fill" and (self.correction.weight != "none" or self.correction.veto):
+        if self.vocabulary.outside == "paper_fill" and (self.correction.weighted or self.correction.veto or self.clip):
             raise ValueError(
-                "vocabulary.outside: paper_fill has no effect beside a correction or a veto, "
+                "vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
                 "which give a sequence with an outside token weight 0"
+            )
+        if self.clip and self.clip.ratio == "bypass" and self.correction.weighted:
+            raise ValueError(
+                "clip.ratio: bypass already divides by the sampler's probability; a correction would do so twice"
+            )
+        if self.vocabulary.side != "both" and not self.deliberate:
+            raise ValueError(
+                f"vocabulary.side: {self.vocabulary.side} samples from one distribution and trains another, which "
+                "multiplies every ratio by the kept mass; prune on both sides, or say deliberate: true"
             )
         return self
 
@@ -257,7 +333,8 @@ class Run(Settings):
     arm: str
     policy: Policy
     task: Task
-    estimator: Literal["rloo"]
+    estimator: Literal["rloo", "reinforce", "grpo"]
+    clip: Clip | None
     vocabulary: Vocabulary
     correction: Correction
     sampler: SamplerSettings

@@ -116,13 +116,20 @@ class Study(Settings):
             training = Training.model_validate({**self.training.model_dump(), **arm.training})
         except ValidationError as error:
             raise ValueError(f"arms.{arm_name}.training: {_sentences(error)}") from None
+        if training.minibatches > training.prompts * training.group_size:
+            raise ValueError(f"arms.{arm_name}: more minibatches than responses a step")
+        if training.minibatches > 1 and arm.clip is None and not (arm.correction.weighted or arm.deliberate):
+            raise ValueError(
+                f"arms.{arm_name}: with {training.minibatches} minibatches all but the first train on responses of an "
+                "older policy; add clip or a correction, or say deliberate: true"
+            )
         return Run(
             study=self.name,
             arm=arm_name,
             policy=self.policy,
             task=self.task,
             training=training,
-            **{name: getattr(arm, name) for name in ("estimator", "vocabulary", "correction", "sampler")},
+            **{name: getattr(arm, name) for name in ("estimator", "clip", "vocabulary", "correction", "sampler")},
         )
 
 

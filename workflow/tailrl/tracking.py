@@ -85,7 +85,7 @@ def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
         name=f"{run.arm}-seed{seed}",
         group=f"{run.study}/{run.arm}",
         job_type="train",
-        tags=[run.arm, run.estimator, f"vocabulary-{run.vocabulary.rule}", f"correction-{run.correction.weight}"],
+        tags=[run.arm, run.estimator, f"vocabulary-{run.vocabulary.rule}", f"correction-{run.correction.sequence}"],
         config={**run.model_dump(), "seed": seed},
         settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
     )

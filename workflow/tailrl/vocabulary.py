@@ -4,14 +4,16 @@ For logits z (after temperature) and a threshold ρ, the safe set of a state is
 
     V_S = {a : π(a) ≥ ρ max_k π(k)} = {a : z_a ≥ max_k z_k + ln ρ}                       (Section 5)
 
-and the constrained policy is π^mp(a) = π(a) 1[a ∈ V_S] / Z with the kept mass Z = Σ_{V_S} π. Everything
-here is a sum over V_S alone, so it is invariant to a shift of the logits and needs no fill value. The set is
-chosen without gradient: inside it the gradient is that of a softmax over V_S, outside it is exactly zero.
+and the constrained policy is π^mp(a) = π(a) 1[a ∈ V_S] / Z with the kept mass Z = Σ_{V_S} π. Every rule here is
+a cut of the state's logits, V_S = {a : z_a ≥ cut}, and everything computed from it is a sum over V_S alone, so it is
+invariant to a shift of the logits and needs no fill value. The set is chosen without gradient: inside it the
+gradient is that of a softmax over V_S, outside it is exactly zero.
 
 The paper writes −50 into the masked logits instead. For a sampled token inside the set that is the same to
 float precision; for one outside it is not (its gradient pushes every safe logit down): `paper_fill`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,30 +44,83 @@ class TokenLogprobs:
     outside_T: Tensor
 
 
-def safe_set(logits_TV: Tensor, log_rho: float | Tensor | None) -> Tensor:
-    """Which tokens are safe: bool [T, V]; all of them where `log_rho` is None.
+# --- rules: (logits [T, V], threshold) → cut [T, 1]; the threshold is one number or, [T, 1], one per row ----
 
-    `log_rho` is ln ρ ≤ 0, one for all rows or, [T, 1], one for each; −inf keeps every token.
+
+def full(logits_TV: Tensor, _: float | Tensor) -> Tensor:
+    """No cut: every token is safe."""
+    return torch.full_like(logits_TV[:, :1], -torch.inf)
+
+
+def min_p(logits_TV: Tensor, log_rho: float | Tensor) -> Tensor:
+    """Tokens with at least ρ times the largest probability; `log_rho` is ln ρ ≤ 0."""
+    return logits_TV.amax(-1, keepdim=True) + log_rho
+
+
+def entropy(logits_TV: Tensor, log_rho: float | Tensor) -> Tensor:
+    """Tokens with at least ρ times exp(−H), H the state's entropy: the cut adapts to how sure the policy is.
+
+    exp(−H) is the geometric mean of the probabilities of what is sampled. It equals the maximum, and the rule min-p,
+    where the policy is flat over its choices; where it is nearly sure but has a long tail, H is small, exp(−H) lies
+    below the maximum and more of the tail stays. The most probable token is always safe, since max π ≥ exp(−H).
     """
-    if log_rho is None:
-        return torch.ones_like(logits_TV, dtype=torch.bool)
-    with torch.no_grad():
-        return logits_TV >= logits_TV.amax(-1, keepdim=True) + log_rho
+    log_sum_T1 = logits_TV.logsumexp(-1, keepdim=True)
+    log_probs_TV = logits_TV - log_sum_T1
+    entropy_T1 = -(log_probs_TV.exp() * log_probs_TV.nan_to_num(neginf=0.0)).sum(-1, keepdim=True)
+    # Never above the largest logit, whatever the rounding.
+    return torch.minimum(log_sum_T1 - entropy_T1 + log_rho, logits_TV.amax(-1, keepdim=True))
+
+
+def top_k(logits_TV: Tensor, k: float | Tensor) -> Tensor:
+    """The k most probable tokens, and those that tie with the last of them."""
+    count = logits_TV.shape[-1]
+    place_T1 = torch.as_tensor(k, device=logits_TV.device).long().clamp(1, count).expand(len(logits_TV), 1) - 1
+    return logits_TV.topk(int(place_T1.max()) + 1, dim=-1).values.gather(-1, place_T1)
+
+
+def top_p(logits_TV: Tensor, mass: float | Tensor) -> Tensor:
+    """The fewest most probable tokens that hold at least this mass, and those that tie with the last of them."""
+    sorted_TV = logits_TV.sort(-1, descending=True).values
+    probs_TV = sorted_TV.softmax(-1)
+    before_TV = probs_TV.cumsum(-1) - probs_TV
+    kept_T1 = (before_TV < mass).sum(-1, keepdim=True).clamp(min=1)
+    return sorted_TV.gather(-1, kept_T1 - 1)
+
+
+RULES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {
+    "full": full,
+    "min_p": min_p,
+    "entropy": entropy,
+    "top_k": top_k,
+    "top_p": top_p,
+}
+
+
+@torch.no_grad()
+def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
+    """The smallest safe logit of each row, [T, 1], by the rule of that name."""
+    return RULES[rule](logits_TV, threshold)
+
+
+def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
+    """Which tokens are safe: bool [T, V]."""
+    return logits_TV >= logit_cut(logits_TV, rule, threshold)
 
 
 def token_logprobs(
-    logits_TV: Tensor, tokens_T: Tensor, log_rho: float | None, paper_fill: bool = False
+    logits_TV: Tensor, tokens_T: Tensor, rule: str, threshold: float | Tensor = 0.0, paper_fill: bool = False
 ) -> TokenLogprobs:
     """Constrained log-probabilities of the sampled tokens.
 
     Args:
         logits_TV: float32 [T, V], already divided by the temperature.
         tokens_T: int64 [T], the sampled tokens.
-        log_rho: ln ρ; None for the full vocabulary.
+        rule: name of the safe set's rule.
+        threshold: its number, one for all rows or [T, 1]: ln ρ, k or p.
         paper_fill: score a token outside the set as the paper does, with a logit of −50 in a softmax over
             the filled logits, rather than leave it out.
     """
-    safe_TV = safe_set(logits_TV, log_rho)
+    safe_TV = safe_set(logits_TV, rule, threshold)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     outside_T = ~safe_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     log_sum_safe_T = logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)

@@ -1,10 +1,14 @@
-"""Corrections: stop-gradient weights on whole sequences, from the log-ratio of trainer to sampler.
+"""Corrections: stop-gradient weights from the log-ratio of trainer to sampler, one small function each.
 
 Per token Δ_t = log π_train − log π_infer under the distributions that the arm's objective is about (the
-masked ones, for a pruned vocabulary); per sequence Δ_y = Σ_t Δ_t. A sampled token outside the trainer's set
-has trainer probability 0, hence ratio 0: any ratio or veto gives its sequence weight 0.
+masked ones, for a pruned vocabulary); per sequence Δ_y = Σ_t Δ_t and its mean over the T tokens. A sampled token
+outside the trainer's set has trainer probability 0, hence ratio 0: any ratio or veto gives its sequence weight 0.
+
+Names and sources: TIS (truncated importance sampling, per token), sequence IS, MIS (masked sequence IS, arXiv
+2512.23087), rejection by a sequence mean (arXiv 2605.14220), veto (arXiv 2512.23087).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,19 +18,23 @@ from tailrl.settings import Correction
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceWeights:
-    """Weights of N sequences; all float32 or bool [N], none carries a gradient.
+class Weights:
+    """Weights of T tokens in N sequences; float32 or bool, none carries a gradient.
 
     Attributes:
+        weight_T: what multiplies each token's term of the loss: the token's weight times its sequence's.
         raw_N: exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside the trainer's set.
-        weight_N: what multiplies the sequence's loss.
-        rejected_N: sequences that the correction's threshold rejects.
+        used_N: the weight that a sequence is left with: its own, or the mean of its tokens' weights.
+        rejected_N: sequences to which the correction's threshold gives weight 0.
+        masked_T: tokens to which the correction's threshold gives weight 0.
         vetoed_N: sequences that the veto discards.
     """
 
+    weight_T: Tensor
     raw_N: Tensor
-    weight_N: Tensor
+    used_N: Tensor
     rejected_N: Tensor
+    masked_T: Tensor
     vetoed_N: Tensor
 
 
@@ -35,32 +43,106 @@ def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=values_T.dtype, device=values_T.device).index_add(0, sequence_T, values_T)
 
 
+def sequence_mean(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
+    """Mean of per-token values [T] over each of `count` sequences: [N]; 0 for a sequence without a token."""
+    tokens_N = sequence_sum(torch.ones_like(values_T), sequence_T, count)
+    return sequence_sum(values_T, sequence_T, count) / tokens_N.clamp(min=1)
+
+
 def sequence_any(flags_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     """Whether any token of each of `count` sequences carries the flag: bool [N]."""
     return sequence_sum(flags_T.float(), sequence_T, count) > 0
 
 
+# --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N] ------------------------------
+
+
+def _ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
+    return sequence_sum(delta_T, sequence_T, count).exp()
+
+
+def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Tensor:
+    """exp(Δ_y): the weight of Theorem 5.3, unbiased and of unbounded variance."""
+    return _ratio(delta_T, sequence_T, count)
+
+
+def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+    """min(exp(Δ_y), C)."""
+    return _ratio(delta_T, sequence_T, count).clamp(max=threshold)
+
+
+def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+    """exp(Δ_y) where it is at most C, else 0."""
+    ratio_N = _ratio(delta_T, sequence_T, count)
+    return ratio_N.masked_fill(ratio_N > threshold, 0.0)
+
+
+def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+    """1 where the geometric mean of the token ratios lies within [1/C, C], else 0."""
+    mean_N = sequence_mean(delta_T, sequence_T, count)
+    return (mean_N.abs() <= torch.tensor(threshold).log()).float()
+
+
+def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+    """1 where |mean_t K1| ≤ threshold (K1 = −Δ), else 0; two-sided, since K1 has either sign."""
+    return (sequence_mean(-delta_T, sequence_T, count).abs() <= threshold).float()
+
+
+def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+    """1 where mean_t K3 ≤ threshold (K3 = e^Δ − Δ − 1 ≥ 0), else 0."""
+    return (sequence_mean(delta_T.expm1() - delta_T, sequence_T, count) <= threshold).float()
+
+
+# --- weights of a token: (Δ_T, threshold) → weight [T] ------------------------------------------------
+
+
+def token_tis(delta_T: Tensor, threshold: float) -> Tensor:
+    """min(exp(Δ_t), C) for each token."""
+    return delta_T.exp().clamp(max=threshold)
+
+
+def token_mask(delta_T: Tensor, threshold: float) -> Tensor:
+    """exp(Δ_t) where it lies within [1/C, C], else 0."""
+    return delta_T.exp().masked_fill(delta_T.abs() > torch.tensor(threshold).log(), 0.0)
+
+
+SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
+    "is": sequence_is,
+    "tis": sequence_tis,
+    "mis": mis,
+    "geometric": geometric,
+    "reject_k1": reject_k1,
+    "reject_k3": reject_k3,
+}
+TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Tensor]] = {"tis": token_tis, "mask": token_mask}
+
+
 @torch.no_grad()
-def sequence_weights(
-    delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, correction: Correction
-) -> SequenceWeights:
-    """The weights that `correction` gives to the sequences of a micro-batch.
+def correct(delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, correction: Correction) -> Weights:
+    """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
     Args:
         delta_T: float32 [T], log π_train − log π_infer of each token; ignored where outside.
         outside_T: bool [T], the token lies outside the trainer's safe set.
         sequence_T: int64 [T], the sequence that each token belongs to.
         count: N; a sequence without a token gets weight 1 (an empty product).
-        correction: which weight, which threshold, which veto.
+        correction: which weights, which thresholds, which veto.
     """
     outside_N = sequence_any(outside_T, sequence_T, count)
-    delta_N = sequence_sum(delta_T.masked_fill(outside_T, 0.0), sequence_T, count)
-    raw_N = delta_N.exp().masked_fill(outside_N, 0.0)
-    none_N = torch.zeros_like(outside_N)
-    rejected_N = raw_N > correction.threshold if correction.weight == "mis" else none_N
-    vetoed_N = none_N
+    delta_T = delta_T.masked_fill(outside_T, 0.0)
+    raw_N = _ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
+    token_T, sequence_N = torch.ones_like(delta_T), torch.ones_like(raw_N)
+    if correction.token != "none":
+        token_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
+    if correction.sequence != "none":
+        sequence_N = SEQUENCE_WEIGHTS[correction.sequence](delta_T, sequence_T, count, correction.limit)
+    rejected_N, masked_T = sequence_N == 0, token_T == 0
+    vetoed_N = torch.zeros_like(outside_N)
     if correction.veto is not None:
-        small_T = (delta_T < torch.tensor(correction.veto).log()) | outside_T
-        vetoed_N = sequence_any(small_T, sequence_T, count)
-    weight_N = raw_N if correction.weight == "mis" else torch.ones_like(raw_N)
-    return SequenceWeights(raw_N, weight_N.masked_fill(rejected_N | vetoed_N, 0.0), rejected_N, vetoed_N)
+        vetoed_N = sequence_any((delta_T < torch.tensor(correction.veto).log()) | outside_T, sequence_T, count)
+    gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N
+    sequence_N = sequence_N.masked_fill(gone_N, 0.0)
+    weight_T = token_T * sequence_N[sequence_T]
+    tokens_N = sequence_sum(torch.ones_like(token_T), sequence_T, count)
+    used_N = torch.where(tokens_N > 0, sequence_mean(weight_T, sequence_T, count), sequence_N)
+    return Weights(weight_T, raw_N, used_N, rejected_N, masked_T, vetoed_N)

@@ -21,12 +21,12 @@ class Decoding:
     Attributes:
         temperature: divides the logits, before everything else.
         max_new_tokens: longest response, tokens.
-        log_rho: ln ρ of the min-p mask on the engine's own distribution; None samples from all tokens.
+        rule: of the safe set on the engine's own distribution (`vocabulary.RULES`); its number comes with each request.
     """
 
     temperature: float
     max_new_tokens: int
-    log_rho: float | None = None
+    rule: str = "full"
 
 
 class Sampler(Protocol):
@@ -35,6 +35,11 @@ class Sampler(Protocol):
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """One rollout per request, in their order. The same request gives the same rollout whatever else
         is in the batch, as far as the engine's arithmetic does not depend on the batch."""
+        ...
+
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """Largest difference, nats, between the log-probs that `generate` returns and those of the distribution that
+        the engine samples from, both for these requests; raises StudyError where ratios would be biased by it."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

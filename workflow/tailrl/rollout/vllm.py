@@ -32,9 +32,11 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from tailrl.errors import StudyError
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding
-from tailrl.vocabulary import safe_set
+from tailrl.vocabulary import logit_cut
 
 SEQUENCES_IN_FLIGHT = 128
+SELF_TEST_TOLERANCE = 1e-4
+"""Nats. float32 against float64 differs by 1e-6; raw log-probs in place of processed ones by −log Z."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class _Row:
     """A row of the engine's batch: whose it is, its threshold, and its running list of sampled tokens."""
 
     request: int
-    log_rho: float | None
+    rule: str
+    threshold: float
     tokens: list[int]
 
 
@@ -66,6 +69,8 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
         self.rows: dict[int, _Row] = {}
         self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
+        self.captured: list[tuple[int, int, Tensor]] | None = None
+        """Where set to a list: request, position and logits (before the mask) of every row, for a self-test."""
 
     def is_argmax_invariant(self) -> bool:
         """The most probable token is always safe; saying so also puts the mask after the temperature."""
@@ -79,7 +84,9 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
             self.rows.pop(index, None)
         for index, params, _, tokens in batch_update.added:
             given = params.extra_args or {}
-            self.rows[index] = _Row(given.get("request", -1), given.get("log_rho"), tokens)
+            self.rows[index] = _Row(
+                given.get("request", -1), given.get("rule", "full"), given.get("threshold", 0.0), tokens
+            )
         for source, target, direction in batch_update.moved:
             moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
             if moved is not None:
@@ -88,15 +95,20 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
                 self.rows[source] = displaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Mask float32 logits [rows, V] in place; each row's threshold came with its request."""
+        """Mask float32 logits [rows, V] in place; each row's rule came with its request."""
         rows = [self.rows[index] for index in range(logits.shape[0])]
+        if self.captured is not None:
+            self.captured.extend((row.request, len(row.tokens), logits[i].clone()) for i, row in enumerate(rows))
         log_kept = torch.zeros(len(rows), device=logits.device)
         kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
-        if any(row.log_rho is not None for row in rows):
-            log_rho = torch.tensor(
-                [-torch.inf if row.log_rho is None else row.log_rho for row in rows], device=logits.device
-            )
-            safe = safe_set(logits, log_rho[:, None])
+        rules = {row.rule for row in rows} - {"full"}
+        if rules:
+            cut = torch.full((len(rows), 1), -torch.inf, device=logits.device)
+            for rule in rules:
+                chosen = [index for index, row in enumerate(rows) if row.rule == rule]
+                threshold = torch.tensor([[rows[index].threshold] for index in chosen], device=logits.device)
+                cut[chosen] = logit_cut(logits[chosen], rule, threshold)
+            safe = logits >= cut
             log_sum = logits.logsumexp(-1)
             logits.masked_fill_(~safe, -torch.inf)
             log_kept = logits.logsumexp(-1) - log_sum
@@ -122,8 +134,17 @@ class WorkerExtension:
 
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
+        return self._processor().take()
+
+    def _processor(self) -> SafeSetProcessor:
         processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
-        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
+        return next(p for p in processors if isinstance(p, SafeSetProcessor))
+
+    def capture_logits(self, on: bool) -> list[tuple[int, int, Tensor]] | None:
+        """Start (True) or end (False) keeping the logits; returns what was kept until now."""
+        processor = self._processor()
+        captured, processor.captured = processor.captured, [] if on else None
+        return captured
 
     def set_weights(self, weights: list[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
@@ -180,7 +201,7 @@ class VllmSampler:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                extra_args={"request": index} | ({} if decoding.log_rho is None else {"log_rho": decoding.log_rho}),
+                extra_args={"request": index, "rule": decoding.rule, "threshold": request.threshold},
             )
             for index, request in enumerate(requests)
         ]
@@ -196,6 +217,32 @@ class VllmSampler:
             _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index])
             for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
         ]
+
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """Whether the engine's log-probs are those of the masked, renormalised distribution that it samples from.
+
+        Returns:
+            The largest difference, nats, from a float64 log-softmax over the safe set of the engine's own logits.
+
+        Raises:
+            StudyError: it exceeds `SELF_TEST_TOLERANCE`: every ratio would be off by as much, in silence.
+        """
+        self.llm.collective_rpc("capture_logits", args=(True,))
+        rollouts = self.generate(requests, decoding)
+        captured = self.llm.collective_rpc("capture_logits", args=(False,))[0]
+        worst = 0.0
+        for request, position, logits in captured:
+            rollout = rollouts[request]
+            if position < len(rollout.tokens):
+                cut = logit_cut(logits[None], decoding.rule, requests[request].threshold)[0]
+                log_sum = logits.double().masked_fill(logits < cut, -torch.inf).logsumexp(-1)
+                expected = logits[rollout.tokens[position]].double() - log_sum
+                worst = max(worst, abs(expected.item() - float(rollout.logp_infer_T[position])))
+        if worst > SELF_TEST_TOLERANCE:
+            raise StudyError(
+                f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
+            )
+        return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.load_weights`; what was cached under the old weights is dropped."""

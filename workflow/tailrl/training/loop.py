@@ -24,10 +24,11 @@ from tailrl.provenance import provenance
 from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
-from tailrl.settings import Run, Training
+from tailrl.settings import Run
 from tailrl.tasks import score
 from tailrl.tracking import Tracker
-from tailrl.training.step import Stopwatch, accumulate_gradients, optimizer_step
+from tailrl.training.step import Sample, Stopwatch, update
+from tailrl.training.thresholds import Thresholds
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
@@ -57,27 +58,32 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     )
     sampler = make_sampler(run.sampler, policy_folder, length, seed)
     sampler.load_weights(named_weights(model))
-    decoding = Decoding(settings.temperature, settings.max_new_tokens, run.vocabulary.log_rho(model.config.vocab_size))
+    thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
+    rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
+    decoding = Decoding(settings.temperature, settings.max_new_tokens, rule)
+    order = problem_order(len(problems), settings.prompts, seed)
+    tested = sampler.self_test(step_requests(prompts[:4], [thresholds.of(0)] * 4, 2, seed, step=-1), decoding)
     tokens: list[dict[str, NDArray[Any]]] = []
     startup = time.perf_counter() - started
     logging_seconds = 0.0
     with Tracker(run, seed, out, wandb_folder) as tracker:
-        for step, chosen in zip(
-            range(settings.steps), problem_order(len(problems), settings.prompts, seed), strict=False
-        ):
-            watch, begun = Stopwatch(), time.perf_counter()
+        for step in range(settings.steps):
+            watch, begun, chosen = Stopwatch(), time.perf_counter(), next(order)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
+            given = [thresholds.of(problem) for problem in chosen]
+            requests = step_requests([prompts[i] for i in chosen], given, settings.group_size, seed, step)
             with watch.phase("rollout"):
-                rollouts = sampler.generate(step_requests([prompts[i] for i in chosen], settings, seed, step), decoding)
+                rollouts = sampler.generate(requests, decoding)
             with watch.phase("reward"):
                 answers = [problems[i].answer for i in chosen for _ in range(settings.group_size)]
                 rewards_PG = rewards(rollouts, answers, tokenizer).reshape(settings.prompts, settings.group_size)
             advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
+            samples = [
+                Sample(*parts) for parts in zip(rollouts, advantages, (r.threshold for r in requests), strict=True)
+            ]
             try:
-                loss, record = accumulate_gradients(model, rollouts, advantages, run, watch)
-                with watch.phase("optimizer"):
-                    norm = optimizer_step(model, optimizer, settings.max_grad_norm)
+                loss, norm, record = update(model, optimizer, samples, run, derive_seed("deal", seed, step), watch)
             except StudyError as error:
                 raise StudyError(f"arm {run.arm}, seed {seed}, step {step}: {error}") from None
             with watch.phase("weights"):
@@ -88,10 +94,12 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
                     "train/loss": loss,
                     "train/grad_norm": norm,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
+                    "dvp/threshold": float(np.mean(given)),
                     **_reward_metrics(rewards_PG),
                     **_response_metrics(rollouts),
                     **record.metrics(),
                 }
+                thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), metrics["dvp/lost_mass_per_response"])
                 if step % settings.keep_tokens_every == 0:
                     kept = record.tokens()
                     tokens.append({"step": np.full(len(kept["outside"]), step, np.int32), **kept})
@@ -105,7 +113,8 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
             logging_seconds = time.perf_counter() - logged
     np.savez_compressed(out / "tokens.npz", **{name: np.concatenate([t[name] for t in tokens]) for name in tokens[0]})
     save_policy(model, tokenizer, out / "policy")
-    _write_run(out / "run.json", run, seed, startup, time.perf_counter() - started)
+    seconds = {"startup_seconds": round(startup, 3), "wall_seconds": round(time.perf_counter() - started, 3)}
+    _write_run(out / "run.json", run, seed, {**seconds, "sampler_self_test": tested})
 
 
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
@@ -120,12 +129,14 @@ def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
         epoch += 1
 
 
-def step_requests(prompts: Sequence[tuple[int, ...]], settings: Training, seed: int, step: int) -> list[Request]:
+def step_requests(
+    prompts: Sequence[tuple[int, ...]], thresholds: Sequence[float], group_size: int, seed: int, step: int
+) -> list[Request]:
     """The requests of a step, `group_size` for each prompt in turn, each with a random stream of its own."""
     return [
-        Request(prompt, derive_seed("rollout", seed, step, place, member))
-        for place, prompt in enumerate(prompts)
-        for member in range(settings.group_size)
+        Request(prompt, derive_seed("rollout", seed, step, place, member), threshold)
+        for place, (prompt, threshold) in enumerate(zip(prompts, thresholds, strict=True))
+        for member in range(group_size)
     ]
 
 
@@ -155,7 +166,7 @@ def _response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def _write_run(path: Path, run: Run, seed: int, startup: float, wall: float) -> None:
+def _write_run(path: Path, run: Run, seed: int, measured: dict[str, float]) -> None:
     record = {
         "study": run.study,
         "arm": run.arm,
@@ -163,7 +174,6 @@ def _write_run(path: Path, run: Run, seed: int, startup: float, wall: float) -> 
         "settings": run.model_dump(mode="json"),
         **provenance(),
         "threads": torch.get_num_threads(),
-        "startup_seconds": round(startup, 3),
-        "wall_seconds": round(wall, 3),
+        **measured,
     }
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrl.errors import StudyError
-from tailrl.mismatch import log_ratio_metrics, weight_metrics
-from tailrl.objective.corrections import SequenceWeights, sequence_weights
-from tailrl.objective.losses import policy_gradient
-from tailrl.packing import micro_batches, pack_batch
+from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
+from tailrl.objective.corrections import Weights, correct, sequence_sum
+from tailrl.objective.losses import clipped_ratio, policy_gradient
+from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
 from tailrl.settings import Run
@@ -50,97 +50,158 @@ class StepRecord:
     log_kept_infer: list[Tensor] = field(default_factory=list)
     kept_vocab_infer: list[Tensor] = field(default_factory=list)
     sequence: list[Tensor] = field(default_factory=list)
-    weights: list[SequenceWeights] = field(default_factory=list)
+    advantage: list[Tensor] = field(default_factory=list)
+    clipped: list[Tensor] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
     sequences: int = 0
 
     def tokens(self) -> dict[str, NDArray[np.generic]]:
         """Per-token arrays of the step, nats: what the figure of Δ by token probability is made from."""
-        outside_T = torch.cat([lp.outside_T for lp in self.logprobs])
         logp_infer_T = torch.cat(self.logp_infer)
         return {
-            "logp_train": torch.cat([lp.logp_full_T for lp in self.logprobs]).cpu().numpy(),
+            "logp_train": _joined(self.logprobs, "logp_full_T").cpu().numpy(),
             "logp_infer": (logp_infer_T + torch.cat(self.log_kept_infer)).cpu().numpy(),
-            "logp_train_masked": torch.cat([lp.logp_T.detach() for lp in self.logprobs]).cpu().numpy(),
+            "logp_train_masked": _joined(self.logprobs, "logp_T").detach().cpu().numpy(),
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
-            "outside": outside_T.cpu().numpy(),
+            "outside": _joined(self.logprobs, "outside_T").cpu().numpy(),
         }
+
+    def lost_mass_per_response(self) -> float:
+        """Mean over responses of Σ_t (1 − Z_t) in the trainer: Prop. 5.5's bound on the bias, per unit of reward."""
+        lost_T = -_joined(self.logprobs, "log_kept_T").expm1()
+        return sequence_sum(lost_T, torch.cat(self.sequence), self.sequences).mean().item()
 
     def metrics(self) -> dict[str, float]:
         """The step's mismatch, weights and vocabulary; the names are in `tailrl.metrics`."""
-        logp_T = torch.cat([lp.logp_T.detach() for lp in self.logprobs])
-        logp_full_T = torch.cat([lp.logp_full_T for lp in self.logprobs])
-        log_kept_T = torch.cat([lp.log_kept_T for lp in self.logprobs])
-        outside_T = torch.cat([lp.outside_T for lp in self.logprobs])
+        logp_T, outside_T = _joined(self.logprobs, "logp_T").detach(), _joined(self.logprobs, "outside_T")
         logp_infer_T, log_kept_infer_T = torch.cat(self.logp_infer), torch.cat(self.log_kept_infer)
+        unmasked_infer_T = logp_infer_T + log_kept_infer_T
         sequence_T, inside_T = torch.cat(self.sequence), ~outside_T
-        masked = log_ratio_metrics(logp_T[inside_T], logp_infer_T[inside_T], sequence_T[inside_T], self.sequences)
-        unmasked = log_ratio_metrics(logp_full_T, logp_infer_T + log_kept_infer_T, sequence_T, self.sequences)
-        raw = weight_metrics(torch.cat([w.raw_N for w in self.weights]))
-        used = weight_metrics(torch.cat([w.weight_N for w in self.weights]))
+        masked = (logp_T[inside_T], logp_infer_T[inside_T])
+        unmasked = (_joined(self.logprobs, "logp_full_T"), unmasked_infer_T)
+        mass_T = _joined(self.logprobs, "log_kept_T").exp()
+        groups = {
+            "rollout_corr": log_ratio_metrics(*masked, sequence_T[inside_T], self.sequences)
+            | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
+            | weight_metrics(_joined(self.weights, "used_N")),
+            "rollout_corr_unmasked": log_ratio_metrics(*unmasked, sequence_T, self.sequences),
+            "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
+        }
         return {
-            "policy/entropy": torch.cat([lp.entropy_T for lp in self.logprobs]).mean().item(),
-            **{f"rollout_corr/{name}": value for name, value in masked.items()},
-            **{f"rollout_corr_unmasked/{name}": value for name, value in unmasked.items()},
-            **{f"rollout_corr_raw/{name}": value for name, value in raw.items()},
-            **{f"rollout_corr/{name}": value for name, value in used.items()},
-            "rollout_corr/rollout_rs_seq_masked_fraction": _fraction([w.rejected_N for w in self.weights]),
-            "rollout_corr/veto_seq_fraction": _fraction([w.vetoed_N for w in self.weights]),
-            "dvp/kept_mass_train_mean": log_kept_T.exp().mean().item(),
-            "dvp/kept_mass_train_min": log_kept_T.exp().min().item(),
-            "dvp/kept_mass_rollout_mean": log_kept_infer_T.exp().mean().item(),
+            **{f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()},
+            "policy/entropy": _mean(_joined(self.logprobs, "entropy_T")),
+            "policy/clip_fraction": _mean(torch.cat(self.clipped)),
+            "rollout_corr/rollout_rs_masked_fraction": _mean(_joined(self.weights, "masked_T")),
+            "rollout_corr/rollout_rs_seq_masked_fraction": _mean(_joined(self.weights, "rejected_N")),
+            "rollout_corr/veto_seq_fraction": _mean(_joined(self.weights, "vetoed_N")),
+            "dvp/kept_mass_train_mean": _mean(mass_T),
+            "dvp/kept_mass_train_min": mass_T.min().item(),
+            "dvp/kept_mass_rollout_mean": _mean(log_kept_infer_T.exp()),
             "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
-            "dvp/kept_vocab_per_token_train": torch.cat([lp.kept_vocab_T for lp in self.logprobs])
-            .float()
-            .mean()
-            .item(),
-            "dvp/kept_vocab_per_token_rollout": torch.cat(self.kept_vocab_infer).float().mean().item(),
-            "dvp/sampled_outside_train_support_fraction": outside_T.float().mean().item(),
+            "dvp/lost_mass_per_response": self.lost_mass_per_response(),
+            "dvp/kept_vocab_per_token_train": _mean(_joined(self.logprobs, "kept_vocab_T")),
+            "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
+            "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
             "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
         }
 
 
-def _fraction(flags: Sequence[Tensor]) -> float:
-    return torch.cat(list(flags)).float().mean().item()
+def _joined(parts: Sequence[TokenLogprobs] | Sequence[Weights], name: str) -> Tensor:
+    return torch.cat([getattr(part, name) for part in parts])
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().mean().item()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout as the trainer sees it: its advantage, and the number of its safe set's rule."""
+
+    rollout: Rollout
+    advantage: float
+    threshold: float
+
+
+def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[TokenLogprobs, Batch]:
+    """The trainer's log-probs of one packed micro-batch, on its own safe set."""
+    weight_VH = head_weight(model)
+    batch = pack_batch(
+        [s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], weight_VH.device
+    )
+    hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+    logits_TV = (hidden_TH @ weight_VH.T).float() / run.training.temperature
+    threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
+    rule = "full" if run.vocabulary.side == "sampler" else run.vocabulary.rule
+    fill = run.vocabulary.outside == "paper_fill"
+    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_N[batch.sequence_T, None], fill), batch
+
+
+@torch.no_grad()
+def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[Tensor]:
+    """log π_train of every sample's tokens before the first update on them: [T] each, in the samples' order.
+
+    −inf where the token lies outside the trainer's set.
+    """
+    old: dict[int, Tensor] = {}
+    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+        logprobs, _ = forward_logprobs(model, [samples[i] for i in group], run)
+        parts = torch.split(
+            logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf), [len(samples[i].rollout.tokens) for i in group]
+        )
+        old.update(zip(group, parts, strict=True))
+    return [old[i] for i in range(len(samples))]
 
 
 def accumulate_gradients(
     model: PreTrainedModel,
-    rollouts: Sequence[Rollout],
-    advantages: Sequence[float],
+    samples: Sequence[Sample],
     run: Run,
     watch: Stopwatch,
-) -> tuple[float, StepRecord]:
-    """Forward and backward over the micro-batches of a step; gradients add up in the model.
+    record: StepRecord,
+    old: Sequence[Tensor] | None = None,
+) -> float:
+    """Forward and backward over the micro-batches of one update; gradients add up in the model.
+
+    Args:
+        model: the policy.
+        samples: the rollouts of this update.
+        run: estimator, vocabulary, correction and clip.
+        watch: gets the seconds of the phases forward and backward.
+        record: gets what the diagnostics need.
+        old: log π_train of each sample's tokens before the first update on these rollouts; None where this update
+            is the first, and the present log-probs are the old ones.
 
     Returns:
-        The step's loss (one mean over all sampled sequences) and what the diagnostics need.
+        The loss, one mean over all samples.
 
     Raises:
         StudyError: the loss is not finite.
     """
-    log_rho = run.vocabulary.log_rho(model.config.vocab_size)
-    loss_sum, record = 0.0, StepRecord()
-    lengths = [len(r.prompt_tokens) + len(r.tokens) for r in rollouts]
-    device = head_weight(model).device
-    for group in micro_batches(lengths, run.training.token_budget):
-        chosen = [rollouts[i] for i in group]
+    loss_sum = 0.0
+    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+        chosen = [samples[i] for i in group]
         with watch.phase("forward"):
-            batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], device)
-            hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
-            logits_TV = (hidden_TH @ head_weight(model).T).float() / run.training.temperature
-            logprobs = token_logprobs(
-                logits_TV, batch.targets_T, log_rho, paper_fill=run.vocabulary.outside == "paper_fill"
-            )
-            logp_infer_T = _concatenate([r.logp_infer_T for r in chosen], device)
-            weights = sequence_weights(
-                logprobs.logp_T.detach() - logp_infer_T,
-                logprobs.outside_T,
-                batch.sequence_T,
-                len(group),
-                run.correction,
-            )
-            advantage_N = torch.tensor([advantages[i] for i in group], device=device)
-            loss = policy_gradient(logprobs.logp_T, batch.sequence_T, advantage_N, weights.weight_N, len(rollouts))
+            logprobs, batch = forward_logprobs(model, chosen, run)
+            logp_T, device = logprobs.logp_T, logprobs.logp_T.device
+            logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
+            logp_old_T = logp_T.detach() if old is None else torch.cat([old[i] for i in group])
+            outside_T = logprobs.outside_T | logp_old_T.isneginf()
+            logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
+            delta_T = logp_old_T - logp_infer_T
+            weights = correct(delta_T, outside_T, batch.sequence_T, len(group), run.correction)
+            advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
+            clipped_T = torch.zeros_like(logprobs.outside_T)
+            if run.clip is None:
+                loss = policy_gradient(logp_T, advantage_T, weights.weight_T, len(samples))
+            else:
+                # A token outside the set has ratio 0 in every convention: no term, no gradient.
+                weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
+                if run.clip.ratio == "decoupled":
+                    weight_T = weight_T * delta_T.exp()
+                reference_T = logp_infer_T if run.clip.ratio == "bypass" else logp_old_T
+                bounds = (run.clip.low, run.clip.high)
+                loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
             loss_sum += loss.item()
         if not np.isfinite(loss_sum):
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
@@ -148,12 +209,54 @@ def accumulate_gradients(
             loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
         record.logp_infer.append(logp_infer_T)
-        record.log_kept_infer.append(_concatenate([r.log_kept_infer_T for r in chosen], device))
-        record.kept_vocab_infer.append(_concatenate([r.kept_vocab_infer_T for r in chosen], device))
+        record.log_kept_infer.append(_concatenate([s.rollout.log_kept_infer_T for s in chosen], device))
+        record.kept_vocab_infer.append(_concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device))
         record.sequence.append(batch.sequence_T + record.sequences)
+        record.advantage.append(advantage_T)
+        record.clipped.append(clipped_T)
         record.weights.append(weights)
         record.sequences += len(group)
-    return loss_sum, record
+    return loss_sum
+
+
+def update(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    run: Run,
+    seed: int,
+    watch: Stopwatch,
+) -> tuple[float, float, StepRecord]:
+    """All updates on the rollouts of one step.
+
+    Args:
+        model: the policy, changed in place.
+        optimizer: its optimizer.
+        samples: the step's rollouts.
+        run: the arm's settings; `training.minibatches` says how many updates share them.
+        seed: of the order in which they are dealt to the minibatches.
+        watch: gets the seconds of the phases.
+
+    Returns:
+        The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
+
+    Raises:
+        StudyError: a loss or a norm that is not finite.
+    """
+    record, losses, norms = StepRecord(), [], []
+    count = run.training.minibatches
+    order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
+    old = None
+    if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
+        with watch.phase("forward"):
+            old = old_logprobs(model, samples, run)
+    for part in np.array_split(order, count):
+        chosen = [samples[i] for i in part]
+        before = None if old is None else [old[i] for i in part]
+        losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        with watch.phase("optimizer"):
+            norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
+    return float(np.mean(losses)), float(np.mean(norms)), record
 
 
 def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> float:
@@ -168,6 +271,10 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.rollout.prompt_tokens) + len(sample.rollout.tokens)
 
 
 def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:
