@@ -74,7 +74,10 @@ class StepRecord:
         logp_infer_T, log_kept_infer_T = torch.cat(self.logp_infer), torch.cat(self.log_kept_infer)
         sequence_T, inside_T = torch.cat(self.sequence), ~outside_T
         masked = log_ratio_metrics(logp_T[inside_T], logp_infer_T[inside_T], sequence_T[inside_T], self.sequences)
-        unmasked = log_ratio_metrics(logp_full_T, logp_infer_T + log_kept_infer_T, sequence_T, self.sequences)
+        unmasked = log_ratio_metrics(
+            logp_full_T[inside_T], (logp_infer_T + log_kept_infer_T)[inside_T], sequence_T[inside_T], self.sequences
+        )
+        outside_delta_T = (logp_full_T - logp_infer_T - log_kept_infer_T)[outside_T]
         raw = weight_metrics(torch.cat([w.raw_N for w in self.weights]))
         used = weight_metrics(torch.cat([w.weight_N for w in self.weights]))
         return {
@@ -96,6 +99,7 @@ class StepRecord:
             "dvp/kept_vocab_per_token_rollout": torch.cat(self.kept_vocab_infer).float().mean().item(),
             "dvp/sampled_outside_train_support_fraction": outside_T.float().mean().item(),
             "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
+            "dvp/outside_delta_abs_mean": outside_delta_T.abs().mean().item(),
         }
 
 
@@ -142,7 +146,8 @@ def accumulate_gradients(
             advantage_N = torch.tensor([advantages[i] for i in group], device=device)
             loss = policy_gradient(logprobs.logp_T, batch.sequence_T, advantage_N, weights.weight_N, len(rollouts))
             loss_sum += loss.item()
-        if not np.isfinite(loss_sum):
+        # A nan logit lies in no safe set: the loss alone would not show it.
+        if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         with watch.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
