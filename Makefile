@@ -3,7 +3,7 @@
 VENV ?= .venv
 PINS ?= envs/cpu.txt
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# More arguments for the command behind a target: make reproduce ARGS="--configfile studies/smollm2.yaml"
+# More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
 # Where PyTorch's CPU build comes from if no index that pip is configured with has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -27,7 +27,7 @@ help:  ## print this list
 reproduce: venv  ## compute the study: tables, figures, report
 	$(IN_VENV) snakemake --cores all $(ARGS)
 
-test: venv  ## the tests that take seconds
+test: venv  ## the tests, one tiny whole study among them: under ten minutes
 	$(IN_VENV) pytest -m "not slow" $(ARGS)
 
 test-slow: venv  ## the tests that take minutes
@@ -42,8 +42,8 @@ format: venv  ## put the files into the format that lint wants
 venv: $(STAMP)  ## the pinned environment, in $VENV from $PINS
 
 $(STAMP): $(PINS) pyproject.toml
-	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+		{ echo "Python 3.11 is needed, for the pins are for it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing $(PINS) into $(VENV): two minutes or more, several GB"
 	$(PYTHON) -m venv $(VENV)
 	$(MAKE) --no-print-directory install PYTHON=$(VENV)/bin/python
@@ -61,4 +61,4 @@ install:
 # results/ stays: it may hold days of training. So does $(VENV).
 clean:  ## remove caches
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find workflow tests envs benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find workflow tests envs -name __pycache__ -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ min_version("9.25")
 
 
 # A study given on the command line replaces the default one: the two are not merged.
-if "name" not in config:
+if not workflow.configfiles:
 
     configfile: "config.yaml"
 

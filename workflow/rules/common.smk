@@ -37,7 +37,7 @@ def policy_folder(arm, seed):
 
 
 def arm_seeds(arm):
-    return study.seeds[:1] if arm == BASE_ARM else study.seeds
+    return (0,) if arm == BASE_ARM else study.seeds
 
 
 def arm_results(arms):

@@ -3,7 +3,7 @@
 
 rule problems:
     input:
-        code=source_files("tailrl.tasks", "tailrl.prepare"),
+        code=source_files("tailrl.problems"),
         data=study.local_files(),
     output:
         train=f"{results}/data/train.jsonl",
@@ -26,7 +26,8 @@ rule problems:
 rule policy:
     input:
         problems=rules.problems.output.warm_start,
-        code=source_files("tailrl.prepare"),
+        local=study.local_policy(),
+        code=source_files("tailrl.base_policy"),
     output:
         directory(f"{results}/base"),
     log:
@@ -35,7 +36,8 @@ rule policy:
         f"{results}/benchmarks/policy.jsonl"
     conda:
         conda_env
-    threads: 2
+    # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
+    threads: 1
     params:
         settings=PolicyFile(policy=study.policy).model_dump_json(),
     message:

@@ -56,7 +56,7 @@ rule summarise:
 rule html:
     input:
         rules.summarise.output,
-        "workflow/report/workflow.rst",
+        [f"workflow/report/{name}.rst" for name in ("workflow", "summary", "differences")],
         page=rules.summarise.output.page,
     output:
         f"{results}/report.html",

@@ -18,14 +18,14 @@ from tailrl.study import Study, parse_settings, read_study
 
 def problems(args: argparse.Namespace) -> None:
     """Write the problems of a study."""
-    from tailrl.prepare import write_all_problems
+    from tailrl.problems import write_all_problems
 
     write_all_problems(parse_settings(Problems, args.settings), args.out)
 
 
 def policy(args: argparse.Namespace) -> None:
     """Write the policy that reinforcement learning starts from."""
-    from tailrl.prepare import write_base_policy
+    from tailrl.base_policy import write_base_policy
 
     write_base_policy(parse_settings(PolicyFile, args.settings).policy, args.problems, args.out)
 
@@ -62,7 +62,7 @@ def ablation(args: argparse.Namespace) -> None:
 
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
-    from tailrl.prepare import download_inputs
+    from tailrl.download import download_inputs
 
     download_inputs(parse_settings(Study, args.study))
 

@@ -70,7 +70,7 @@ def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) ->
 
     pass@k is taken over exactly these k responses: 1 where any of them is right.
     """
-    from tailrl.tasks import score
+    from tailrl.tasks.scoring import score
 
     correct = [int(score(response, doc["answer"]) == 1.0) for response in results[0]]
     return {"avg_at_k": sum(correct) / len(correct), "pass_at_k": float(any(correct)), "correct": correct}

@@ -40,7 +40,7 @@ METRICS: dict[str, str] = {
         f"rollout_corr/{k}": f"{v} (constrained distributions, tokens inside the trainer's set)"
         for k, v in _LOG_RATIO.items()
     },
-    **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, all tokens)" for k, v in _LOG_RATIO.items()},
+    **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, the same tokens)" for k, v in _LOG_RATIO.items()},
     **{f"rollout_corr_raw/{k}": f"{v}, before clipping, rejection and veto" for k, v in _WEIGHTS.items()},
     **{f"rollout_corr/{k}": f"{v}, as used in the loss" for k, v in _WEIGHTS.items()},
     "rollout_corr/c_positive_advantage": "C(r) = −(r − 1) A over the tokens with A > 0, as a mean over all tokens",
@@ -58,6 +58,7 @@ METRICS: dict[str, str] = {
     "dvp/kept_vocab_per_token_rollout": "|V'_S|, the same in the sampler, mean over tokens",
     "dvp/sampled_outside_train_support_fraction": "fraction of the sampled tokens outside the trainer's safe set",
     "dvp/sampled_outside_train_support_count": "number of them",
+    "dvp/outside_delta_abs_mean": "mean |ℓ| of those tokens under the unmasked distributions, nats; null without any",
     "time/rollout": "seconds in generation",
     "time/reward": "seconds in decoding and scoring the responses",
     "time/forward": "seconds in packing, forward and loss",

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tailrl.errors import StudyError
-from tailrl.packing import Packing
+from tailrl.packing import Packing, pack
 from tailrl.records import Problem
 from tailrl.settings import ScratchPolicy
 
@@ -27,7 +27,7 @@ PACKED_ATTENTION = "packed"
 
 
 def _packed_attention(
-    module: nn.Module,
+    module: nn.Module,  # noqa: ARG001 - part of transformers' interface
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -35,11 +35,14 @@ def _packed_attention(
     *,
     scaling: float,
     packing: Packing,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
-    if getattr(module, "sliding_window", None):
-        raise StudyError("the policy uses sliding-window attention, which packed training does not support")
+    unsupported = [name for name in ("sliding_window", "softcap", "s_aux") if others.get(name) is not None]
+    if unsupported:
+        raise StudyError(
+            f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
+        )
     query_NHLD, key_NHLD, value_NHLD = (
         tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)
     )
@@ -103,14 +106,27 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     if report["missing_keys"]:
         # transformers would go on with random values in their place.
         raise StudyError(f"{path}: the model's files lack {', '.join(sorted(report['missing_keys']))}")
+    _check_head(model, path)
     return cast(PreTrainedModel, model)
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel, path: str | Path) -> None:
+    """Raises StudyError where the model's logits are more than head times hidden state (a scale, a soft cap)."""
+    tokens_P, packing = torch.arange(4) % model.config.vocab_size, pack([4])
+    own_PV = model(
+        input_ids=tokens_P[None], position_ids=packing.positions_P[None], use_cache=False, packing=packing
+    ).logits[0]
+    ours_PV = hidden_states(model, tokens_P, packing) @ head_weight(model).T
+    if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise StudyError(f"{path}: its logits are scaled or capped after the head, which the objective does not know")
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside a policy; raises StudyError where there is none or it has no end token."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StudyError(f"{path}: no tokenizer could be read from it: {_first_line(error)}") from None
     if tokenizer.eos_token_id is None:
         raise StudyError(f"{path}: its tokenizer has no end token, so that no response could ever end")

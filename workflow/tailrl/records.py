@@ -74,11 +74,14 @@ def read_problems(path: Path) -> list[Problem]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    problems.append(Problem(**json.loads(line)))
+                    problem = Problem(**json.loads(line))
+                    if not all(isinstance(value, str) for value in asdict(problem).values()):
+                        raise TypeError("every field must be text")
+                    problems.append(problem)
                 except (TypeError, ValueError) as error:
                     raise StudyError(f"{path}, line {number}: not a problem: {error}") from None
-    except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: cannot be read: {error}") from None
     if not problems:
         raise StudyError(f"{path}: holds no problem")
     return problems

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -43,7 +43,7 @@ class DapoMathTask(Settings):
     """BytedTsinghua-SIA/DAPO-Math-17k: competition mathematics with integer answers."""
 
     name: Literal["dapo_math"]
-    path: str | None = Field(None, description="a local parquet or JSONL file with the same columns")
+    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
     problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
 
 
@@ -51,11 +51,29 @@ class Aime25Task(Settings):
     """math-ai/aime25: the 30 problems of AIME 2025, answers from 0 to 999."""
 
     name: Literal["aime25"]
-    path: str | None = Field(None, description="a local parquet or JSONL file with the same columns")
+    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
     problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
 
 
-Task = Annotated[ArithmeticTask | DapoMathTask | Aime25Task, Field(discriminator="name")]
+def _kind(field: str, default: str) -> Discriminator:
+    """Tells the members of a union apart by a field, which has a default in YAML too."""
+
+    def kind(value: object) -> object:
+        return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+
+    return Discriminator(
+        kind,
+        custom_error_type="kind",
+        custom_error_message=f"needs a block whose {field} is one of those in the schema",
+    )
+
+
+Task = Annotated[
+    Annotated[ArithmeticTask, Tag("arithmetic")]
+    | Annotated[DapoMathTask, Tag("dapo_math")]
+    | Annotated[Aime25Task, Tag("aime25")],
+    _kind("name", "arithmetic"),
+]
 
 
 # --- policy ------------------------------------------------------------------------------------------
@@ -104,7 +122,10 @@ class PretrainedPolicy(Settings):
     path: str = Field(description="a folder in Hugging Face format, or a model's name on the hub")
 
 
-Policy = Annotated[ScratchPolicy | PretrainedPolicy, Field(discriminator="source")]
+Policy = Annotated[
+    Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")],
+    _kind("source", "scratch"),
+]
 
 
 # --- arms --------------------------------------------------------------------------------------------
@@ -152,7 +173,7 @@ class Vocabulary(Settings):
     @classmethod
     def _as_text(cls, rho: object) -> object:
         # YAML readers disagree on whether 1e-6 is a number: either way one spelling leaves here.
-        return format(rho, "g") if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
+        return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
 
     @field_validator("rho", "rho_easy")
     @classmethod
@@ -245,6 +266,9 @@ class SamplerSettings(Settings):
     )
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Training(Settings):
     """One reinforcement-learning run: sizes, optimizer and lengths."""
 
@@ -253,12 +277,16 @@ class Training(Settings):
     group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's leave-one-out baseline)")
     minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
-    temperature: float = Field(1.0, gt=0, description="divides the logits in the sampler and in the trainer")
+    temperature: float = Field(
+        1.0, ge=0.01, description="divides the logits in the sampler and in the trainer; vLLM goes no lower than 0.01"
+    )
     learning_rate: float = Field(1e-4, gt=0, description="AdamW's rate after warm-up")
     warmup_steps: int = Field(5, ge=0, description="steps over which the rate rises linearly")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's decay of the two moments")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's decay of the two moments")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this 2-norm")
+    max_grad_norm: float = Field(
+        20.0, gt=0, description="gradients are scaled down to this 2-norm; of a loss that sums over tokens"
+    )
     token_budget: int = Field(2048, ge=1, description="most tokens in one packed micro-batch")
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
 
@@ -307,7 +335,7 @@ class Evaluation(Settings):
     task: Task = ArithmeticTask(problems=200)
     samples: int = Field(8, ge=1, description="k: responses per problem, for avg@k and pass@k")
     sampler: SamplerSettings = SamplerSettings()
-    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples: the same for every policy")
 

@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -26,6 +26,7 @@ from tailrl.settings import (
     Settings,
     Task,
     Training,
+    log_rho,
 )
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -39,7 +40,9 @@ class Study(Settings):
 
     name: str = Field(pattern=NAME, description="names the folder results/<name>")
     description: str = Field("", description="one line for the report")
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="one training run per arm and seed")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 2), min_length=1, description="one training run per arm and seed"
+    )
     task: Task = ArithmeticTask()
     policy: Policy = ScratchPolicy()
     training: Training = Training()
@@ -62,9 +65,24 @@ class Study(Settings):
                     f"ablations.{name}.base: there is no arm {ablation.base!r}{_near(ablation.base, self.arms)}"
                 )
             self.ablation_arms(name)
-        for name in self.arms:
-            self.run(name)
+        for name in self.all_arms():
+            self._check_sizes(name, self.run(name))
         return self
+
+    def _check_sizes(self, name: str, run: Run) -> None:
+        """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
+        if isinstance(self.task, ArithmeticTask) and run.training.prompts > self.task.problems:
+            raise ValueError(
+                f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
+            )
+        if isinstance(self.policy, ScratchPolicy):
+            longest = max(run.training.max_new_tokens, self.evaluation.max_new_tokens)
+            if longest >= self.policy.max_length:
+                raise ValueError(f"arms.{name}: {longest} new tokens do not fit the policy's {self.policy.max_length}")
+            size = self.policy.vocabulary_size
+            for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
+                if log_rho(rho, size) > 0:
+                    raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
 
     def problems(self) -> Problems:
         """The tasks whose problems the study needs."""
@@ -76,16 +94,32 @@ class Study(Settings):
         tasks = (self.task, self.evaluation.task)
         return sorted({task.path for task in tasks if not isinstance(task, ArithmeticTask) and task.path})
 
+    def local_policy(self) -> list[str]:
+        """The files of the folder that the policy is read from; none where it is made here or comes from the hub."""
+        folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
+        return (
+            sorted(str(file) for file in folder.iterdir() if file.is_file()) if folder.name and folder.is_dir() else []
+        )
+
     def check_files(self) -> None:
-        """Raises StudyError where a data file that the study names does not exist."""
+        """Raises StudyError where a file or folder that the study names does not exist."""
         for file in self.local_files():
             if not Path(file).is_file():
                 raise StudyError(f"{file}: the study names this data file, but it does not exist")
+            if Path(file).suffix not in (".parquet", ".jsonl"):
+                raise StudyError(f"{file}: the study names this data file, but its name must end in .parquet or .jsonl")
+        if not isinstance(self.policy, ScratchPolicy):
+            path = self.policy.path
+            if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+                raise StudyError(f"{path}: the study names this folder as its policy, but it does not exist")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
-        """The arms of one ablation, by name `<ablation>=<value>`; raises ValueError for an unknown field."""
+        """The arms of one ablation in the order of its values, by name; raises ValueError for an unknown field.
+
+        A name is `<ablation>=<value>`, or that of an equal arm of the study, which is then not trained twice.
+        """
         ablation = self.ablations[name]
-        arms = {}
+        arms: dict[str, Arm] = {}
         for value in ablation.values:
             data = self.arms[ablation.base].model_dump()
             *parents, leaf = ablation.field.split(".")
@@ -97,9 +131,13 @@ class Study(Settings):
                 raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}")
             block[leaf] = value
             try:
-                arms[f"{name}={str(value).replace('/', '-')}"] = Arm.model_validate(data)
+                arm = Arm.model_validate(data)
             except ValidationError as error:
                 raise ValueError(f"ablations.{name}, value {value!r}: {_sentences(error)}") from None
+            if arm in arms.values():
+                raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
+            known = next((known for known, other in self.arms.items() if other == arm), None)
+            arms[known or f"{name}={str(value).replace('/', '-')}"] = arm
         return arms
 
     def all_arms(self) -> dict[str, Arm]:

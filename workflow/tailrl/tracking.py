@@ -17,6 +17,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tailrl.seeding import derive_seed
 from tailrl.settings import Run
 
 SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
@@ -66,8 +67,11 @@ class Tracker:
 
 
 def wandb_id(run: Run, seed: int) -> str:
-    """The run's id: letters, digits and dashes, the same whenever the same arm and seed are trained."""
-    return "".join(c if c.isalnum() else "-" for c in f"{run.study}-{run.arm}-seed{seed}")
+    """The run's id: the same whenever the same arm and seed are trained, and no other arm's."""
+    plain = f"{run.study}-{run.arm}-seed{seed}"
+    # W&B takes few characters in an id; what is replaced is told apart by a digest.
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in plain)
+    return safe if safe == plain else f"{safe}-{derive_seed(plain):08x}"
 
 
 def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
@@ -75,13 +79,12 @@ def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
 
     os.environ.setdefault("WANDB_MODE", "offline")
     identity = wandb_id(run, seed)
-    for earlier in (folder / "wandb").glob(f"offline-run-*-{identity}"):
+    for earlier in (folder / "wandb").glob(f"offline-run-????????_??????-{identity}"):
         shutil.rmtree(earlier, ignore_errors=True)
     started = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "tailrl"),
         dir=folder,
         id=identity,
-        resume="allow",
         name=f"{run.arm}-seed{seed}",
         group=f"{run.study}/{run.arm}",
         job_type="train",

@@ -132,9 +132,9 @@ def token_logprobs(
         logp_T = torch.where(outside_T, 0.0, chosen_T - log_sum_safe_T)
     with torch.no_grad():
         log_sum_T = logits_TV.logsumexp(-1)
-        safe_probs_TV = (logits_TV - log_sum_safe_T[:, None]).exp() * safe_TV
-        # −Σ p log p = log Σ e^z − Σ p z, over the safe set; a token of probability 0 contributes 0.
-        entropy_T = log_sum_safe_T - (safe_probs_TV * logits_TV.nan_to_num(neginf=0.0)).sum(-1)
+        # −Σ p log p over the safe set, where a token of probability 0 contributes 0.
+        log_probs_TV = (logits_TV - log_sum_safe_T[:, None]).masked_fill(~safe_TV, -torch.inf)
+        entropy_T = torch.special.entr(log_probs_TV.exp()).sum(-1)
     return TokenLogprobs(
         logp_T=logp_T,
         logp_full_T=(chosen_T - log_sum_T).detach(),

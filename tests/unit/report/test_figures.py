@@ -46,9 +46,10 @@ def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:
 
 def gains(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> tuple[list[Gain], list[PolicyScore]]:
     interval = Interval(score, score - 0.1, score + 0.5, 3)
-    found = [Gain(arm, interval, interval, paired_difference([1, 0.5], [0, 0.4]), 0.1, 0.2) for arm in arms]
-    policies = [PolicyScore(arm, seed, Interval(score, 0.5, 0.7, 30), 0.9) for arm in arms for seed in range(3)]
-    return found, [PolicyScore("base", None, Interval(0.4, 0.3, 0.5, 30), 0.7), *policies]
+    found = [Gain(arm, interval, interval, paired_difference([1, 0.5], [0, 0.4]), 0.1, 0.2, 0.05) for arm in arms]
+    gain = paired_difference([1, 0.5], [0, 0.4])
+    policies = [PolicyScore(arm, seed, Interval(score, 0.5, 0.7, 30), 0.9, gain) for arm in arms for seed in range(3)]
+    return found, [PolicyScore("base", 0, Interval(0.4, 0.3, 0.5, 30), 0.7, gain), *policies]
 
 
 def evaluation_figure(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> Figure:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from tailrl.report.page import page
 
-SVG = '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use xlink:href="#a"/><g clip-path="url(#a)"/></svg>'
+SVG = (
+    '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5">'
+    '<path id="a"/><use xlink:href="#a"/><g clip-path="url(#a)"/></svg>'
+)
 
 
 def write(folder: Path, name: str) -> Path:

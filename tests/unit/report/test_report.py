@@ -113,8 +113,8 @@ def test_ablation(whole: tuple[Study, Path], tmp_path: Path) -> None:
     write_ablation(study, "rho", folder, tmp_path)
     table = rows(tmp_path / "ablations" / "rho.csv")
     assert [(row["arm"], row["value"]) for row in table] == [
-        ("rho=e-3", "e-3"), ("rho=e-5", "e-5"), ("rho=e-8", "e-8"), ("rho=e-13", "e-13"),
-    ]  # fmt: skip
+        ("rho=e-3", "e-3"), ("dvp", "e-5"), ("rho=e-8", "e-8"), ("rho=e-13", "e-13"),
+    ]  # fmt: skip  # e-5 is dvp's own value: that arm serves
     scores = json.loads((folder / "eval" / "rho=e-8.json").read_text())["policies"]
     assert float(table[2]["avg_mean"]) == pytest.approx(np.mean([policy["avg_at_k"] for policy in scores]))
     lost = float(table[0]["lost_mean"])

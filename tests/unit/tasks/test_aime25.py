@@ -8,8 +8,9 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.settings import Aime25Task
-from tailrl.tasks import download_task, load_task, score
 from tailrl.tasks.aime25 import HUB_NAME
+from tailrl.tasks.registry import download_task, load_task
+from tailrl.tasks.scoring import score
 from tailrl.tasks.sources import INSTRUCTION
 
 

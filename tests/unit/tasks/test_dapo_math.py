@@ -13,8 +13,8 @@ import pytest
 from tailrl.errors import StudyError
 from tailrl.records import read_problems, write_problems
 from tailrl.settings import ArithmeticTask, DapoMathTask
-from tailrl.tasks import download_task, load_task
 from tailrl.tasks.dapo_math import HUB_NAME, load
+from tailrl.tasks.registry import download_task, load_task
 from tailrl.tasks.sources import INSTRUCTION
 
 PUBLISHED = (
@@ -226,7 +226,7 @@ def test_without_the_hub_one_sentence_says_what_to_do(call: str, tmp_path: Path)
     # A process of its own: the hub's client reads these variables once, when it is imported.
     script = (
         "from tailrl.errors import StudyError; from tailrl.settings import DapoMathTask\n"
-        f"from tailrl.tasks import {call}\n"
+        f"from tailrl.tasks.registry import {call}\n"
         f"try: {call}(DapoMathTask(name='dapo_math'))\nexcept StudyError as error: print(error)"
     )
     path = os.pathsep.join(sys.path)
@@ -235,14 +235,15 @@ def test_without_the_hub_one_sentence_says_what_to_do(call: str, tmp_path: Path)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert time.monotonic() - start < 60
     assert ran.stdout.startswith(f"{HUB_NAME}: cannot be loaded from the Hugging Face hub or its cache (")
-    assert "`snakemake download`" in ran.stdout
+    assert "`snakemake --cores 1 download`" in ran.stdout
     assert "task.path" in ran.stdout
     assert ran.stdout.count("\n") == 1
 
 
 def test_loading_tasks_imports_nothing_heavy() -> None:
     heavy = ("torch", "datasets", "pyarrow", "sympy", "math_verify", "transformers")
-    script = f"import sys, tailrl.tasks; print([name for name in {heavy} if name in sys.modules])"
+    modules = "tailrl.tasks.registry, tailrl.tasks.scoring"
+    script = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert ran.stdout == "[]\n"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tailrl.errors import StudyError
-from tailrl.tasks import _verifier, score, verifier
+from tailrl.tasks import verifier
+from tailrl.tasks.scoring import _verifier, score
 from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier
 
 

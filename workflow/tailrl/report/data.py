@@ -57,9 +57,9 @@ class TrainedRun:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One policy on the held-out problems: correct_PK (P, K) float64, 0 or 1; its seed (base: None)."""
+    """One policy on the held-out problems: correct_PK (P, K) float64, 0 or 1; its training seed (base: 0)."""
 
-    seed: int | None
+    seed: int
     correct_PK: FloatArray
 
     @property
@@ -178,7 +178,7 @@ def read_evaluation(path: Path) -> Evaluation:
     try:
         problems = [tuple(str(item["id"]) for item in policy["per_problem"]) for policy in data["policies"]]
         scores = tuple(
-            Score(policy.get("seed"), np.array([item["correct"] for item in policy["per_problem"]], dtype=np.float64))
+            Score(int(policy["seed"]), np.array([item["correct"] for item in policy["per_problem"]], dtype=np.float64))
             for policy in data["policies"]
         )
         arm, lm_eval = str(data["arm"]), str(data.get("lm_eval_version", "not recorded"))

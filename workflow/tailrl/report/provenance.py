@@ -10,12 +10,12 @@ import numpy as np
 from pydantic import BaseModel
 
 from tailrl.report.data import Results, TrainedRun
-from tailrl.settings import Run
+from tailrl.settings import Correction, Run
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases that are the work itself: generation, scoring, gradients and update."""
 
-_IN_WORDS = ("study", "arm", "estimator", "vocabulary.", "correction.", "sampler.", "tracking.")
+_IN_WORDS = ("study", "arm", "estimator", "vocabulary.", "correction.", "sampler.", "clip.")
 """Settings that `describe` already puts into words, or that do not change what is computed."""
 
 ASSUMED = "(assumed)"
@@ -44,16 +44,25 @@ def describe_arms(results: Results) -> dict[str, str]:
 def describe(flat: Mapping[str, Any]) -> list[str]:
     """An arm's own settings (dotted keys) as clauses."""
     estimator = str(flat.get("estimator", "an unrecorded estimator")).upper()
-    clauses = [f"{estimator} on all tokens"]
-    if flat.get("vocabulary.rule") == "min_p":
-        outside = ", paper's fill outside" if flat.get("vocabulary.outside") == "paper_fill" else ""
-        clauses = [f"{estimator} on the min-p set, rho = {flat.get('vocabulary.rho')}{outside}"]
-    if flat.get("correction.weight") == "mis":
-        clauses.append(f"sequence weights, rejected above C = {flat.get('correction.threshold')}")
-    elif flat.get("correction.weight", "none") == "none":
-        clauses.append("no sequence weights")
-    else:
-        clauses.append(f"correction {flat['correction.weight']}, threshold {flat.get('correction.threshold')}")
+    rule = flat.get("vocabulary.rule", "full")
+    number = next((f"{n} = {flat[f'vocabulary.{n}']}" for n in ("rho", "k", "p") if flat.get(f"vocabulary.{n}")), "")
+    details = [
+        number,
+        "" if flat.get("vocabulary.adapt", "none") == "none" else f"adapted to the {flat['vocabulary.adapt']}",
+        "" if flat.get("vocabulary.side", "both") == "both" else f"in the {flat['vocabulary.side']} only",
+        "paper's fill outside" if flat.get("vocabulary.outside") == "paper_fill" else "",
+    ]
+    where = "all tokens" if rule == "full" else f"the {rule.replace('_', '-')} set"
+    clauses = [", ".join(filter(None, [f"{estimator} on {where}", *details]))]
+    if flat.get("clip.ratio"):
+        clauses.append(f"clipped ratio, {flat['clip.ratio']}")
+    token, sequence = flat.get("correction.token", "none"), flat.get("correction.sequence", "none")
+    if token != "none":
+        clauses.append(f"token weights {token}, C = {flat.get('correction.token_threshold')}")
+    if sequence != "none":
+        clauses.append(f"sequence weights {sequence}, C = {_sequence_limit(flat):g}")
+    if token == sequence == "none":
+        clauses.append("no weights")
     if flat.get("correction.veto") is not None:
         clauses.append(f"veto below a token ratio of {flat['correction.veto']}")
     clauses.append(f"sampled by {flat.get('sampler.engine')} in {flat.get('sampler.dtype')}")
@@ -118,12 +127,21 @@ def _assumed_values(results: Results) -> list[str]:
         for arm in results.arms:
             flat = flatten(results.runs[arm][0].record["settings"])
             # A threshold belongs to a weight: without one its value is never read.
-            if key in flat and not (key == "correction.threshold" and flat.get("correction.weight") == "none"):
-                used[arm] = flat[key]
+            if key != "correction.sequence_threshold":
+                used.update({arm: flat[key]} if key in flat else {})
+            elif flat.get("correction.sequence", "none") not in ("none", "is"):
+                used[arm] = _sequence_limit(flat)
         if used:
             values = ", ".join(f"{value} in {arm}" for arm, value in used.items())
             items.append(f"`{key}` is assumed, since the paper's value is unconfirmed: {values}")
     return items
+
+
+def _sequence_limit(flat: Mapping[str, Any]) -> float:
+    """C of the sequence's weight, its default filled in."""
+    return Correction(
+        sequence=flat["correction.sequence"], sequence_threshold=flat.get("correction.sequence_threshold")
+    ).limit
 
 
 def _hardware(record: Mapping[str, Any]) -> str:

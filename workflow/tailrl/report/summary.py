@@ -155,7 +155,7 @@ def _score_table(results: Results) -> str:
     rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", ""]]
     for arm in results.arms:
         gain = gain_over_base(results, arm)
-        seeds = f"{100 * gain.gain_min:+.1f} to {100 * gain.gain_max:+.1f}"
+        seeds = f"{100 * gain.gain_min:+.1f} to {100 * gain.gain_max:+.1f}, all above {100 * gain.gain_low:+.1f}"
         rows.append([arm, percent(gain.avg), percent(gain.passed), points(gain.gain), seeds])
     header = ("arm", f"avg@{samples}", f"pass@{samples}", "gain over base, points", "gain of single seeds, points")
     return table(header, rows)
@@ -166,7 +166,8 @@ def _score_note(results: Results) -> str:
     missing = " With one seed there is no interval over seeds." if single else ""
     return (
         "The arms' avg and pass have the t interval of the mean over seeds; base has the interval of avg clustered "
-        f"by problem. The gain is that of the mean over seeds, paired over problems.{missing}"
+        f"by problem. The gain is that of the mean over seeds, paired over problems; of the single seeds the range is "
+        f"given, and the lowest end of their own intervals, paired likewise.{missing}"
     )
 
 
@@ -185,7 +186,7 @@ def _training_note() -> str:
     return (
         f"Means over seeds (smallest to largest seed). Final reward: the last {100 * LAST:.0f} % of the steps; all "
         "else: all steps. k3 is in nats per token: masked on the pruned distributions, for tokens inside the trainer's "
-        "set, unmasked on the full ones; between arms with different vocabularies only the unmasked one is fair. "
+        "set, unmasked on the full ones for the same tokens: one definition in every arm, over what that arm samples. "
         "1 − Z: mass outside the trainer's set. Outside: share of sampled tokens outside the trainer's set. Rejected "
         "and vetoed: shares of sequences."
     )

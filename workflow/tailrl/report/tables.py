@@ -167,7 +167,8 @@ def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
 class Gain:
     """An arm's held-out scores, as shares of 1: avg@k and pass@k over seeds, and the gain over base.
 
-    `gain` is paired over problems, of the mean over seeds; `gain_min` and `gain_max` are single seeds'.
+    `gain` is paired over problems, of the mean over seeds; `gain_min` and `gain_max` are single seeds', and
+    `gain_low` the lowest end of a single seed's interval, paired over problems.
     """
 
     arm: str
@@ -176,32 +177,43 @@ class Gain:
     gain: Difference
     gain_min: float
     gain_max: float
+    gain_low: float
 
 
 def gain_over_base(results: Results, arm: str) -> Gain:
     """The held-out scores of one arm beside the untrained policy's."""
     scores, base_P = results.evaluations[arm].scores, results.base.scores[0].by_problem
-    gains = [float((score.by_problem - base_P).mean()) for score in scores]
+    single = [paired_difference(score.by_problem, base_P) for score in scores]
+    gains = [difference.mean for difference in single]
     gain = paired_difference(np.mean([score.by_problem for score in scores], axis=0), base_P)
     avg, passed = mean_interval([s.avg_at_k for s in scores]), mean_interval([s.pass_at_k for s in scores])
-    return Gain(arm, avg, passed, gain, min(gains), max(gains))
+    return Gain(arm, avg, passed, gain, min(gains), max(gains), min(difference.low for difference in single))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """The held-out scores of one policy, shares of 1, with avg@k's interval over problems; base has no seed."""
+    """The held-out scores of one policy, shares of 1: avg@k with its interval over problems, pass@k, and the gain in
+    avg@k over the untrained policy, paired over problems."""
 
     arm: str
-    seed: int | None
+    seed: int
     avg: Interval
     passed: float
+    gain: Difference
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
     """Every evaluated policy, the untrained one first."""
     evaluations = [results.base, *(results.evaluations[arm] for arm in results.arms)]
+    base_P = results.base.scores[0].by_problem
     return [
-        PolicyScore(evaluation.arm, score.seed, problem_interval(score.correct_PK), score.pass_at_k)
+        PolicyScore(
+            evaluation.arm,
+            score.seed,
+            problem_interval(score.correct_PK),
+            score.pass_at_k,
+            paired_difference(score.by_problem, base_P),
+        )
         for evaluation in evaluations
         for score in evaluation.scores
     ]

@@ -35,6 +35,7 @@ from tailrl.rollout import Decoding
 from tailrl.vocabulary import logit_cut
 
 SEQUENCES_IN_FLIGHT = 128
+BATCHED_TOKENS = 4096
 SELF_TEST_TOLERANCE = 1e-4
 """Nats. float32 against float64 differs by 1e-6; raw log-probs in place of processed ones by −log Z."""
 
@@ -62,8 +63,8 @@ class SafeSetRecord:
 class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
     """Masks the logits outside the safe set, and records log Z' and |V'_S| for every row of every step.
 
-    A row that vLLM runs again (a prompt prefilled in pieces, a preempted request) records the same position
-    again; the last entry is the one that was sampled from.
+    A row that vLLM runs again (a preempted request) records the same position again; the last entry is the one that
+    was sampled from.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
@@ -173,6 +174,9 @@ class VllmSampler:
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
                 enforce_eager=not torch.cuda.is_available(),
                 async_scheduling=False,  # the processor reads the tokens sampled so far
+                # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
+                enable_chunked_prefill=False,
+                max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
                 disable_log_stats=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -181,6 +185,10 @@ class VllmSampler:
         self.dtype = getattr(torch, dtype)
         self.max_length = max_length
         self.stop_tokens = _stop_tokens(self.llm.llm_engine.model_config)
+        if not self.stop_tokens:
+            raise StudyError(
+                f"{policy_folder}: its configuration names no end token, so that no response could ever end"
+            )
         self.has_weights = False
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:

@@ -1,7 +1,6 @@
 """Rows of a published data set, from the hub or from a local file, and the problems made of them."""
 
 import json
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 from tailrl.errors import StudyError
 from tailrl.records import Problem
 from tailrl.tasks.answers import integer
-from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.loaded import Loaded, same_problem_key
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
-"""What follows every problem taken from a data set; `tailrl.tasks.score` reads the last box."""
+"""What follows every problem taken from a data set; `tailrl.tasks.scoring.score` reads the last box."""
 
 _ROWS_AT_ONCE = 10_000
 
@@ -49,8 +48,9 @@ def fetch(hub_name: str, split: str) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StudyError(
-            f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason}): run `snakemake download` "
-            "where there is a network, or set the task's path to a local parquet or JSONL file (task.path)"
+            f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason}): run "
+            "`snakemake --cores 1 download` where there is a network, or set the task's path to a local parquet or "
+            "JSONL file (task.path)"
         ) from None
 
 
@@ -142,7 +142,7 @@ def make_problems(
         except RowError as error:
             skipped.setdefault(str(error), []).append(f"row {number}")
             continue
-        key = " ".join(unicodedata.normalize("NFC", text).split())
+        key = same_problem_key(text)
         if key not in found:
             name = _name(own_id, number, ids)
             found[key] = Problem(id=name, prompt=f"{text}\n\n{INSTRUCTION}", answer=answer)

@@ -25,7 +25,7 @@ from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
 from tailrl.settings import Run
-from tailrl.tasks import score
+from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker
 from tailrl.training.step import Sample, Stopwatch, update
 from tailrl.training.thresholds import Thresholds
@@ -118,7 +118,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
 
 
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
-    """Indices of the problems of each step: every problem once an epoch, in an order of the seed's own."""
+    """Indices of the problems of each step: a problem at most once an epoch, in an order of the seed's own."""
     if per_step > count:
         raise StudyError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
     epoch = 0

@@ -78,13 +78,15 @@ class StepRecord:
         unmasked_infer_T = logp_infer_T + log_kept_infer_T
         sequence_T, inside_T = torch.cat(self.sequence), ~outside_T
         masked = (logp_T[inside_T], logp_infer_T[inside_T])
-        unmasked = (_joined(self.logprobs, "logp_full_T"), unmasked_infer_T)
+        full_T = _joined(self.logprobs, "logp_full_T")
         mass_T = _joined(self.logprobs, "log_kept_T").exp()
         groups = {
             "rollout_corr": log_ratio_metrics(*masked, sequence_T[inside_T], self.sequences)
             | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
             | weight_metrics(_joined(self.weights, "used_N")),
-            "rollout_corr_unmasked": log_ratio_metrics(*unmasked, sequence_T, self.sequences),
+            "rollout_corr_unmasked": log_ratio_metrics(
+                full_T[inside_T], unmasked_infer_T[inside_T], sequence_T[inside_T], self.sequences
+            ),
             "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
         }
         return {
@@ -103,6 +105,7 @@ class StepRecord:
             "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
             "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
             "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
+            "dvp/outside_delta_abs_mean": _mean((full_T - unmasked_infer_T)[outside_T].abs()),
         }
 
 
@@ -203,7 +206,8 @@ def accumulate_gradients(
                 bounds = (run.clip.low, run.clip.high)
                 loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
             loss_sum += loss.item()
-        if not np.isfinite(loss_sum):
+        # A nan logit lies in no safe set: the loss alone would not show it.
+        if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         with watch.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,537 @@
+"""The vLLM engine against plain arithmetic on its own logits, against vLLM's min-p, and against the trainer.
+
+Three engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
+the others with it.
+"""
+# Long because the engines are started once: every test that needs one lives here.
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from vllm import LLM, SamplingParams
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from tailrl.errors import StudyError
+from tailrl.packing import pack_batch
+from tailrl.policy import create_policy, head_weight, hidden_states, named_weights, save_policy
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding, make_sampler
+from tailrl.rollout import vllm as engine_module
+from tailrl.rollout.vllm import SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
+from tailrl.settings import SamplerSettings, ScratchPolicy
+from tailrl.vocabulary import TokenLogprobs, token_logprobs
+
+pytestmark = pytest.mark.vllm
+
+V = 600  # not a multiple of 64: vLLM pads the vocabulary, and the padding must stay out of everything
+MAX_LENGTH = 128
+STOP_TOKENS = list(range(1, V, 15))  # many end tokens, so that responses of random weights end at all lengths
+PLAIN = Decoding(temperature=1.0, max_new_tokens=24)
+DTYPES = ("bfloat16", "float32")
+
+Logits = dict[tuple[int, int], Tensor]
+"""The engine's float32 logits [V] before the mask, by request and position."""
+
+
+def random_policy(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Weights, norms' too, large enough for a distribution with peaks; no two of them alike."""
+    settings = ScratchPolicy(
+        vocabulary_size=V, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=MAX_LENGTH
+    )
+    model = create_policy(settings, tokenizer, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 1.0 if parameter.ndim == 1 else 0.35, generator=generator)
+    model.config.eos_token_id = STOP_TOKENS
+    model.generation_config.eos_token_id = STOP_TOKENS
+    return model
+
+
+def random_requests(count: int, longest: int = 30, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, count)
+    return [Request(tuple(rng.integers(0, V, length).tolist()), 1000 * seed + i) for i, length in enumerate(lengths)]
+
+
+@pytest.fixture(scope="module")
+def policy(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    return random_policy(tokenizer, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(policy, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
+    """One engine for each dtype, and one in float32 with so small a cache that sequences are thrown out of it."""
+    made: dict[str, VllmSampler] = {}
+    for dtype in DTYPES:
+        sampler = make_sampler(SamplerSettings(dtype=dtype), folder, MAX_LENGTH, seed=0)
+        assert isinstance(sampler, VllmSampler)
+        made[dtype] = sampler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
+        made["cramped"] = VllmSampler(folder, "float32", MAX_LENGTH, seed=0)
+    yield made
+    for sampler in made.values():
+        sampler.llm.llm_engine.engine_core.shutdown()
+    made.clear()
+    gc.collect()
+
+
+@pytest.fixture(params=DTYPES)
+def engine(request: pytest.FixtureRequest, engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSampler:
+    """Both engines in turn, with the policy's weights."""
+    sampler = engines[request.param]
+    sampler.load_weights(named_weights(policy))
+    return sampler
+
+
+@pytest.fixture
+def engine32(engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSampler:
+    engines["float32"].load_weights(named_weights(policy))
+    return engines["float32"]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
+    """What every sampled token was drawn from, before the mask; a position that is run again replaces itself."""
+    kept: Logits = {}
+    apply = SafeSetProcessor.apply
+
+    def spy(self: SafeSetProcessor, logits: Tensor) -> Tensor:
+        for index in range(logits.shape[0]):
+            row = self.rows[index]
+            kept[row.request, len(row.tokens)] = logits[index].clone()
+        return apply(self, logits)
+
+    monkeypatch.setattr(SafeSetProcessor, "apply", spy)
+    return kept
+
+
+def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float | None) -> None:
+    """Every record equals what float64 makes of the captured logits; |V'_S| exactly, the rest to 1e-5 nats."""
+    for index, rollout in enumerate(rollouts):
+        length = len(rollout.tokens)
+        logits_TV = torch.stack([captured[index, position] for position in range(length)]).numpy()
+        assert logits_TV.shape == (length, V)
+        assert logits_TV.dtype == np.float32
+        least_T = logits_TV.max(-1) + np.float32(-np.inf if log_rho is None else log_rho)
+        safe_TV = logits_TV >= least_T[:, None]
+        probs_TV = np.exp(logits_TV.astype(np.float64) - logits_TV.max(-1, keepdims=True))
+        mass_T, all_T = (probs_TV * safe_TV).sum(-1), probs_TV.sum(-1)
+        sampled = (np.arange(length), list(rollout.tokens))
+        assert safe_TV[sampled].all()
+        np.testing.assert_allclose(rollout.logp_infer_T, np.log(probs_TV[sampled] / mass_T), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(rollout.log_kept_infer_T, np.log(mass_T / all_T), atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(rollout.kept_vocab_infer_T, safe_TV.sum(-1))
+        arrays = (rollout.logp_infer_T, rollout.log_kept_infer_T, rollout.kept_vocab_infer_T)
+        assert [(array.shape, array.dtype) for array in arrays] == [
+            ((length,), np.float32),
+            ((length,), np.float32),
+            ((length,), np.int32),
+        ]
+
+
+def concatenated(rollouts: Sequence[Rollout], name: str) -> np.ndarray:
+    return np.concatenate([getattr(rollout, name) for rollout in rollouts])
+
+
+def same_bits(left: Rollout, right: Rollout) -> bool:
+    return left.tokens == right.tokens and all(
+        np.array_equal(getattr(left, name), getattr(right, name))
+        for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
+    )
+
+
+# --- what is recorded --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("log_rho", [None, -13.0, -3.0, -0.01])
+def test_records_are_those_of_the_engines_own_logits(
+    engine: VllmSampler, captured: Logits, log_rho: float | None, temperature: float
+) -> None:
+    rollouts = engine.generate(random_requests(40), Decoding(temperature, 24, log_rho))
+    check_records(rollouts, captured, log_rho)
+    kept, log_kept = concatenated(rollouts, "kept_vocab_infer_T"), concatenated(rollouts, "log_kept_infer_T")
+    if log_rho is None:
+        assert (kept == V).all()
+        assert (log_kept == 0).all()
+    else:
+        assert kept.min() < V
+        assert log_kept.min() < 0
+    if log_rho == -0.01:
+        assert (concatenated(rollouts, "logp_infer_T")[kept == 1] == 0).all()
+        assert (kept == 1).mean() > 0.9
+
+
+def test_the_temperature_divides_before_the_mask(engine: VllmSampler, captured: Logits) -> None:
+    requests = random_requests(10)
+    engine.generate(requests, Decoding(1.0, 1, -3.0))
+    plain = dict(captured)
+    engine.generate(requests, Decoding(0.7, 1, -3.0))
+    for index in range(len(requests)):
+        torch.testing.assert_close(captured[index, 0] * 0.7, plain[index, 0], atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("log_rho", [-13.0, -3.0, -0.01])
+def test_vllms_own_min_p_draws_the_same(engine: VllmSampler, log_rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_min_p(*, extra_args: dict[str, Any], **given: Any) -> SamplingParams:
+        return SamplingParams(
+            **given, extra_args={"request": extra_args["request"]}, min_p=math.exp(extra_args["log_rho"])
+        )
+
+    requests, decoding = random_requests(40), Decoding(1.0, 24, log_rho)
+    ours = engine.generate(requests, decoding)
+    monkeypatch.setattr(engine_module, "SamplingParams", with_min_p)
+    native = engine.generate(requests, decoding)
+    assert [rollout.tokens for rollout in ours] == [rollout.tokens for rollout in native]
+    np.testing.assert_allclose(
+        concatenated(ours, "logp_infer_T"), concatenated(native, "logp_infer_T"), atol=1e-5, rtol=0
+    )
+    assert (concatenated(native, "kept_vocab_infer_T") == V).all(), "our own mask was on as well"
+
+
+def test_more_requests_than_the_engine_runs_at_once(engine: VllmSampler, captured: Logits) -> None:
+    requests = random_requests(300)
+    assert len(requests) > 2 * SEQUENCES_IN_FLIGHT
+    rollouts = engine.generate(requests, Decoding(1.0, 24, -3.0))
+    assert [rollout.prompt_tokens for rollout in rollouts] == [request.prompt_tokens for request in requests]
+    check_records(rollouts, captured, -3.0)
+    assert len({len(rollout.tokens) for rollout in rollouts}) > 15
+
+
+@pytest.mark.parametrize("log_rho", [None, -3.0])
+def test_a_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler, log_rho: float | None) -> None:
+    requests, decoding = random_requests(200), Decoding(1.0, 24, log_rho)
+    together = engine32.generate(requests, decoding)
+    backwards = engine32.generate(requests[::-1], decoding)[::-1]
+    alone = [engine32.generate([request], decoding)[0] for request in requests[:20]]
+    for left, right in [*zip(together, backwards, strict=True), *zip(together, alone, strict=False)]:
+        assert left.tokens == right.tokens
+        np.testing.assert_allclose(left.logp_infer_T, right.logp_infer_T, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(left.log_kept_infer_T, right.log_kept_infer_T, atol=1e-4, rtol=0)
+
+
+def test_a_sequence_that_is_thrown_out_of_the_cache_comes_back(
+    engines: dict[str, VllmSampler],
+    engine32: VllmSampler,
+    policy: PreTrainedModel,
+    captured: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preempt = Scheduler._preempt_request
+    thrown_out: list[str] = []
+
+    def spy(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> Any:
+        thrown_out.append(request.request_id)
+        return preempt(self, request, *args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, "_preempt_request", spy)
+    cramped = engines["cramped"]
+    cramped.load_weights(named_weights(policy))
+    requests, decoding = random_requests(60), Decoding(1.0, 60, -3.0)
+    rollouts = cramped.generate(requests, decoding)
+    assert thrown_out
+    check_records(rollouts, captured, -3.0)
+    assert [r.tokens for r in rollouts] == [r.tokens for r in engine32.generate(requests, decoding)]
+
+
+# --- randomness, ends and errors ---------------------------------------------------------------------
+
+
+def test_the_seed_decides(engine: VllmSampler) -> None:
+    requests = random_requests(20)
+    first, again = engine.generate(requests, PLAIN), engine.generate(requests, PLAIN)
+    assert all(map(same_bits, first, again))
+    others = engine.generate([Request(request.prompt_tokens, request.seed + 1) for request in requests], PLAIN)
+    assert sum(left.tokens == right.tokens for left, right in zip(first, others, strict=True)) < 10
+    group = engine.generate([Request(requests[0].prompt_tokens, seed) for seed in range(20)], PLAIN)
+    assert len({rollout.tokens for rollout in group}) > 15
+
+
+def test_the_end_token_ends_a_response_and_belongs_to_it(engine: VllmSampler) -> None:
+    assert engine.stop_tokens == STOP_TOKENS
+    rollouts = engine.generate(random_requests(60), PLAIN)
+    assert {rollout.stopped for rollout in rollouts} == {True, False}
+    for rollout in rollouts:
+        assert not set(rollout.tokens[:-1]) & set(STOP_TOKENS)
+        assert rollout.stopped == (rollout.tokens[-1] in STOP_TOKENS)
+        assert rollout.stopped or len(rollout.tokens) == PLAIN.max_new_tokens
+
+
+def test_a_response_ends_where_the_policy_can_hold_no_more(engine32: VllmSampler) -> None:
+    prompt = tuple(range(MAX_LENGTH - 3))
+    rollouts = engine32.generate([Request(prompt, seed) for seed in range(20)], PLAIN)
+    assert max(len(rollout.tokens) for rollout in rollouts) == 3
+    assert not any(rollout.stopped for rollout in rollouts if rollout.tokens[-1] not in STOP_TOKENS)
+
+
+def test_no_request_no_rollout(engine32: VllmSampler) -> None:
+    assert engine32.generate([], PLAIN) == []
+
+
+@pytest.mark.parametrize("length", [MAX_LENGTH, MAX_LENGTH + 50])
+def test_a_prompt_that_leaves_no_room_is_refused(engine32: VllmSampler, length: int) -> None:
+    with pytest.raises(StudyError, match=rf"a prompt of {length} tokens .* {MAX_LENGTH} tokens"):
+        engine32.generate([*random_requests(2), Request((5,) * length, 0)], PLAIN)
+    assert len(engine32.generate(random_requests(2), PLAIN)) == 2, "the engine goes on after a refusal"
+
+
+def test_an_engine_without_weights_does_not_generate() -> None:
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler.has_weights = False
+    with pytest.raises(RuntimeError, match="load_weights"):
+        sampler.generate(random_requests(1), PLAIN)
+
+
+def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="vLLM could not start") as caught:
+        VllmSampler(tmp_path, "float32", MAX_LENGTH, seed=0)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_without_an_end_token_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(hf_text_config=SimpleNamespace(eos_token_id=None), try_get_generation_config=dict)
+    monkeypatch.setattr(
+        engine_module, "LLM", lambda **_: SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
+    )
+    with pytest.raises(StudyError, match="no end token") as caught:
+        VllmSampler(folder, "float32", MAX_LENGTH, seed=0)
+    assert str(folder) in str(caught.value)
+
+
+# --- weights -----------------------------------------------------------------------------------------
+
+
+def effective_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What the engine computes with, layer by layer.
+
+    On a CPU vLLM packs the weights of a linear layer and leaves an empty tensor in their place: they are read back
+    by applying the layer to an identity matrix, which is exact in every dtype.
+    """
+    found: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, RMSNorm):
+            found[f"{name}.weight"] = module.weight.data
+        elif isinstance(module, LinearBase):
+            identity = torch.eye(module.input_size, dtype=module.params_dtype)
+            found[f"{name}.weight"] = module.quant_method.apply(module, identity, None).T
+    head = model.lm_head  # type: ignore[union-attr]
+    identity = torch.eye(head.embedding_dim, dtype=found["model.norm.weight"].dtype)
+    found["lm_head.weight"] = model.compute_logits(identity).T  # type: ignore[operator]
+    tokens = torch.arange(found["lm_head.weight"].shape[0])
+    found["model.embed_tokens.weight"] = model.model.embed_tokens(tokens)  # type: ignore[union-attr]
+    return {name: weight.clone() for name, weight in found.items()}
+
+
+def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's weights, stacked as vLLM stacks them."""
+    stacks = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    done = dict(weights)
+    for stack, parts in stacks.items():
+        for name in [name for name in weights if f".{parts[0]}." in name]:
+            done[name.replace(parts[0], stack)] = torch.cat([done.pop(name.replace(parts[0], part)) for part in parts])
+    return done
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_engine_computes_with_the_weights_it_was_handed(
+    engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast, dtype: str
+) -> None:
+    """Bit for bit, every parameter, for one set after the other: a tied head once stayed the first one's."""
+    for seed in (5, 6, 7):
+        weights = dict(named_weights(random_policy(tokenizer, seed)))
+        engines[dtype].load_weights(weights.items())
+        (actual,) = engines[dtype].llm.apply_model(effective_weights)
+        expected = fused({name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()})
+        assert actual.keys() == expected.keys()
+        for name, weight in expected.items():
+            assert actual[name].dtype == weight.dtype
+            assert torch.equal(actual[name], weight), f"{name} of the set with seed {seed}"
+
+
+def trained(
+    policy: PreTrainedModel, rollouts: Sequence[Rollout], temperature: float, log_rho: float | None
+) -> TokenLogprobs:
+    """The trainer's packed forward of all rollouts."""
+    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+    with torch.no_grad():
+        hidden_TH = hidden_states(policy, batch.tokens_P, batch.packing)[batch.predict_T]
+        return token_logprobs(hidden_TH @ head_weight(policy).T / temperature, batch.targets_T, log_rho)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_float32_engine_agrees_with_the_trainer(
+    engine32: VllmSampler, tokenizer: PreTrainedTokenizerFast, temperature: float
+) -> None:
+    for seed in (1, 2):
+        policy = random_policy(tokenizer, seed)
+        engine32.load_weights(named_weights(policy))
+        rollouts = engine32.generate(random_requests(100), Decoding(temperature, 24, -3.0))
+        train = trained(policy, rollouts, temperature, -3.0)
+        logp, log_kept = concatenated(rollouts, "logp_infer_T"), concatenated(rollouts, "log_kept_infer_T")
+        inside = ~train.outside_T.numpy()
+        assert inside.mean() > 0.999  # a token on the edge of the set may fall on either side
+        np.testing.assert_allclose(logp + log_kept, train.logp_full_T, atol=1e-4, rtol=0)
+        same_set = train.kept_vocab_T.numpy() == concatenated(rollouts, "kept_vocab_infer_T")
+        assert same_set.mean() > 0.99
+        np.testing.assert_allclose(logp[inside & same_set], train.logp_T[inside & same_set], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(log_kept[same_set], train.log_kept_T[same_set], atol=1e-4, rtol=0)
+
+
+def test_what_was_cached_under_other_weights_is_not_used(
+    engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """The cramped engine's blocks are short enough for these prompts to fill some, and so to be cached."""
+    requests = random_requests(8, seed=3) + [Request(tuple(range(s, s + 100)), s) for s in range(8)]
+    for seed in (1, 2):
+        policy = random_policy(tokenizer, seed)
+        engines["cramped"].load_weights(named_weights(policy))
+        rollouts = engines["cramped"].generate(requests, PLAIN)
+        train = trained(policy, rollouts, 1.0, None)
+        np.testing.assert_allclose(concatenated(rollouts, "logp_infer_T"), train.logp_full_T, atol=1e-4, rtol=0)
+
+
+def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
+    engines: dict[str, VllmSampler], policy: PreTrainedModel
+) -> None:
+    engines["bfloat16"].load_weights(named_weights(policy))
+    rollouts = engines["bfloat16"].generate(random_requests(100), PLAIN)
+    delta = trained(policy, rollouts, 1.0, None).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
+    assert 1e-3 < np.abs(delta).mean() < 0.2
+    assert abs(delta.mean()) < 0.02
+
+
+# --- the logits processor without an engine ----------------------------------------------------------
+
+
+def processor(*thresholds: float | None) -> tuple[SafeSetProcessor, list[list[int]]]:
+    """A processor with one request a row, and the running lists of their sampled tokens."""
+    made, tokens = SafeSetProcessor(None, torch.device("cpu"), False), [[] for _ in thresholds]
+    made.update_state(update(added=[added(i, i, log_rho, tokens[i]) for i, log_rho in enumerate(thresholds)]))
+    return made, tokens
+
+
+def added(index: int, request: int, log_rho: float | None, tokens: list[int]) -> tuple[Any, ...]:
+    extra = {"request": request} | ({} if log_rho is None else {"log_rho": log_rho})
+    return (index, SamplingParams(extra_args=extra), None, tokens)
+
+
+def update(*, added: Sequence[Any] = (), removed: Sequence[int] = (), moved: Sequence[Any] = ()) -> BatchUpdate:
+    return BatchUpdate(batch_size=0, removed=removed, added=added, moved=moved)
+
+
+def kept_by_row(made: SafeSetProcessor, rows: int) -> tuple[list[int], list[int], list[int]]:
+    """Requests, positions and set sizes of one step in which every row has the logits 0, −1, −2, −3."""
+    made.apply(-torch.arange(4.0).repeat(rows, 1))
+    record = made.take()
+    return record.request.tolist(), record.position.tolist(), record.kept_vocab.tolist()
+
+
+def test_each_row_has_its_own_threshold() -> None:
+    made, _ = processor(None, -2.5, -0.5, -1.0, 0.0)
+    logits = -torch.arange(4.0).repeat(5, 1)
+    masked = made.apply(logits)
+    assert masked is logits, "vLLM expects the mask in place"
+    assert torch.isfinite(masked).sum(-1).tolist() == [4, 3, 1, 2, 1]
+    record = made.take()
+    assert record.request.tolist() == [0, 1, 2, 3, 4]
+    assert record.kept_vocab.tolist() == [4, 3, 1, 2, 1]
+    probs = np.exp(-np.arange(4.0)) / np.exp(-np.arange(4.0)).sum()
+    np.testing.assert_allclose(np.exp(record.log_kept), [probs[:n].sum() for n in (4, 3, 1, 2, 1)], atol=1e-6)
+    assert record.log_kept[0] == 0
+
+
+def test_a_row_counts_the_tokens_sampled_so_far() -> None:
+    made, tokens = processor(-0.5, None)
+    assert kept_by_row(made, 2) == ([0, 1], [0, 0], [1, 4])
+    tokens[0] += [7, 8]
+    tokens[1] += [9]
+    made.update_state(None)  # nothing changed in the batch
+    assert kept_by_row(made, 2) == ([0, 1], [2, 1], [1, 4])
+
+
+def test_rows_follow_their_requests() -> None:
+    made, tokens = processor(None, -2.5, -0.5, -1.0)
+    tokens[3] += [1, 2, 3]
+    swap, one_way = MoveDirectionality.SWAP, MoveDirectionality.UNIDIRECTIONAL
+    made.update_state(update(moved=[(0, 3, swap)]))
+    assert kept_by_row(made, 4) == ([3, 1, 2, 0], [3, 0, 0, 0], [2, 3, 1, 4])
+    made.update_state(update(removed=[1], moved=[(3, 1, one_way)]))
+    assert kept_by_row(made, 3) == ([3, 0, 2], [3, 0, 0], [2, 4, 1])
+    made.update_state(update(removed=[0], added=[added(0, 9, -2.5, [])]))
+    assert kept_by_row(made, 3) == ([9, 0, 2], [0, 0, 0], [3, 4, 1])
+    made.update_state(update(added=[added(2, 8, None, [])]))  # takes the place of a row that was not removed
+    assert kept_by_row(made, 3) == ([9, 0, 8], [0, 0, 0], [3, 4, 4])
+    # All at once: removed first, then added, then moved.
+    made.update_state(update(removed=[0, 2], added=[added(2, 7, -0.5, [5])], moved=[(2, 0, one_way), (0, 1, swap)]))
+    assert kept_by_row(made, 2) == ([0, 7], [0, 1], [4, 1])
+
+
+def test_a_row_that_was_moved_onto_itself_stays_where_it_is() -> None:
+    made, _ = processor(-0.5, None)
+    made.update_state(update(moved=[(1, 0, MoveDirectionality.SWAP), (0, 1, MoveDirectionality.SWAP)]))
+    assert kept_by_row(made, 2) == ([0, 1], [0, 0], [1, 4])
+
+
+def test_nothing_is_recorded_twice_over() -> None:
+    made, _ = processor(-0.5)
+    kept_by_row(made, 1)
+    assert kept_by_row(made, 1) == ([0], [0], [1])
+
+
+def test_the_last_record_of_a_position_counts() -> None:
+    record = SafeSetRecord(
+        request=np.array([0, 1, 0, 0]),
+        position=np.array([0, 0, 1, 0]),
+        log_kept=np.array([-0.1, -0.2, -0.3, -0.4], np.float32),
+        kept_vocab=np.array([1, 2, 3, 4], np.int32),
+    )
+    outputs = [
+        SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=logps), finish_reason="length")]
+        )
+        for ids, logps in (((5, 6), (-1.0, -2.0)), ((7,), (-3.0,)))
+    ]
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler.has_weights, sampler.max_length, sampler.stop_tokens = True, MAX_LENGTH, []
+    sampler.llm = SimpleNamespace(generate=lambda *_, **__: outputs, collective_rpc=lambda _: [record])
+    first, second = sampler.generate(random_requests(2), PLAIN)
+    np.testing.assert_array_equal(first.log_kept_infer_T, np.array([-0.4, -0.3], np.float32))
+    np.testing.assert_array_equal(first.kept_vocab_infer_T, [4, 3])
+    np.testing.assert_array_equal(second.kept_vocab_infer_T, [2])
+
+
+# --- last, for an engine that fails within a step is of no more use ----------------------------------
+
+
+def test_more_prompt_tokens_than_the_engine_takes_in_one_step(engine32: VllmSampler, captured: Logits) -> None:
+    """The prompts that do not fit must wait whole: vLLM cannot cut a seeded request into pieces on a CPU."""
+    requests = [Request(tuple((7 * i + t) % V for t in range(100)), i) for i in range(SEQUENCES_IN_FLIGHT)]
+    budget = engine32.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    assert sum(len(request.prompt_tokens) for request in requests) > budget
+    rollouts = engine32.generate(requests, Decoding(1.0, 10, -3.0))
+    check_records(rollouts, captured, -3.0)

@@ -1,0 +1,92 @@
+"""Generated sums: every solution is checked by evaluating what it says."""
+
+import re
+
+import pytest
+
+from tailrl.errors import StudyError
+from tailrl.records import Problem
+from tailrl.settings import ArithmeticTask
+from tailrl.tasks.registry import load_task
+from tailrl.tasks.scoring import score
+
+PLAIN = ArithmeticTask(problems=400, terms=(2, 5), largest=25, seed=4)
+
+
+def load(task: ArithmeticTask) -> list[Problem]:
+    loaded = load_task(task)
+    assert loaded.skipped == {}
+    return loaded.problems
+
+
+def evaluate(expression: str) -> int:
+    """A sum, read term by term and without Python's eval."""
+    assert re.fullmatch(r"\d+([+-]\d+)*", expression)
+    return sum(int(term) for term in re.findall(r"[+-]?\d+", expression))
+
+
+def steps(solution: str) -> list[str]:
+    return solution.split(",")[:-1]
+
+
+def test_answers_and_every_step_are_right() -> None:
+    for problem in load(PLAIN):
+        expression = problem.prompt.removesuffix("=\n")
+        terms = [int(term) for term in re.findall(r"\d+", expression)]
+        assert 2 <= len(terms) <= 5 and max(terms) <= 25
+        assert 0 <= int(problem.answer) == evaluate(expression) <= 999
+        assert problem.id == expression
+        running = str(terms[0])
+        for step, term in zip(steps(problem.solution), re.findall(r"[+-]\d+", expression), strict=True):
+            left, _, right = step.partition("=")
+            assert left == running + term
+            assert int(right) == evaluate(left) >= 0
+            running = right
+        assert problem.solution.endswith(f"\\boxed{{{running}}}")
+
+
+def test_the_solution_earns_the_reward_and_another_number_does_not() -> None:
+    for problem in load(PLAIN)[:50]:
+        assert score(problem.solution, problem.answer) == 1.0
+        assert score(problem.solution.replace("boxed{", "boxed{1"), problem.answer) == 0.0
+
+
+def test_every_number_of_terms_occurs() -> None:
+    counts = {len(re.findall(r"\d+", problem.prompt)) for problem in load(PLAIN)}
+    assert counts == {2, 3, 4, 5}
+
+
+def test_problems_differ_and_are_those_of_the_seed() -> None:
+    problems = load(PLAIN)
+    assert len({problem.prompt for problem in problems}) == PLAIN.problems
+    assert load(PLAIN) == problems
+    assert load(PLAIN.model_copy(update={"seed": 5})) != problems
+    # More problems of the same seed are the same problems and more.
+    assert load(PLAIN.model_copy(update={"problems": 100})) == problems[:100]
+
+
+def test_slips_are_one_digit_and_are_carried_on() -> None:
+    slip = 0.35
+    right = wrong = 0
+    for problem in load(PLAIN.model_copy(update={"slip": slip, "problems": 1500})):
+        assert int(problem.answer) == evaluate(problem.prompt.removesuffix("=\n"))
+        running = None
+        for step in steps(problem.solution):
+            left, _, written = step.partition("=")
+            truth = str(evaluate(left))
+            assert running is None or re.match(r"\d+", left).group() == running  # type: ignore[union-attr]
+            if written == truth:
+                right += 1
+            else:
+                wrong += 1
+                # One digit was replaced; where that made a leading zero, it is not written.
+                differing = sum(a != b for a, b in zip(written.zfill(len(truth)), truth, strict=True))
+                assert differing == 1
+            running = written
+        assert problem.solution.endswith(f"\\boxed{{{running}}}")
+    assert wrong / (wrong + right) == pytest.approx(slip, abs=0.03)
+
+
+def test_too_few_different_problems_is_one_sentence() -> None:
+    with pytest.raises(StudyError, match=r"task arithmetic: 500 different problems .* do not exist"):
+        load(ArithmeticTask(problems=500, terms=(2, 2), largest=3))

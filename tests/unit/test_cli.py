@@ -1,0 +1,114 @@
+"""The command line: what it prints, and how it ends where the user can mend what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrl import cli
+from tailrl.cli import main
+from tailrl.records import Problem, write_problems
+from tailrl.settings import ArithmeticTask, Problems
+from tailrl.study import parse_study, read_study
+
+ROOT = Path(__file__).parents[2]
+STUDY = parse_study({"name": "s", "arms": {"naive": {}}})
+RUN = STUDY.run("naive").model_dump_json()
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["tailrl", *map(str, arguments)])
+    main()
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
+    """The sentence that the process ends with; sys.exit prints a text to stderr and exits with 1."""
+    with pytest.raises(SystemExit) as caught:
+        call(monkeypatch, *arguments)
+    sentence = caught.value.code
+    assert isinstance(sentence, str) and sentence.startswith("tailrl: ") and "\n" not in sentence
+    return sentence.removeprefix("tailrl: ")
+
+
+def test_schema(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    call(monkeypatch, "schema")
+    assert capsys.readouterr().out == (ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8")
+
+
+def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = len(read_study(ROOT / "config.yaml").all_arms())
+    call(monkeypatch, "check", ROOT / "config.yaml")
+    assert f"config.yaml: default, {arms} arms (with ablations), 3 seeds\n" in capsys.readouterr().out
+    assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
+
+
+def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = Problems(train=ArithmeticTask(problems=5), evaluation=ArithmeticTask(problems=3, seed=9), warm_start=())
+    call(monkeypatch, "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)
+    names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("{", "Run settings: Invalid JSON"),
+        ("{}", "Run settings: study is missing; "),
+        (RUN.replace('"steps"', '"step"'), "Run settings: training.step is not a known key (did you mean 'steps'?)"),
+        ("nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, words: str) -> None:
+    arguments = [x for name in ("policy", "problems", "out", "wandb") for x in (f"--{name}", tmp_path / name)]
+    assert words in refusal(monkeypatch, "train", "--settings", settings, "--seed", "0", *arguments)
+
+
+def test_a_missing_policy_and_a_missing_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy_folder: Path
+) -> None:
+    rest = ("--settings", RUN, "--seed", "0", "--out", tmp_path / "out", "--wandb", tmp_path)
+    nowhere = tmp_path / "nowhere"
+    sentence = refusal(monkeypatch, "train", *rest, "--policy", nowhere, "--problems", nowhere)
+    assert f"{nowhere}: no tokenizer could be read from it" in sentence
+    sentence = refusal(monkeypatch, "train", *rest, "--policy", policy_folder, "--problems", nowhere)
+    assert sentence.startswith(f"{nowhere}: cannot be read: ") and "No such file" in sentence
+    write_problems([Problem("long", "1+" * 100, "1")], tmp_path / "problems.jsonl")
+    sentence = refusal(
+        monkeypatch, "train", *rest, "--policy", policy_folder, "--problems", tmp_path / "problems.jsonl"
+    )
+    assert sentence.startswith("problem 'long': ") and "exceed the 64 that the policy supports" in sentence
+
+
+@pytest.mark.parametrize("policy", ["folder", "x=folder", "=folder", "1.5=folder"])
+def test_a_policy_without_its_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str) -> None:
+    settings = STUDY.evaluation.model_dump_json()
+    paths = [x for name in ("problems", "out", "samples") for x in (f"--{name}", tmp_path / name)]
+    sentence = refusal(monkeypatch, "evaluate", "--arm", "a", "--settings", settings, "--policy", policy, *paths)
+    assert sentence == f"--policy {policy}: write it as SEED=FOLDER"
+
+
+def test_seed_and_folder() -> None:
+    assert cli._seed_and_folder("3=results/a=b") == (3, Path("results/a=b"))
+    assert cli._seed_and_folder("-1=x") == (-1, Path("x"))
+
+
+def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "--help")
+    commands = capsys.readouterr().out
+    for name in ("problems", "policy", "train", "evaluate", "report", "ablation", "download", "check", "schema"):
+        assert f"    {name} " in commands
+    with pytest.raises(SystemExit) as caught:
+        call(monkeypatch, "trian")
+    assert caught.value.code == 2
+
+
+def test_the_process_exits_with_one_and_one_line(tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(json.dumps({"name": "s", "arms": {"a": {"estimatr": "rloo"}}}), encoding="utf-8")
+    script = "from tailrl.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", script, "check", study], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"tailrl: {study}: arms.a.estimatr is not a known key (did you mean 'estimator'?)\n"

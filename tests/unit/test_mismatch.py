@@ -1,0 +1,100 @@
+"""Every diagnostic against its definition, written out one token and one sequence at a time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tailrl.mismatch import log_ratio_metrics, weight_metrics
+
+
+def definition(sequences: list[tuple[list[float], list[float]]]) -> dict[str, float]:
+    """From (log π_train, log π_infer) of each sequence."""
+    sequences = [s for s in sequences if s[0]]
+    ratios = [t - i for train, infer in sequences for t, i in zip(train, infer, strict=True)]
+    train_ppl = [math.exp(-np.mean(train)) for train, _ in sequences]
+    infer_ppl = [math.exp(-np.mean(infer)) for _, infer in sequences]
+    log_diff = [math.log(t) - math.log(i) for t, i in zip(train_ppl, infer_ppl, strict=True)]
+    return {
+        "kl": -np.mean(ratios),
+        "k3_kl": np.mean([math.exp(r) - r - 1 for r in ratios]),
+        "delta_abs_mean": np.mean(np.abs(ratios)),
+        "delta_abs_max": max(map(abs, ratios)),
+        "training_ppl": np.mean(train_ppl),
+        "rollout_ppl": np.mean(infer_ppl),
+        "ppl_ratio": np.mean([t / i for t, i in zip(train_ppl, infer_ppl, strict=True)]),
+        "log_ppl_diff": np.mean(log_diff),
+        "log_ppl_abs_diff": np.mean(np.abs(log_diff)),
+        "chi2_token": np.mean([math.exp(r) ** 2 for r in ratios]) - 1,
+        "chi2_seq": np.mean([math.exp(sum(train) - sum(infer)) ** 2 for train, infer in sequences]) - 1,
+    }
+
+
+def measure(sequences: list[tuple[list[float], list[float]]]) -> dict[str, float]:
+    """The same through the package, with the tokens shuffled: their order must not matter."""
+    flat = [(t, i, n) for n, (train, infer) in enumerate(sequences) for t, i in zip(train, infer, strict=True)]
+    np.random.default_rng(0).shuffle(flat)
+    train, infer, index = zip(*flat, strict=True)
+    float32 = torch.tensor([train, infer], dtype=torch.float64)
+    return log_ratio_metrics(float32[0], float32[1], torch.tensor(index).long(), len(sequences))
+
+
+def random_sequences(lengths: list[int], seed: int = 0) -> list[tuple[list[float], list[float]]]:
+    rng = np.random.default_rng(seed)
+    train = [-rng.exponential(2.0, n) for n in lengths]
+    return [(t.tolist(), (t + rng.normal(0, 0.3, len(t))).tolist()) for t in train]
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 9], [1], [0, 4, 0, 1], [0, 0, 7]])
+def test_it_is_the_definition(lengths: list[int]) -> None:
+    sequences = random_sequences(lengths)
+    assert measure(sequences) == pytest.approx(definition(sequences), rel=1e-10)
+
+
+def test_equal_log_probs_give_exact_zeros() -> None:
+    sequences = [(train, train) for train, _ in random_sequences([4, 0, 6])]
+    found = measure(sequences)
+    assert found.pop("training_ppl") == found.pop("rollout_ppl")
+    assert found.pop("ppl_ratio") == 1.0
+    assert set(found.values()) == {0.0}
+
+
+def test_a_tiny_difference_is_not_lost_in_rounding() -> None:
+    """float32 log-probs that differ by one bit: e^ℓ − 1 in float32 would be noise."""
+    train = torch.tensor([-1.0, -2.0])
+    infer = torch.nextafter(train, torch.zeros(2))
+    ratio = (train.double() - infer.double()).numpy()
+    found = log_ratio_metrics(train, infer, torch.tensor([0, 0]), 1)
+    assert found["k3_kl"] == pytest.approx(np.mean(ratio**2 / 2), rel=1e-3)
+    assert found["kl"] == pytest.approx(-np.mean(ratio), rel=1e-12)
+    assert found["chi2_token"] == pytest.approx(np.mean(2 * ratio), rel=1e-5)
+
+
+def test_no_token_gives_nan_and_no_error() -> None:
+    nothing = torch.zeros(0)
+    found = log_ratio_metrics(nothing, nothing, torch.zeros(0, dtype=torch.int64), 3)
+    assert all(math.isnan(value) for value in found.values())
+    assert found.keys() == definition([([-1.0], [-1.0])]).keys()
+
+
+def test_weights_are_the_definition() -> None:
+    weights = np.random.default_rng(1).exponential(1.0, 50)
+    found = weight_metrics(torch.tensor(weights))
+    assert found == pytest.approx(
+        {
+            "rollout_is_mean": weights.mean(),
+            "rollout_is_std": weights.std(),
+            "rollout_is_min": weights.min(),
+            "rollout_is_max": weights.max(),
+            "rollout_is_eff_sample_size": weights.sum() ** 2 / (weights**2).sum() / 50,
+        },
+        rel=1e-12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"), [([1.0, 1.0, 1.0, 1.0], 1.0), ([0.0, 0.0, 3.0, 0.0], 0.25), ([0.0, 0.0], 0.0), ([2.5], 1.0)]
+)
+def test_effective_sample_size(weights: list[float], size: float) -> None:
+    assert weight_metrics(torch.tensor(weights))["rollout_is_eff_sample_size"] == size

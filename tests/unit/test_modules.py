@@ -1,0 +1,68 @@
+"""The source files that a rule depends on, against the modules that Python really loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrl.modules import PACKAGE, imported_modules, module_file, source_files
+
+
+def names(*modules: str) -> set[str]:
+    return {Path(file).relative_to(PACKAGE).as_posix() for file in source_files(*modules)}
+
+
+def test_the_files_of_modules() -> None:
+    assert module_file("tailrl") == PACKAGE / "__init__.py"
+    assert module_file("tailrl.report") == PACKAGE / "report" / "__init__.py"
+    assert module_file("tailrl.report.tables") == PACKAGE / "report" / "tables.py"
+    assert [module_file(name) for name in ("torch", "tailrl.nothing", "tailrl.study.Study")] == [None] * 3
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(
+        "import os, tailrl.seeding\n"
+        "from tailrl import errors, nothing\n"
+        "from tailrl.records import Problem\n"
+        "def f():\n    import tailrl.vocabulary as v\n"
+        "    class A:\n        from tailrl.rollout.vllm import VllmSampler\n",
+        encoding="utf-8",
+    )
+    found = imported_modules(tmp_path / "code.py")
+    assert found == {
+        *("tailrl", "tailrl.seeding", "tailrl.errors", "tailrl.records"),
+        *("tailrl.vocabulary", "tailrl.rollout.vllm"),
+    }
+
+
+def test_the_closure_follows_imports_and_lazy_imports() -> None:
+    found = names("tailrl.training.loop")
+    assert {"training/loop.py", "training/step.py", "objective/corrections.py", "errors.py"} <= found  # step by step
+    assert "rollout/vllm.py" in found  # imported inside make_sampler
+    assert {"__init__.py", "training/__init__.py", "objective/__init__.py"} <= found  # packages run too
+    assert not found & {"cli.py", "evaluation.py", "training/warm_start.py"}
+    assert not any(name.startswith("report/") for name in found)
+
+
+def test_several_modules_give_one_sorted_list() -> None:
+    files = source_files("tailrl.study", "tailrl.seeding", "tailrl.study")
+    assert files == sorted(set(files))
+    assert set(files) == set(source_files("tailrl.study")) | set(source_files("tailrl.seeding"))
+    assert all(Path(file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("name", ["tailrl.trainng", "torch", "tailrl.study.Study", "tailrl.missing.loop"])
+def test_an_unknown_module_raises(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a module of tailrl"):
+        source_files("tailrl.study", name)
+
+
+@pytest.mark.parametrize("module", ["tailrl.tasks.registry", "tailrl.report"])
+def test_python_loads_no_other_file(module: str) -> None:
+    script = (
+        f"import sys, {module}; print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'tailrl'))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) <= set(source_files(module))
+    assert len(loaded) > 3

@@ -1,0 +1,163 @@
+"""What Snakemake plans, and what it refuses, in a copy of the workflow. Nothing is computed here."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_fixture import Workflow, copy_workflow
+
+PREPARED = ["base policy", "problems of the study results/tiny"]
+REPORTED = ["report.html", "tables, figures and summary"]
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Workflow:
+    return copy_workflow(tmp_path)
+
+
+def jobs(*arms: str, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
+    """The messages of the jobs that these arms need."""
+    return [f"train {arm}, seed {seed}" for arm in arms for seed in seeds] + [f"evaluate {arm}" for arm in arms]
+
+
+def refusal(result: subprocess.CompletedProcess[str]) -> str:
+    """The sentence with which Snakemake stopped, checked to be one line and to come before any job."""
+    assert result.returncode != 0
+    output = result.stdout + result.stderr
+    assert "Traceback" not in output
+    assert "Job stats" not in output
+    found = re.search(r"^WorkflowError[^\n]*:\n(.*?)(?=^  File |\Z)", output, re.MULTILINE | re.DOTALL)
+    assert found, output
+    (sentence,) = found[1].strip().splitlines()
+    return sentence
+
+
+def test_the_copy_runs_its_own_package(workflow: Workflow) -> None:
+    """Else every other test here would look at the installed package."""
+    with workflow.edited("workflow/tailrl/study.py", "A whole study: what", "The copy's study: what"):
+        assert '"description": "The copy\'s study: what' in workflow.run("tailrl", "schema").stdout
+    imported = workflow.run("python", "-c", "import tailrl; print(tailrl.__file__)").stdout
+    assert imported.strip() == str(workflow.folder / "workflow" / "tailrl" / "__init__.py")
+
+
+# --- what is planned ---------------------------------------------------------------------------------
+
+
+def test_a_study_plans_every_arm_with_every_seed(workflow: Workflow) -> None:
+    assert workflow.plan() == sorted([*PREPARED, *jobs("naive", "dvp_mis"), "evaluate base", *REPORTED])
+
+
+def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
+    result = workflow.run("snakemake", "--dry-run")
+    assert result.returncode == 0, result.stderr
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
+    arms, seeds = 4, 3
+    assert counts == {
+        "problems": "1",
+        "policy": "1",
+        "train": str(arms * seeds),
+        "evaluate": str(arms + 1),
+        "summarise": "1",
+        "html": "1",
+        "all": "1",
+        "total": str(arms * seeds + arms + 1 + 5),
+    }
+
+
+def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
+    """Snakemake merges configurations by itself: no arm, seed or ablation of config.yaml may shine through."""
+    (workflow.folder / "other.yaml").write_text("name: other\narms: {only: {}}\n")
+    planned = workflow.plan(study="other.yaml")
+    prepared = ["base policy", "problems of the study results/other"]
+    assert planned == sorted([*prepared, *jobs("only", seeds=(0, 1, 2)), "evaluate base", *REPORTED])
+    assert "ablate_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
+
+
+def test_one_arm_alone(workflow: Workflow) -> None:
+    assert workflow.plan("train_naive") == sorted([*PREPARED, "train naive, seed 0", "train naive, seed 1"])
+
+
+def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
+    arms = jobs("rho=1e-2", "rho=e-13")
+    assert workflow.plan("ablate_rho") == sorted(
+        [*PREPARED, *arms, "evaluate base", "table and figure of the ablation rho"]
+    )
+
+
+def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow: Workflow) -> None:
+    more = workflow.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
+    before, after = workflow.plan("ablate_rho"), workflow.plan("ablate_rho", study=more)
+    assert set(before) < set(after)
+    assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
+
+
+def test_a_data_file_is_an_input(workflow: Workflow) -> None:
+    """Were it not, a new version of the file would leave the old problems in place."""
+    (workflow.folder / "problems.jsonl").write_text("{}\n")
+    study = workflow.write_study({"evaluation.task": {"name": "aime25", "path": "problems.jsonl"}})
+    graph = workflow.run("snakemake", "--filegraph", "--configfile", study).stdout
+    (box,) = [line for line in graph.splitlines() if "results/tiny/data/evaluation.jsonl" in line and "label" in line]
+    assert "problems.jsonl" in box.partition("results/tiny/data/evaluation.jsonl")[0]
+    (workflow.folder / "problems.jsonl").unlink()
+    assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seedz": [0]}, "seedz is not a known key (did you mean 'seeds'?)"),
+        ({"training.stpes": 3}, "training.stpes is not a known key (did you mean 'steps'?)"),
+        ({"arms.dvp_mis.vocabulary.roh": "e-8"}, "arms.dvp_mis.vocabulary.roh is not a known key"),
+        ({"arms.naive": {"training": {"stpes": 3}}}, "arms.naive.training"),
+        ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "rule: min_p needs rho"),
+        ({"arms.dvp_mis.vocabulary.rho": "e+3"}, "'e+3'; write e-13"),
+        ({"arms.dvp_mis.vocabulary.outside": "paper_fill"}, "paper_fill has no effect beside a correction"),
+        ({"arms": {"base": {}}, "ablations": {}}, "'base' cannot name an arm"),
+        ({"arms": {"a b": {}}, "ablations": {}}, "'a b' cannot name an arm"),
+        ({"ablations.rho.base": "dvp"}, "there is no arm 'dvp'"),
+        ({"ablations.rho.field": "vocabulary.roh"}, "an arm has no field 'vocabulary.roh'"),
+        ({"ablations.rho.values": ["e-13", "big"]}, "'big'"),
+        ({"policy.heads": 3}, "hidden_size / heads must be 32, 64 or 128"),
+        ({"training.steps": "many"}, "training.steps"),
+        ({"seeds": [0, 0]}, "the same seed is given twice"),
+        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "nowhere.parquet: the study names this data file"),
+    ],
+)
+def test_an_impossible_study_is_refused_in_one_sentence(
+    workflow: Workflow, changes: dict[str, Any], sentence: str
+) -> None:
+    study = workflow.write_study(changes)
+    assert sentence in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", study))
+    assert not (workflow.folder / "results").exists()
+
+
+def test_text_that_is_no_yaml_is_refused(workflow: Workflow) -> None:
+    (workflow.folder / "broken.yaml").write_text("name: [tiny\n")
+    assert "not valid" in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", "broken.yaml"))
+
+
+def test_results_that_cannot_be_written_are_refused_at_the_start(workflow: Workflow) -> None:
+    (workflow.folder / "results").write_text("not a folder")
+    sentence = refusal(workflow.run("snakemake", "--cores", "1", "--configfile", "studies/tiny.yaml"))
+    assert sentence == "results: results cannot be written there"
+
+
+# --- form --------------------------------------------------------------------------------------------
+
+
+def test_lint_finds_nothing(workflow: Workflow) -> None:
+    result = workflow.run("snakemake", "--lint")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "in a good condition" in result.stdout + result.stderr
+
+
+@pytest.mark.skipif(shutil.which("snakefmt") is None, reason="snakefmt is not installed")
+def test_the_rules_are_formatted(workflow: Workflow) -> None:
+    result = workflow.run("snakefmt", "--check", "Snakefile", "workflow/rules")
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,34 @@
+"""The policy that every arm starts from: made and warm-started here, or read."""
+
+import json
+from pathlib import Path
+
+from tailrl.errors import StudyError
+from tailrl.policy import create_policy, load_policy, load_tokenizer, save_policy
+from tailrl.records import read_problems
+from tailrl.settings import Policy, ScratchPolicy
+from tailrl.tokenizer import train_tokenizer
+from tailrl.training.warm_start import warm_start
+
+TOKENIZER_SOLUTIONS = 2000
+"""Worked solutions that the tokenizer sees; more of them would leave fewer tokens for the prose."""
+
+
+def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> None:
+    """Writes the policy that reinforcement learning starts from, as a Hugging Face folder.
+
+    Made and warm-started here (with warm_start.json, its losses, beside the weights), or read from a folder or
+    the hub; raises StudyError where that fails.
+    """
+    if not isinstance(settings, ScratchPolicy):
+        save_policy(load_policy(settings.path), load_tokenizer(settings.path), out)
+        return
+    problems = read_problems(warm_start_file)
+    if not all(problem.solution for problem in problems):
+        raise StudyError(f"{warm_start_file}: a warm start needs worked solutions, which this task does not have")
+    texts = (problem.prompt + problem.solution for problem in problems[:TOKENIZER_SOLUTIONS])
+    tokenizer = train_tokenizer(settings.vocabulary_size, texts)
+    model = create_policy(settings, tokenizer, settings.warm_start.seed)
+    losses = warm_start(model, tokenizer, problems, settings.warm_start)
+    save_policy(model, tokenizer, out)
+    (out / "warm_start.json").write_text(json.dumps({"loss": losses}) + "\n", encoding="utf-8")

@@ -1,0 +1,162 @@
+"""The constrained log-prob from hidden states, in chunks of rows: what training calls.
+
+`constrained_logprobs` means what `vocabulary.token_logprobs` means on logits = hidden @ weightᵀ / temperature; that
+plain function is the definition, and tests hold this one to it. This one never holds tokens × vocabulary.
+
+Row t of the gradient by the logits is c_t (1[k = a_t] − p_tk) on the safe set and exactly zero off it. The coefficient
+c_t (the advantage times a weight made from these very log-probs) is known in the backward only, and p must be at hand
+by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
+alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
+matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
+the backward instead. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
+
+Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
+computed again.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tailrl.errors import StudyError
+from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_entries, add_recomputed, chunk_sums, chunks
+from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
+
+# Of all entries kept by one call: memory then stops growing with T, and chunks beyond it are computed again.
+KEPT_BYTES = 512 * 2**20
+
+
+def constrained_logprobs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    tokens_T: Tensor,
+    log_rho: float | None,
+    temperature: float = 1.0,
+    paper_fill: bool = False,
+) -> TokenLogprobs:
+    """Constrained log-probs of the sampled tokens; `logp_T` carries the gradient to the hidden states and the weight.
+
+    Args:
+        hidden_TH: floating [T, H], last hidden states.
+        weight_VH: floating [V, H], the head's weight.
+        tokens_T: int64 [T], the sampled tokens.
+        log_rho: ln ρ; None for the full vocabulary.
+        temperature: the logits are divided by it.
+        paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
+
+    Raises:
+        StudyError: a hidden state, the weight or a logit is not finite.
+    """
+    for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
+        # One cheap pass: a sum is not finite where a term is not.
+        if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
+            raise StudyError(f"NaN or Inf in the {name}")
+    keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
+    return TokenLogprobs(
+        *cast(
+            tuple[Tensor, ...],
+            _ConstrainedLogprobs.apply(hidden_TH, weight_VH, tokens_T, log_rho, temperature, paper_fill, keep),  # type: ignore[no-untyped-call]
+        )
+    )
+
+
+class _ConstrainedLogprobs(torch.autograd.Function):
+    """The fields of TokenLogprobs as autograd sees them: the first has a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        tokens_T: Tensor,
+        log_rho: float | None,
+        temperature: float,
+        paper_fill: bool,
+        keep: bool,
+    ) -> tuple[Tensor, ...]:
+        scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
+        sums: list[RowSums] = []
+        entries: list[Entries | None] = []
+        room = KEPT_BYTES if keep else 0
+        for rows, buffer in chunks(len(scaled_TH), weight):
+            chunk, found = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], log_rho, buffer)
+            if found is not None and found.bytes() > room:
+                found = None
+            room -= 0 if found is None else found.bytes()
+            sums.append(chunk)
+            entries.append(found)
+        rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
+        logp_T, norm_T, rest = _outputs(rows_T, len(weight), log_rho, paper_fill)
+        ctx.mark_non_differentiable(*rest)
+        ctx.set_materialize_grads(False)
+        # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
+        flat = [tensor for e in entries if e is not None for tensor in (e.row_n, e.exp_n, e.count_V)]
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, rows_T.max_C, norm_T, rest[-1], *flat)
+        ctx.kept = [e is not None for e in entries]
+        ctx.settings = (log_rho, temperature, paper_fill)
+        return logp_T, *rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_T is None:
+            return (None,) * 7
+        hidden_TH, weight_VH, tokens_T, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
+        log_rho, temperature, paper_fill = ctx.settings
+        scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
+        # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
+        inside_T = grad_T.masked_fill(outside_T, 0.0)
+        factor_T = -(grad_T if paper_fill else inside_T)
+        gradients = Gradients(
+            torch.zeros_like(scaled_TH) if ctx.needs_input_grad[0] else None,
+            torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
+        )
+        kept = (Entries(*flat[i : i + 3]) for i in range(0, len(flat), 3))
+        again_T = torch.zeros_like(outside_T)
+        for (rows, _buffer), is_kept in zip(chunks(len(scaled_TH), weight, allocate=False), ctx.kept, strict=True):
+            if is_kept:
+                scale_C = factor_T[rows] * (max_T[rows] - norm_T[rows]).exp()
+                add_entries(gradients, next(kept), scale_C, scaled_TH, weight, rows)
+            else:
+                again_T[rows] = factor_T[rows] != 0
+        cut_T = None if log_rho is None else max_T + log_rho
+        add_recomputed(gradients, again_T, factor_T, norm_T, cut_T, scaled_TH, weight)
+        gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
+        d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
+        return (
+            None if d_hidden is None else d_hidden.div_(temperature).to(hidden_TH.dtype),
+            None if d_weight is None else d_weight.to(weight_VH.dtype),
+            *(None,) * 5,
+        )
+
+
+def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Hidden states over temperature, and the weight, in the dtype of the logits."""
+    dtype = torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
+    return hidden_TH.to(dtype) / temperature, weight_VH.to(dtype)
+
+
+def _outputs(
+    sums: RowSums, vocabulary: int, log_rho: float | None, paper_fill: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """log π^mp; the log of what exp(z) is divided by in it; the other fields of TokenLogprobs in their order.
+
+    Raises:
+        StudyError: a sum is not finite.
+    """
+    if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
+        raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
+    log_safe_T = sums.max_C + sums.safe_C.log()
+    log_all_T = sums.max_C + sums.all_C.log()
+    outside_T = sums.chosen_C < sums.max_C + (-torch.inf if log_rho is None else log_rho)
+    if paper_fill:
+        pruned_T = (vocabulary - sums.kept_C).to(log_safe_T.dtype)
+        norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + PAPER_FILL)
+        logp_T = sums.chosen_C.masked_fill(outside_T, PAPER_FILL) - norm_T
+    else:
+        norm_T = log_safe_T
+        logp_T = (sums.chosen_C - norm_T).masked_fill(outside_T, 0.0)
+    entropy_T = sums.safe_C.log() - sums.moment_C / sums.safe_C
+    return logp_T, norm_T, (sums.chosen_C - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)

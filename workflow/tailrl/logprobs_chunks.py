@@ -1,0 +1,213 @@
+"""One chunk of rows of the constrained log-prob: its sums in the forward, its two products in the backward.
+
+Logits lie with the vocabulary first, [V, C], so that the safe entries come out sorted by token: the gradient by the
+weight is then one weighted sum of the chunk's hidden states per token, and those stay in cache. For the gradient by the
+hidden states the entries are sorted by block of tokens, then by row, so that the block's rows of the weight stay in
+cache. Both sums are `embedding_bag`, the torch operation that is fast at it on a CPU; few calls over many entries,
+because each costs a meeting of the threads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
+CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk, the largest thing held at a time
+KEPT_DENSITY = 0.4  # share of safe entries in a chunk up to which keeping them is cheaper than computing again
+BLOCK_TOKENS = 8192  # of the vocabulary in one go, where an intermediate has a row for each
+CACHED_TOKENS = 2048  # of the vocabulary, whose rows of the weight are to stay in cache
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """What the forward needs of each of C rows, over e = exp(z − max z); all [C].
+
+    Attributes:
+        max_C: the largest logit.
+        chosen_C: the sampled token's logit.
+        all_C: Σ e over the vocabulary.
+        safe_C: Σ e over the safe set.
+        moment_C: Σ e (z − max z) over the safe set.
+        kept_C: int64, size of the safe set.
+    """
+
+    max_C: Tensor
+    chosen_C: Tensor
+    all_C: Tensor
+    safe_C: Tensor
+    moment_C: Tensor
+    kept_C: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The n safe entries of a chunk, sorted by token, then row.
+
+    Attributes:
+        row_n: uint8, the row within the chunk.
+        exp_n: exp(z − max z).
+        count_V: int32, how many of them each token has.
+    """
+
+    row_n: Tensor
+    exp_n: Tensor
+    count_V: Tensor
+
+    def bytes(self) -> int:
+        """Memory that they take."""
+        return sum(t.numel() * t.element_size() for t in (self.row_n, self.exp_n, self.count_V))
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the backward adds up, in the dtype of the logits; None where it is not asked for.
+
+    Attributes:
+        hidden_TH: by hidden / temperature.
+        weight_VH: by the head's weight.
+    """
+
+    hidden_TH: Tensor | None
+    weight_VH: Tensor | None
+
+    def add_chosen(self, coefficient_T: Tensor, tokens_T: Tensor, scaled_TH: Tensor, weight_VH: Tensor) -> None:
+        """Through the sampled tokens' own logits."""
+        if self.hidden_TH is not None:
+            self.hidden_TH.addcmul_(weight_VH[tokens_T], coefficient_T[:, None])
+        if self.weight_VH is not None:
+            self.weight_VH.index_add_(0, tokens_T, scaled_TH * coefficient_T[:, None])
+
+
+def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the rows, each with a flat buffer for its logits, always the same memory."""
+    width = CHUNK_BYTES // (len(weight_VH) * weight_VH.element_size())
+    width = min(CHUNK_ROWS, max(16, width), max(rows, 1))
+    buffer = weight_VH.new_empty(len(weight_VH) * width if allocate else 0)
+    for start in range(0, max(rows, 1), width):  # one chunk even of no rows: there is then something to concatenate
+        count = min(width, rows - start)
+        yield slice(start, start + count), buffer[: len(weight_VH) * count]
+
+
+def chunk_sums(
+    scaled_CH: Tensor, weight_VH: Tensor, tokens_C: Tensor, log_rho: float | None, buffer: Tensor
+) -> tuple[RowSums, Entries | None]:
+    """The sums of a chunk, and its safe entries where they are few."""
+    vocabulary, count = len(weight_VH), len(scaled_CH)
+    logits_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(vocabulary, count))
+    chosen_C = logits_VC.gather(0, tokens_C[None]).squeeze(0)
+    max_C = logits_VC.amax(0)
+    safe_VC = None if log_rho is None else logits_VC >= max_C + log_rho
+    shifted_VC = logits_VC.sub_(max_C)
+    if safe_VC is None or not safe_VC.is_cpu or safe_VC.count_nonzero() > KEPT_DENSITY * safe_VC.numel():
+        return _dense_sums(shifted_VC, safe_VC, max_C, chosen_C), None
+    at_n = safe_VC.view(-1).nonzero().squeeze(1)
+    del safe_VC
+    shifted_n = shifted_VC.view(-1)[at_n]
+    at_n = at_n.int()  # V × C is far below 2³¹, and there may be many
+    token_n = at_n.div(count, rounding_mode="floor")
+    row_n = at_n.sub_(token_n * count)
+    exp_n = shifted_n.exp()
+    sums = RowSums(
+        max_C,
+        chosen_C,
+        all_C=shifted_VC.exp_().sum(0),
+        safe_C=row_n.bincount(exp_n, count).to(exp_n.dtype),
+        moment_C=row_n.bincount(shifted_n.mul_(exp_n), count).to(exp_n.dtype),
+        kept_C=row_n.bincount(minlength=count),
+    )
+    return sums, Entries(row_n.to(torch.uint8), exp_n, token_n.bincount(minlength=vocabulary).int())
+
+
+def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None, max_C: Tensor, chosen_C: Tensor) -> RowSums:
+    """The same sums over a safe set given as a mask; None is the whole vocabulary."""
+    all_C, safe_C, moment_C = torch.zeros_like(max_C), torch.zeros_like(max_C), torch.zeros_like(max_C)
+    for start in range(0, len(shifted_VC), BLOCK_TOKENS):
+        block = slice(start, start + BLOCK_TOKENS)
+        exp_BC = shifted_VC[block].exp()
+        all_C += exp_BC.sum(0)
+        if safe_VC is not None:
+            exp_BC.masked_fill_(~safe_VC[block], 0.0)
+        safe_C += exp_BC.sum(0)
+        moment_C += exp_BC.mul_(shifted_VC[block]).sum(0)
+    kept_C = torch.full_like(max_C, len(shifted_VC), dtype=torch.int64) if safe_VC is None else safe_VC.sum(0)
+    return RowSums(max_C, chosen_C, all_C, safe_C, moment_C, kept_C)
+
+
+def add_entries(
+    gradients: Gradients, entries: Entries, scale_C: Tensor, scaled_TH: Tensor, weight_VH: Tensor, rows: slice
+) -> None:
+    """Add the products of scale × e over a chunk's kept entries with the weight and with the hidden states."""
+    vocabulary, count = len(weight_VH), len(scale_C)
+    row_n, exp_n, count_V = entries.row_n, entries.exp_n, entries.count_V
+    token_n = torch.arange(vocabulary, dtype=torch.int32).repeat_interleave(count_V)
+    active_C = scale_C != 0
+    if not active_C.all():
+        active_n = active_C[row_n.int()].nonzero().squeeze(1)
+        row_n, exp_n, token_n = row_n[active_n], exp_n[active_n], token_n[active_n]
+        count_V = token_n.bincount(minlength=vocabulary).int()
+    index_n = row_n.int()
+    value_n = exp_n * scale_C[index_n]
+    if gradients.weight_VH is not None:
+        _add_to_weight(gradients.weight_VH, scaled_TH[rows], index_n, value_n, count_V)
+    if gradients.hidden_TH is not None:
+        gradients.hidden_TH[rows] = _times_weight(weight_VH, token_n, index_n, value_n, count)
+
+
+def _add_to_weight(into_VH: Tensor, scaled_CH: Tensor, row_n: Tensor, value_n: Tensor, count_V: Tensor) -> None:
+    """Add Σ value × hidden state over the entries of each token."""
+    start_V = count_V.cumsum(0, dtype=torch.int32) - count_V
+    bounds = [*start_V[::BLOCK_TOKENS].tolist(), len(row_n)]
+    for block, (start, end) in enumerate(pairwise(bounds)):
+        tokens = slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)
+        into_VH[tokens] += embedding_bag(
+            row_n[start:end], scaled_CH, start_V[tokens] - start, mode="sum", per_sample_weights=value_n[start:end]
+        )
+
+
+def _times_weight(weight_VH: Tensor, token_n: Tensor, row_n: Tensor, value_n: Tensor, count: int) -> Tensor:
+    """Σ value × row of the weight over the entries of each of `count` rows: [C, H]."""
+    blocks = -(-len(weight_VH) // CACHED_TOKENS)
+    # By block of tokens, then row; 16 bits halve the passes of the sort.
+    key_n = token_n.div(CACHED_TOKENS, rounding_mode="floor").mul_(count).add_(row_n)
+    key_n = key_n.to(torch.int16) if blocks * count < 2**15 else key_n
+    order_n = key_n.sort(stable=True).indices
+    count_BC = key_n.bincount(minlength=blocks * count)
+    sums = embedding_bag(
+        token_n[order_n],
+        weight_VH,
+        (count_BC.cumsum(0) - count_BC).int(),
+        mode="sum",
+        per_sample_weights=value_n[order_n],
+    )
+    return sums.view(blocks, count, weight_VH.shape[1]).sum(0)
+
+
+def add_recomputed(
+    gradients: Gradients,
+    rows_T: Tensor,
+    factor_T: Tensor,
+    norm_T: Tensor,
+    cut_T: Tensor | None,
+    scaled_TH: Tensor,
+    weight_VH: Tensor,
+) -> None:
+    """Add the products of factor × exp(z − norm) over the logits z ≥ cut of the flagged rows, computed again."""
+    index_R = rows_T.nonzero().squeeze(1)
+    if len(index_R) == 0:
+        return
+    for part, buffer in chunks(len(index_R), weight_VH):
+        index_C = index_R[part]
+        scaled_CH = scaled_TH[index_C]
+        probs_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(len(weight_VH), len(index_C)))
+        pruned_VC = None if cut_T is None else probs_VC < cut_T[index_C]
+        probs_VC.sub_(norm_T[index_C]).exp_().mul_(factor_T[index_C])
+        if pruned_VC is not None:
+            probs_VC.masked_fill_(pruned_VC, 0.0)
+        if gradients.hidden_TH is not None:
+            gradients.hidden_TH[index_C] = torch.mm(probs_VC.t(), weight_VH)
+        if gradients.weight_VH is not None:
+            gradients.weight_VH.addmm_(probs_VC, scaled_CH)

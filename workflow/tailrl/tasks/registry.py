@@ -1,0 +1,34 @@
+"""Which tasks there are: a module with `load(settings) -> Loaded` and one line in `LOADERS` each; one that comes from
+the Hugging Face hub has a line in `HUB` too."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tailrl.settings import ArithmeticTask, Task
+from tailrl.tasks import aime25, arithmetic, dapo_math
+from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.sources import fetch
+
+LOADERS: dict[str, Callable[[Any], Loaded]] = {
+    "arithmetic": arithmetic.load,
+    "dapo_math": dapo_math.load,
+    "aime25": aime25.load,
+}
+HUB = {
+    "dapo_math": (dapo_math.HUB_NAME, dapo_math.SPLIT),
+    "aime25": (aime25.HUB_NAME, aime25.SPLIT),
+}
+
+
+def load_task(task: Task) -> Loaded:
+    """The problems that a task's settings name; raises StudyError where there are none to be had."""
+    return LOADERS[task.name](task)
+
+
+def download_task(task: Task) -> None:
+    """Fetch the task's data set into the Hugging Face cache, for nodes without a network.
+
+    Nothing to do for generated problems and local files; raises StudyError where the hub is out of reach.
+    """
+    if not isinstance(task, ArithmeticTask) and task.path is None:
+        fetch(*HUB[task.name])

@@ -1,0 +1,27 @@
+"""The one rule that scores a response, whatever the task."""
+
+import atexit
+from functools import cache
+
+from tailrl.tasks.answers import boxed_integer, integer, last_boxed
+from tailrl.tasks.verifier import MathVerifier
+
+
+def score(response: str, answer: str) -> float:
+    r"""1.0 where the last `\boxed{}` of the response holds the answer, else 0.0.
+
+    Integers are compared here. Any other answer goes to math-verify, whose worker process starts at the first one
+    and lives as long as this process.
+    """
+    gold = integer(answer)
+    if gold is not None:
+        return float(boxed_integer(response) == gold)
+    boxed = last_boxed(response)
+    return float(boxed is not None and _verifier().equal(boxed, answer))
+
+
+@cache
+def _verifier() -> MathVerifier:
+    verifier = MathVerifier()
+    atexit.register(verifier.close)
+    return verifier
