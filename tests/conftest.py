@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+from definitions import safe_tokens
 
 from tailrl.records import Problem, Request, Rollout
 from tailrl.settings import ArithmeticTask, ScratchPolicy
@@ -30,7 +31,7 @@ class ExactSampler:
     """A sampler that is the trainer's model, run one sequence at a time with transformers' own attention.
 
     Whatever the trainer and this engine disagree on is therefore an error of the trainer's packing, masking or
-    bookkeeping. `handed` keeps every set of weights that it was given.
+    bookkeeping. `handed` keeps every set of weights that it was given, `tested` what it was to test itself with.
     """
 
     def __init__(self, policy_folder: Path) -> None:
@@ -39,10 +40,15 @@ class ExactSampler:
 
         self.model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
         self.handed: list[dict[str, Tensor]] = []
+        self.tested: list[tuple[list[Request], Decoding]] = []
 
     def load_weights(self, weights: Iterable[tuple[str, "Tensor"]]) -> None:
         self.handed.append({name: weight.clone() for name, weight in weights})
         self.model.load_state_dict(self.handed[-1])
+
+    def self_test(self, requests: Sequence[Request], decoding: "Decoding") -> float:
+        self.tested.append((list(requests), decoding))
+        return 0.0
 
     def generate(self, requests: Sequence[Request], decoding: "Decoding") -> list[Rollout]:
         return [self._respond(request, decoding) for request in requests]
@@ -58,8 +64,8 @@ class ExactSampler:
                 logits_V = self.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1]
             # A policy of nan still samples something, as a real engine does.
             probs_V = (logits_V.double().nan_to_num() / decoding.temperature).softmax(-1)
-            rho = 0.0 if decoding.log_rho is None else float(np.exp(decoding.log_rho))
-            masked_V = torch.where(probs_V >= rho * probs_V.max(), probs_V, 0.0)
+            safe_V = torch.tensor(safe_tokens(probs_V.tolist(), decoding.rule, request.threshold))
+            masked_V = torch.where(safe_V, probs_V, 0.0)
             token = int(torch.multinomial(masked_V, 1, generator=generator))
             tokens.append(token)
             log_probs.append(float((masked_V[token] / masked_V.sum()).log()))

@@ -168,7 +168,7 @@ def test_every_problem_and_repeat_has_its_seed_and_policies_share_them(tmp_path:
     evaluated, sampler = run(tmp_path, (0, 1))
     (first, decoding), (second, _) = sampler.calls
     assert first == second
-    assert decoding == Decoding(temperature=0.7, max_new_tokens=20, log_rho=None)
+    assert decoding == Decoding(temperature=0.7, max_new_tokens=20, rule="full")
     wanted = {(p.prompt, derive_seed("evaluation", 11, p.id, repeat)) for p in PROBLEMS for repeat in range(3)}
     assert {(text_of(request), request.seed) for request in first} == wanted
     assert len(first) == len(wanted) == 9

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailrl.mismatch import log_ratio_metrics, weight_metrics
+from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 
 
 def definition(sequences: list[tuple[list[float], list[float]]]) -> dict[str, float]:
@@ -21,6 +21,8 @@ def definition(sequences: list[tuple[list[float], list[float]]]) -> dict[str, fl
         "k3_kl": np.mean([math.exp(r) - r - 1 for r in ratios]),
         "delta_abs_mean": np.mean(np.abs(ratios)),
         "delta_abs_max": max(map(abs, ratios)),
+        "rollout_is_ratio_fraction_high": np.mean([math.exp(r) > 2 for r in ratios]),
+        "rollout_is_ratio_fraction_low": np.mean([math.exp(r) < 0.5 for r in ratios]),
         "training_ppl": np.mean(train_ppl),
         "rollout_ppl": np.mean(infer_ppl),
         "ppl_ratio": np.mean([t / i for t, i in zip(train_ppl, infer_ppl, strict=True)]),
@@ -50,6 +52,11 @@ def random_sequences(lengths: list[int], seed: int = 0) -> list[tuple[list[float
 def test_it_is_the_definition(lengths: list[int]) -> None:
     sequences = random_sequences(lengths)
     assert measure(sequences) == pytest.approx(definition(sequences), rel=1e-10)
+
+
+def test_large_ratios_are_counted_on_either_side() -> None:
+    found = measure([([-1.0, -1.0, -2.0], [-2.0, -1.5, -1.0]), ([-3.0], [-2.5])])
+    assert found["rollout_is_ratio_fraction_high"] == found["rollout_is_ratio_fraction_low"] == 0.25
 
 
 def test_equal_log_probs_give_exact_zeros() -> None:
@@ -98,3 +105,24 @@ def test_weights_are_the_definition() -> None:
 )
 def test_effective_sample_size(weights: list[float], size: float) -> None:
     assert weight_metrics(torch.tensor(weights))["rollout_is_eff_sample_size"] == size
+
+
+def test_skew_is_the_definition_and_adds_up_to_the_mean() -> None:
+    """C(r) = −(r − 1) A of each token; a token without advantage adds nothing but counts in the mean."""
+    rng = np.random.default_rng(2)
+    train, infer, advantage = rng.normal(-3, 1, 60), rng.normal(-3, 1, 60), rng.normal(size=60)
+    advantage[::7] = 0.0
+    each = [-(math.exp(t - i) - 1) * a for t, i, a in zip(train, infer, advantage, strict=True)]
+    found = advantage_skew(*map(torch.tensor, (train, infer, advantage)))
+    positive = sum(c for c, a in zip(each, advantage, strict=True) if a > 0) / 60
+    negative = sum(c for c, a in zip(each, advantage, strict=True) if a < 0) / 60
+    assert found == pytest.approx({"c_positive_advantage": positive, "c_negative_advantage": negative}, rel=1e-12)
+    assert sum(found.values()) == pytest.approx(np.mean(each), rel=1e-12)
+
+
+def test_a_mismatch_that_is_blind_to_the_advantage_skews_either_sign_the_other_way() -> None:
+    """All ratios 1.1: what is reinforced weighs too much by as much as what is pushed down."""
+    advantage = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    found = advantage_skew(torch.full((4,), math.log(1.1), dtype=torch.float64), torch.zeros(4), advantage)
+    assert found == pytest.approx({"c_positive_advantage": -0.1 * 3 / 4, "c_negative_advantage": 0.1 * 3 / 4})
+    assert set(advantage_skew(torch.zeros(0), torch.zeros(0), torch.zeros(0)).values()) == {0.0}

@@ -13,58 +13,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from step_fixture import DVP, GROUP, PROMPTS, RHO, STEPS, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tailrl.errors import StudyError
 from tailrl.metrics import METRICS
 from tailrl.policy import load_policy, load_tokenizer, named_weights
 from tailrl.records import Problem, Rollout, write_problems
-from tailrl.settings import Run, Training
-from tailrl.study import parse_study
+from tailrl.rollout import Decoding
+from tailrl.settings import Run
 from tailrl.training.loop import problem_order, rewards, step_requests, train
-from tailrl.training.step import Stopwatch, accumulate_gradients, optimizer_step
+from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients, optimizer_step
 
 if TYPE_CHECKING:
     from conftest import ExactSampler
 
-# The random policy is nearly uniform: only a large ρ prunes anything, here about half of the vocabulary.
-DVP = {"rule": "min_p", "rho": 0.5}
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
     "dvp": {"vocabulary": DVP},
-    "dvp_mis": {"vocabulary": DVP, "correction": {"weight": "mis", "veto": 1e-4}},
+    "dvp_mis": {"vocabulary": DVP, "correction": {"sequence": "mis", "veto": 1e-4}},
     "paper_fill": {"vocabulary": {**DVP, "outside": "paper_fill"}},
 }
-STEPS, PROMPTS, GROUP = 3, 2, 4
 
 
 def make_run(arm: str, **training: Any) -> Run:
-    sizes = {
-        "steps": STEPS,
-        "prompts": PROMPTS,
-        "group_size": GROUP,
-        "max_new_tokens": 8,
-        "token_budget": 60,
-        "learning_rate": 1e-3,
-    }
-    settings = {**sizes, "temperature": 0.8, "keep_tokens_every": 2, "warmup_steps": 1, **training}
-    return parse_study({"name": "test", "arms": ARMS, "training": settings}).run(arm)
+    return run_of(ARMS[arm], arm, **training)
 
 
 # --- one update --------------------------------------------------------------------------------------
-
-
-def make_rollouts(count: int = 7) -> tuple[list[Rollout], list[float]]:
-    """Random tokens with log-probs near a uniform sampler's; some lie outside the safe set."""
-    rng = np.random.default_rng(2)
-    rollouts = []
-    for length in rng.integers(1, 20, count):
-        floats = [-6.0 + 0.3 * rng.standard_normal(length), -0.3 * rng.random(length)]
-        logp, log_kept = (values.astype(np.float32) for values in floats)
-        kept = rng.integers(100, 500, length).astype(np.int32)
-        prompt, tokens = (tuple(rng.integers(2, 600, n).tolist()) for n in (rng.integers(1, 9), length))
-        rollouts.append(Rollout(prompt, tokens, logp, log_kept, kept, stopped=True))
-    return rollouts, rng.normal(size=count).tolist()
 
 
 def oracle(
@@ -78,7 +54,7 @@ def oracle(
         first = len(rollout.prompt_tokens)
         row = torch.tensor([[*rollout.prompt_tokens, *rollout.tokens]])
         probs_TV = (plain(row).logits[0, first - 1 : -1] / run.training.temperature).softmax(-1)
-        rho = 0.5 if run.vocabulary.rule == "min_p" else 0.0
+        rho = RHO if run.vocabulary.rule == "min_p" else 0.0
         safe_TV = probs_TV >= rho * probs_TV.amax(-1, keepdim=True)
         masked_TV = torch.where(safe_TV, probs_TV, 0.0)
         steps = range(len(rollout.tokens))
@@ -87,9 +63,9 @@ def oracle(
             (masked_TV[t, a] / masked_TV[t].sum()).log() for t, a in zip(steps, rollout.tokens, strict=True) if safe[t]
         ]
         weight = 1.0
-        if run.correction.weight == "mis":
+        if run.correction.sequence == "mis":
             delta = sum(value.item() for value in logp) - rollout.logp_infer_T.astype(float).sum()
-            weight = math.exp(delta) if all(safe) and delta <= math.log(run.correction.threshold) else 0.0
+            weight = math.exp(delta) if all(safe) and delta <= math.log(run.correction.limit) else 0.0
         terms.append(-weight * advantage * sum(logp) / len(rollouts))
         mass += masked_TV.sum(-1).tolist()
         inside += safe
@@ -97,6 +73,10 @@ def oracle(
     loss = sum(terms)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    # Of the weights, some are whole, one is of a response above the threshold, and three of responses with an outside
+    # token: all of this is in play.
+    if run.correction.sequence == "mis":
+        assert sum(weight > 0 for weight in weights) == 3
     metrics = {
         "rollout_corr/rollout_is_mean": np.mean(weights),
         "dvp/kept_mass_train_mean": np.mean(mass),
@@ -109,11 +89,15 @@ def oracle(
 @pytest.mark.parametrize("arm", ["naive", "dvp", "dvp_mis"])
 def test_an_update_is_the_definition(model: PreTrainedModel, policy_folder: Path, arm: str) -> None:
     run = make_run(arm)
-    run = run.model_copy(update={"correction": run.correction.model_copy(update={"veto": None, "threshold": 5.0})})
+    run = run.model_copy(
+        update={"correction": run.correction.model_copy(update={"veto": None, "sequence_threshold": 2.0})}
+    )
     rollouts, advantages = make_rollouts()
-    loss, record = accumulate_gradients(model, rollouts, advantages, run, Stopwatch())
+    record = StepRecord()
+    loss = accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
     expected_loss, gradients, metrics = oracle(model, policy_folder, rollouts, advantages, run)
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+    assert max(gradient.abs().max().item() for gradient in gradients.values()) > 1e-3
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         scale = gradients[name].abs().max().item()
@@ -124,13 +108,11 @@ def test_an_update_is_the_definition(model: PreTrainedModel, policy_folder: Path
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> None:
-    rollouts, advantages = make_rollouts()
     results = []
     for budget in (1, 45, 10_000):
         model.zero_grad()
-        loss, record = accumulate_gradients(
-            model, rollouts, advantages, make_run(arm, token_budget=budget), Stopwatch()
-        )
+        run, record = make_run(arm, token_budget=budget), StepRecord()
+        loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), record)
         gradient = torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
         results.append((loss, gradient, record))
     most, some, one = (len(record.weights) for *_, record in results)
@@ -143,7 +125,8 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
 
 def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> None:
     rollouts, advantages = make_rollouts()
-    _, record = accumulate_gradients(model, rollouts, advantages, make_run("dvp", token_budget=1), Stopwatch())
+    run, record = make_run("dvp", token_budget=1), StepRecord()
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
     tokens = record.tokens()
     order = sorted(rollouts, key=lambda r: len(r.prompt_tokens) + len(r.tokens))
     np.testing.assert_array_equal(tokens["logp_infer_masked"], np.concatenate([r.logp_infer_T for r in order]))
@@ -156,7 +139,9 @@ def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> Non
 def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
     rollouts, advantages = make_rollouts()
     with pytest.raises(StudyError, match="loss is nan"):
-        accumulate_gradients(model, rollouts, [math.nan, *advantages[1:]], make_run("naive"), Stopwatch())
+        run = make_run("naive")
+        samples = samples_of(rollouts, [math.nan, *advantages[1:]], run)
+        accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
 
 
 def test_the_gradient_is_clipped_and_its_norm_is_the_one_before() -> None:
@@ -187,8 +172,8 @@ def test_every_problem_once_an_epoch() -> None:
 
 
 def test_every_response_has_a_random_stream_of_its_own() -> None:
-    settings = Training(group_size=3)
-    requests = [r for step in (0, 1) for r in step_requests([(1, 2), (3,)], settings, seed=4, step=step)]
+    requests = [r for step in (0, 1) for r in step_requests([(1, 2), (3,)], [-1.0, -2.0], 3, seed=4, step=step)]
+    assert [r.threshold for r in requests] == ([-1.0] * 3 + [-2.0] * 3) * 2
     assert [r.prompt_tokens for r in requests] == [(1, 2)] * 3 + [(3,)] * 3 + [(1, 2)] * 3 + [(3,)] * 3
     assert len({r.seed for r in requests}) == 12
 
@@ -251,9 +236,13 @@ def test_a_run_over_an_exact_engine(
     record = json.loads((files / "out" / "run.json").read_text())
     assert (record["study"], record["arm"], record["seed"]) == ("test", arm, 5)
     assert Run.model_validate(record["settings"]) == run
+    assert record["sampler_self_test"] == 0.0
     assert record["wall_seconds"] > record["startup_seconds"] > 0
 
     [sampler] = exact_samplers
+    [(tested, decoding)] = sampler.tested
+    assert decoding == Decoding(0.8, 8, "full" if arm == "naive" else "min_p")
+    assert len(tested) == 8 and {request.threshold for request in tested} == {run.vocabulary.threshold(600)}
     assert len(sampler.handed) == STEPS + 1  # once before the first step, and after every step
     saved = dict(named_weights(load_policy(files / "out" / "policy")))
     first = dict(named_weights(load_policy(policy_folder)))
@@ -262,6 +251,14 @@ def test_a_run_over_an_exact_engine(
         assert torch.equal(sampler.handed[-1][name], weight) and torch.equal(sampler.handed[0][name], first[name])
     for before, after in zip(sampler.handed, sampler.handed[1:], strict=False):
         assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+
+
+def test_a_task_may_be_as_small_as_a_step(
+    files: Path, policy_folder: Path, problems: list[Problem], exact_samplers: list["ExactSampler"]
+) -> None:
+    write_problems(problems[:2], files / "problems.jsonl")
+    assert len(trained(files, policy_folder, make_run("dvp", steps=1))) == 1
+    assert len(exact_samplers[0].tested[0][0]) == 4
 
 
 @pytest.mark.usefixtures("exact_samplers")

@@ -27,7 +27,7 @@ WHOLE: dict[str, Any] = {
     "arms": {
         "naive": {},
         "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}, "training": {"learning_rate": 1e-4}},
-        "mis": {"correction": {"weight": "mis", "veto": 1e-4}},
+        "mis": {"correction": {"sequence": "mis", "veto": 1e-4}},
     },
     "ablations": {
         "rho": {"base": "dvp", "field": "vocabulary.rho", "values": ["e-13", "0.34/V", 1e-6]},
@@ -70,7 +70,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 def test_one_arm_is_a_study() -> None:
     study = parse_study({"name": "s", "arms": {"naive": {}}})
     run = study.run("naive")
-    assert (run.vocabulary.rule, run.correction.weight, run.sampler.engine) == ("full", "none", "vllm")
+    assert (run.vocabulary.rule, run.correction.sequence, run.sampler.engine) == ("full", "none", "vllm")
     assert run.training == study.training
     assert isinstance(study.policy, ScratchPolicy)
 
@@ -115,8 +115,8 @@ def test_rho_may_be_a_number_in_the_yaml(tmp_path: Path, text: str) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(f"{{name: s, arms: {{dvp: {{vocabulary: {{rule: min_p, rho: {text}}}}}}}}}", encoding="utf-8")
     vocabulary = read_study(file).arms["dvp"].vocabulary
-    assert vocabulary.log_rho(2048) == pytest.approx(math.log(1e-6))
-    assert parse_study(WHOLE).arms["naive"].vocabulary.log_rho(2048) is None
+    assert vocabulary.threshold(2048) == pytest.approx(math.log(1e-6))
+    assert parse_study(WHOLE).arms["naive"].vocabulary.threshold(2048) == 0
 
 
 def test_problems_and_files() -> None:
@@ -141,7 +141,7 @@ def test_problems_and_files() -> None:
         ("training", "learning_rat", "learning_rate"),
         ("arms.dvp", "vocabulry", "vocabulary"),
         ("arms.dvp.vocabulary", "roh", "rho"),
-        ("arms.mis.correction", "treshold", "threshold"),
+        ("arms.mis.correction", "sequence_treshold", "sequence_threshold"),
         ("policy", "hidden_sise", "hidden_size"),
         ("policy.warm_start", "bacth", "batch"),
         ("task", "problem", "problems"),
@@ -164,9 +164,13 @@ def test_a_misspelt_override_names_the_arm() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("arms.naive.vocabulary", {"rho": "e-13"}, "arms.naive.vocabulary: rho is given but rule is full"),
+        ("arms.naive.vocabulary", {"rho": "e-13"}, "arms.naive.vocabulary: rule: full does not use rho"),
         ("arms.naive.vocabulary", {"rule": "min_p"}, "arms.naive.vocabulary: rule: min_p needs rho"),
-        ("arms.naive.vocabulary", {"outside": "paper_fill"}, "paper_fill needs rule: min_p"),
+        (
+            "arms.naive.vocabulary",
+            {"outside": "paper_fill"},
+            "outside and side say nothing with rule: full (nothing is pruned)",
+        ),
         ("arms.dvp.vocabulary.rho", 0, "with a value in (0, 1]"),
         ("arms.dvp.vocabulary.rho", "0/V", "with a value in (0, 1]"),
         ("arms.dvp.vocabulary.rho", 1.5, "with a value in (0, 1]"),
@@ -175,9 +179,13 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("arms.dvp.vocabulary.rho", "-1e-6", "write e-13, 1e-6 or 0.34/V"),
         ("arms.dvp.vocabulary.rho", True, "arms.dvp.vocabulary.rho"),
         ("arms.dvp.vocabulary.rho", math.nan, "write e-13, 1e-6 or 0.34/V"),
-        ("arms.mis.correction.threshold", -2, "arms.mis.correction.threshold: Input should be greater than 0"),
+        (
+            "arms.mis.correction.sequence_threshold",
+            -2,
+            "arms.mis.correction.sequence_threshold: Input should be greater than 0",
+        ),
         ("arms.mis.correction.veto", 1.0, "arms.mis.correction.veto"),
-        ("arms.mis.correction.weight", "tis", "'none' or 'mis'"),
+        ("arms.mis.correction.token", "mis", "'none', 'tis' or 'mask'"),
         ("arms.dvp.training.steps", 0, "arms.dvp.training: steps: Input should be greater than or equal to 1"),
         ("arms.base", {}, "'base' cannot name an arm"),
         ("arms.a/b", {}, "'a/b' cannot name an arm"),
@@ -197,7 +205,7 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("ablations.rho.field", "training.stepz", "ablations.rho.field: an arm has no field 'training.stepz'"),
         ("ablations.rho.field", "vocabulary.rho.x", "an arm has no field"),
         ("ablations.rho.field", "", "an arm has no field ''"),
-        ("ablations.rho.values", ["e-13", 2], "ablations.rho, value 2: vocabulary: rho is '2'"),
+        ("ablations.rho.values", ["e-13", 2], "ablations.rho, value 2: vocabulary.rho: write e-13, 1e-6 or 0.34/V"),
         ("ablations.rho.values", [], "ablations.rho.values: "),
         ("ablations.rho.values", ["0.1", 0.1], "value 0.1 makes the same arm as an earlier one"),
         ("ablations.rate.values", [1e-5, -1.0], "arms.rate=-1.0.training: learning_rate: Input should be greater"),
@@ -209,7 +217,7 @@ def test_what_is_impossible_is_one_sentence(path: str, value: Any, words: str) -
     assert words in refusal(changed(path, value))
 
 
-@pytest.mark.parametrize("correction", [{"weight": "mis"}, {"veto": 1e-4}])
+@pytest.mark.parametrize("correction", [{"sequence": "mis"}, {"veto": 1e-4}])
 def test_the_papers_fill_beside_a_correction_is_refused(correction: dict[str, Any]) -> None:
     vocabulary = {"rule": "min_p", "rho": "e-13", "outside": "paper_fill"}
     parse_study(changed("arms.fill", {"vocabulary": vocabulary}))
@@ -232,7 +240,7 @@ def test_a_rho_over_one_for_the_vocabulary_is_refused() -> None:
     """900/V is 1.5 for 600 tokens: no token would be safe."""
     config = changed("arms.dvp.vocabulary.rho", "900/V")
     config["policy"]["vocabulary_size"] = 600
-    assert refusal(config) == "arms.dvp.vocabulary.rho: 900/V is above 1 for 600 tokens"
+    assert refusal(config) == "arms.dvp.vocabulary: a rho of 900/V is above 1 for 600 tokens"
 
 
 @pytest.mark.parametrize(("path", "value"), [("task", {"problems": 9}), ("policy", {"layers": 2})])

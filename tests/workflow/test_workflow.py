@@ -116,7 +116,10 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
         ({"arms.dvp_mis.vocabulary.roh": "e-8"}, "arms.dvp_mis.vocabulary.roh is not a known key"),
         ({"arms.naive": {"training": {"stpes": 3}}}, "arms.naive.training"),
         ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "rule: min_p needs rho"),
-        ({"arms.dvp_mis.vocabulary.rho": "e+3"}, "'e+3'; write e-13"),
+        (
+            {"arms.dvp_mis.vocabulary.rho": "e+3"},
+            "rho: write e-13, 1e-6 or 0.34/V, with a value in (0, 1] (given: 'e+3')",
+        ),
         ({"arms.dvp_mis.vocabulary.outside": "paper_fill"}, "paper_fill has no effect beside a correction"),
         ({"arms": {"base": {}}, "ablations": {}}, "'base' cannot name an arm"),
         ({"arms": {"a b": {}}, "ablations": {}}, "'a b' cannot name an arm"),

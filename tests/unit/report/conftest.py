@@ -20,8 +20,8 @@ CONFIG: dict[str, Any] = {
     "arms": {
         "naive": {},
         "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}},
-        "mis": {"correction": {"weight": "mis", "veto": 1e-4}},
-        "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"weight": "mis"}},
+        "mis": {"correction": {"sequence": "mis", "veto": 1e-4}},
+        "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "mis"}},
     },
     "ablations": {"rho": {"base": "dvp", "field": "vocabulary.rho", "values": ["e-3", "e-5", "e-8", "e-13"]}},
 }
@@ -103,7 +103,7 @@ def write_results(study: Study, folder: Path) -> None:
             job = folder / "train" / arm / f"seed{seed}"
             job.mkdir(parents=True)
             rng = np.random.default_rng([number, seed])
-            pruned, mis = settings.vocabulary.rule == "min_p", settings.correction.weight == "mis"
+            pruned, mis = settings.vocabulary.rule == "min_p", settings.correction.sequence == "mis"
             steps = study.run(arm).training.steps
             k3 = 0.0 if arm == "dvp_mis" else 1e-4 * (number + 1)
             write_metrics(job / "metrics.jsonl", pruned=pruned, mis=mis, k3=k3, steps=steps, rng=rng)

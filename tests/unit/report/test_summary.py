@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tailrl.report.provenance import assumed_keys, describe, describe_arms, flat
 from tailrl.report.statistics import Difference, Interval
 from tailrl.report.summary import percent, points, short, spread, summarize, table, verdict
 from tailrl.report.tables import Comparison
+from tailrl.settings import Arm
 from tailrl.study import Study
 
 NAN = math.nan
@@ -60,19 +62,52 @@ def test_numbers_in_words() -> None:
 
 def test_describe() -> None:
     full = flatten(
-        {"estimator": "rloo", "vocabulary": {"rule": "full"}, "correction": {"weight": "none", "veto": None}}
+        {"estimator": "rloo", "vocabulary": {"rule": "full"}, "correction": {"sequence": "none", "veto": None}}
     )
-    assert describe(full)[:2] == ["RLOO on all tokens", "no sequence weights"]
+    assert describe(full)[:2] == ["RLOO on all tokens", "no weights"]
     assert not any("veto" in clause for clause in describe(full))
     pruned = {**full, "vocabulary.rule": "min_p", "vocabulary.rho": "e-13", "correction.veto": 1e-4}
-    pruned |= {"correction.weight": "mis", "correction.threshold": 2.0}
+    pruned |= {"correction.sequence": "mis", "correction.sequence_threshold": None}
     assert describe(pruned)[:3] == [
         "RLOO on the min-p set, rho = e-13",
-        "sequence weights, rejected above C = 2.0",
+        "sequence weights mis, C = 2",
         "veto below a token ratio of 0.0001",
     ]
-    other = {**full, "correction.weight": "tis", "correction.threshold": 3.0}
-    assert describe(other)[1] == "correction tis, threshold 3.0"
+    other = {**full, "correction.sequence": "tis", "correction.sequence_threshold": 3.0}
+    assert describe(other)[1] == "sequence weights tis, C = 3"
+    both = {**other, "correction.token": "mask", "correction.token_threshold": 1.5, "clip.ratio": "decoupled"}
+    assert describe(both)[1:4] == [
+        "clipped ratio, decoupled",
+        "token weights mask, C = 1.5",
+        "sequence weights tis, C = 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "vocabulary", "clause"),
+    [
+        ("grpo", {"rule": "top_k", "k": 20}, "GRPO on the top-k set, k = 20"),
+        ("rloo", {"rule": "top_p", "p": 0.9}, "RLOO on the top-p set, p = 0.9"),
+        (
+            "reinforce",
+            {"rule": "entropy", "rho": "e-5", "adapt": "budget", "budget": 0.01},
+            "REINFORCE on the entropy set, rho = e-5, adapted to the budget",
+        ),
+        (
+            "rloo",
+            {"rule": "min_p", "rho": "e-5", "side": "sampler"},
+            "RLOO on the min-p set, rho = e-5, in the sampler only",
+        ),
+        (
+            "rloo",
+            {"rule": "min_p", "rho": "e-5", "outside": "paper_fill"},
+            "RLOO on the min-p set, rho = e-5, paper's fill outside",
+        ),
+    ],
+)
+def test_describe_a_vocabulary(estimator: str, vocabulary: dict[str, Any], clause: str) -> None:
+    arm = Arm.model_validate({"estimator": estimator, "vocabulary": vocabulary, "deliberate": True})
+    assert describe(flatten(arm.model_dump(mode="json")))[0] == clause
 
 
 @pytest.fixture
@@ -97,8 +132,8 @@ def test_arms_are_told_apart_by_other_settings_too(results: Results) -> None:
 
 
 def test_assumed_values_come_from_the_typed_study(results: Results) -> None:
-    assert "correction.threshold" in assumed_keys()
-    (line,) = [line for line in what_ran(results).splitlines() if "correction.threshold" in line]
+    assert "correction.sequence_threshold" in assumed_keys()
+    (line,) = [line for line in what_ran(results).splitlines() if "correction.sequence_threshold" in line]
     assert line.endswith("2.0 in mis, 2.0 in dvp_mis.")
 
 

@@ -8,6 +8,7 @@ the others with it.
 import gc
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from definitions import safe_tokens, softmax
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from vllm import LLM, SamplingParams
@@ -30,7 +32,7 @@ from tailrl.policy import create_policy, head_weight, hidden_states, named_weigh
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout import vllm as engine_module
-from tailrl.rollout.vllm import SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
+from tailrl.rollout.vllm import SELF_TEST_TOLERANCE, SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
 from tailrl.settings import SamplerSettings, ScratchPolicy
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
@@ -40,6 +42,7 @@ V = 600  # not a multiple of 64: vLLM pads the vocabulary, and the padding must 
 MAX_LENGTH = 128
 STOP_TOKENS = list(range(1, V, 15))  # many end tokens, so that responses of random weights end at all lengths
 PLAIN = Decoding(temperature=1.0, max_new_tokens=24)
+MIN_P = Decoding(temperature=1.0, max_new_tokens=24, rule="min_p")
 DTYPES = ("bfloat16", "float32")
 
 Logits = dict[tuple[int, int], Tensor]
@@ -61,10 +64,11 @@ def random_policy(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedMo
     return model
 
 
-def random_requests(count: int, longest: int = 30, seed: int = 0) -> list[Request]:
+def random_requests(count: int, longest: int = 30, seed: int = 0, threshold: float = 0.0) -> list[Request]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, count)
-    return [Request(tuple(rng.integers(0, V, length).tolist()), 1000 * seed + i) for i, length in enumerate(lengths)]
+    prompts = [tuple(rng.integers(0, V, length).tolist()) for length in lengths]
+    return [Request(prompt, 1000 * seed + i, threshold) for i, prompt in enumerate(prompts)]
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +133,17 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
     return kept
 
 
-def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float | None) -> None:
-    """Every record equals what float64 makes of the captured logits; |V'_S| exactly, the rest to 1e-5 nats."""
+def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float = -np.inf) -> None:
+    """Every record equals what float64 makes of the captured logits; |V'_S| exactly, the rest to 1e-5 nats.
+
+    The set is that of min-p with the given ln ρ, which keeps every token at −inf.
+    """
     for index, rollout in enumerate(rollouts):
         length = len(rollout.tokens)
         logits_TV = torch.stack([captured[index, position] for position in range(length)]).numpy()
         assert logits_TV.shape == (length, V)
         assert logits_TV.dtype == np.float32
-        least_T = logits_TV.max(-1) + np.float32(-np.inf if log_rho is None else log_rho)
+        least_T = logits_TV.max(-1) + np.float32(log_rho)
         safe_TV = logits_TV >= least_T[:, None]
         probs_TV = np.exp(logits_TV.astype(np.float64) - logits_TV.max(-1, keepdims=True))
         mass_T, all_T = (probs_TV * safe_TV).sum(-1), probs_TV.sum(-1)
@@ -168,14 +175,14 @@ def same_bits(left: Rollout, right: Rollout) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("log_rho", [None, -13.0, -3.0, -0.01])
+@pytest.mark.parametrize(("rule", "log_rho"), [("full", -np.inf), ("min_p", -13.0), ("min_p", -3.0), ("min_p", -0.01)])
 def test_records_are_those_of_the_engines_own_logits(
-    engine: VllmSampler, captured: Logits, log_rho: float | None, temperature: float
+    engine: VllmSampler, captured: Logits, rule: str, log_rho: float, temperature: float
 ) -> None:
-    rollouts = engine.generate(random_requests(40), Decoding(temperature, 24, log_rho))
+    rollouts = engine.generate(random_requests(40, threshold=log_rho), Decoding(temperature, 24, rule))
     check_records(rollouts, captured, log_rho)
     kept, log_kept = concatenated(rollouts, "kept_vocab_infer_T"), concatenated(rollouts, "log_kept_infer_T")
-    if log_rho is None:
+    if rule == "full":
         assert (kept == V).all()
         assert (log_kept == 0).all()
     else:
@@ -187,10 +194,10 @@ def test_records_are_those_of_the_engines_own_logits(
 
 
 def test_the_temperature_divides_before_the_mask(engine: VllmSampler, captured: Logits) -> None:
-    requests = random_requests(10)
-    engine.generate(requests, Decoding(1.0, 1, -3.0))
+    requests = random_requests(10, threshold=-3.0)
+    engine.generate(requests, Decoding(1.0, 1, "min_p"))
     plain = dict(captured)
-    engine.generate(requests, Decoding(0.7, 1, -3.0))
+    engine.generate(requests, Decoding(0.7, 1, "min_p"))
     for index in range(len(requests)):
         torch.testing.assert_close(captured[index, 0] * 0.7, plain[index, 0], atol=1e-5, rtol=1e-6)
 
@@ -199,13 +206,13 @@ def test_the_temperature_divides_before_the_mask(engine: VllmSampler, captured: 
 def test_vllms_own_min_p_draws_the_same(engine: VllmSampler, log_rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_min_p(*, extra_args: dict[str, Any], **given: Any) -> SamplingParams:
         return SamplingParams(
-            **given, extra_args={"request": extra_args["request"]}, min_p=math.exp(extra_args["log_rho"])
+            **given, extra_args={"request": extra_args["request"]}, min_p=math.exp(extra_args["threshold"])
         )
 
-    requests, decoding = random_requests(40), Decoding(1.0, 24, log_rho)
-    ours = engine.generate(requests, decoding)
+    requests = random_requests(40, threshold=log_rho)
+    ours = engine.generate(requests, MIN_P)
     monkeypatch.setattr(engine_module, "SamplingParams", with_min_p)
-    native = engine.generate(requests, decoding)
+    native = engine.generate(requests, MIN_P)
     assert [rollout.tokens for rollout in ours] == [rollout.tokens for rollout in native]
     np.testing.assert_allclose(
         concatenated(ours, "logp_infer_T"), concatenated(native, "logp_infer_T"), atol=1e-5, rtol=0
@@ -213,18 +220,63 @@ def test_vllms_own_min_p_draws_the_same(engine: VllmSampler, log_rho: float, mon
     assert (concatenated(native, "kept_vocab_infer_T") == V).all(), "our own mask was on as well"
 
 
+@pytest.mark.parametrize(("rule", "number"), [("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)])
+def test_other_rules_are_drawn_from_and_recorded(
+    engine: VllmSampler, captured: Logits, rule: str, number: float
+) -> None:
+    rollouts = engine.generate(random_requests(20, threshold=number), Decoding(1.0, 24, rule))
+    for index, rollout in enumerate(rollouts):
+        for position, token in enumerate(rollout.tokens):
+            probs = softmax(captured[index, position].tolist())
+            kept = int(rollout.kept_vocab_infer_T[position])
+            # float32 may put a token on the very edge on either side.
+            sizes = [sum(safe_tokens(probs, rule, number + shift)) for shift in (-1e-5, 0.0, 1e-5)]
+            assert min(sizes) <= kept <= max(sizes)
+            mass = sum(sorted(probs)[-kept:])
+            assert sorted(probs)[-kept] <= probs[token]
+            assert rollout.log_kept_infer_T[position] == pytest.approx(math.log(mass), abs=1e-5)
+            assert rollout.logp_infer_T[position] == pytest.approx(math.log(probs[token] / mass), abs=1e-5)
+    assert concatenated(rollouts, "kept_vocab_infer_T").min() < V
+
+
+SELF_TESTED = [("full", 0.0), ("min_p", -3.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
+
+
+@pytest.mark.parametrize(("rule", "number"), SELF_TESTED)
+def test_the_self_test_passes(engine: VllmSampler, rule: str, number: float) -> None:
+    worst = engine.self_test(random_requests(8, threshold=number), Decoding(0.7, 24, rule))
+    assert 0 <= worst < SELF_TEST_TOLERANCE
+    # It leaves nothing behind: the engine goes on, and keeps no logits.
+    assert len(engine.generate(random_requests(2, threshold=number), Decoding(0.7, 24, rule))) == 2
+    assert engine.llm.collective_rpc("capture_logits", args=(False,)) == [None]
+
+
+def test_the_self_test_refuses_raw_log_probs(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that returns log-probs from before the mask is off by log Z', without any other sign of it."""
+    generate = VllmSampler.generate
+
+    def raw(self: VllmSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        rollouts = generate(self, requests, decoding)
+        return [replace(r, logp_infer_T=r.logp_infer_T + r.log_kept_infer_T) for r in rollouts]
+
+    monkeypatch.setattr(VllmSampler, "generate", raw)
+    assert engine32.self_test(random_requests(8), PLAIN) < SELF_TEST_TOLERANCE, "without a mask both are the same"
+    with pytest.raises(StudyError, match=r"not those of the distribution it samples from: .* nats"):
+        engine32.self_test(random_requests(8, threshold=-1.0), MIN_P)
+
+
 def test_more_requests_than_the_engine_runs_at_once(engine: VllmSampler, captured: Logits) -> None:
-    requests = random_requests(300)
+    requests = random_requests(300, threshold=-3.0)
     assert len(requests) > 2 * SEQUENCES_IN_FLIGHT
-    rollouts = engine.generate(requests, Decoding(1.0, 24, -3.0))
+    rollouts = engine.generate(requests, MIN_P)
     assert [rollout.prompt_tokens for rollout in rollouts] == [request.prompt_tokens for request in requests]
     check_records(rollouts, captured, -3.0)
     assert len({len(rollout.tokens) for rollout in rollouts}) > 15
 
 
-@pytest.mark.parametrize("log_rho", [None, -3.0])
-def test_a_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler, log_rho: float | None) -> None:
-    requests, decoding = random_requests(200), Decoding(1.0, 24, log_rho)
+@pytest.mark.parametrize("decoding", [PLAIN, MIN_P], ids=lambda decoding: decoding.rule)
+def test_a_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler, decoding: Decoding) -> None:
+    requests = random_requests(200, threshold=-3.0)
     together = engine32.generate(requests, decoding)
     backwards = engine32.generate(requests[::-1], decoding)[::-1]
     alone = [engine32.generate([request], decoding)[0] for request in requests[:20]]
@@ -251,7 +303,7 @@ def test_a_sequence_that_is_thrown_out_of_the_cache_comes_back(
     monkeypatch.setattr(Scheduler, "_preempt_request", spy)
     cramped = engines["cramped"]
     cramped.load_weights(named_weights(policy))
-    requests, decoding = random_requests(60), Decoding(1.0, 60, -3.0)
+    requests, decoding = random_requests(60, threshold=-3.0), Decoding(1.0, 60, "min_p")
     rollouts = cramped.generate(requests, decoding)
     assert thrown_out
     check_records(rollouts, captured, -3.0)
@@ -374,13 +426,13 @@ def test_the_engine_computes_with_the_weights_it_was_handed(
 
 
 def trained(
-    policy: PreTrainedModel, rollouts: Sequence[Rollout], temperature: float, log_rho: float | None
+    policy: PreTrainedModel, rollouts: Sequence[Rollout], temperature: float, log_rho: float = -np.inf
 ) -> TokenLogprobs:
-    """The trainer's packed forward of all rollouts."""
+    """The trainer's packed forward of all rollouts, on the min-p set."""
     batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
     with torch.no_grad():
         hidden_TH = hidden_states(policy, batch.tokens_P, batch.packing)[batch.predict_T]
-        return token_logprobs(hidden_TH @ head_weight(policy).T / temperature, batch.targets_T, log_rho)
+        return token_logprobs(hidden_TH @ head_weight(policy).T / temperature, batch.targets_T, "min_p", log_rho)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -390,7 +442,7 @@ def test_a_float32_engine_agrees_with_the_trainer(
     for seed in (1, 2):
         policy = random_policy(tokenizer, seed)
         engine32.load_weights(named_weights(policy))
-        rollouts = engine32.generate(random_requests(100), Decoding(temperature, 24, -3.0))
+        rollouts = engine32.generate(random_requests(100, threshold=-3.0), Decoding(temperature, 24, "min_p"))
         train = trained(policy, rollouts, temperature, -3.0)
         logp, log_kept = concatenated(rollouts, "logp_infer_T"), concatenated(rollouts, "log_kept_infer_T")
         inside = ~train.outside_T.numpy()
@@ -411,7 +463,7 @@ def test_what_was_cached_under_other_weights_is_not_used(
         policy = random_policy(tokenizer, seed)
         engines["cramped"].load_weights(named_weights(policy))
         rollouts = engines["cramped"].generate(requests, PLAIN)
-        train = trained(policy, rollouts, 1.0, None)
+        train = trained(policy, rollouts, 1.0)
         np.testing.assert_allclose(concatenated(rollouts, "logp_infer_T"), train.logp_full_T, atol=1e-4, rtol=0)
 
 
@@ -420,7 +472,7 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
 ) -> None:
     engines["bfloat16"].load_weights(named_weights(policy))
     rollouts = engines["bfloat16"].generate(random_requests(100), PLAIN)
-    delta = trained(policy, rollouts, 1.0, None).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
+    delta = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
     assert 1e-3 < np.abs(delta).mean() < 0.2
     assert abs(delta.mean()) < 0.02
 
@@ -428,15 +480,16 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
 # --- the logits processor without an engine ----------------------------------------------------------
 
 
-def processor(*thresholds: float | None) -> tuple[SafeSetProcessor, list[list[int]]]:
+def processor(*log_rhos: float | None) -> tuple[SafeSetProcessor, list[list[int]]]:
     """A processor with one request a row, and the running lists of their sampled tokens."""
-    made, tokens = SafeSetProcessor(None, torch.device("cpu"), False), [[] for _ in thresholds]
-    made.update_state(update(added=[added(i, i, log_rho, tokens[i]) for i, log_rho in enumerate(thresholds)]))
+    made, tokens = SafeSetProcessor(None, torch.device("cpu"), False), [[] for _ in log_rhos]
+    made.update_state(update(added=[added(i, i, log_rho, tokens[i]) for i, log_rho in enumerate(log_rhos)]))
     return made, tokens
 
 
 def added(index: int, request: int, log_rho: float | None, tokens: list[int]) -> tuple[Any, ...]:
-    extra = {"request": request} | ({} if log_rho is None else {"log_rho": log_rho})
+    """A request on the min-p set, or one that names no rule at all."""
+    extra = {"request": request} | ({} if log_rho is None else {"rule": "min_p", "threshold": log_rho})
     return (index, SamplingParams(extra_args=extra), None, tokens)
 
 
@@ -462,6 +515,22 @@ def test_each_row_has_its_own_threshold() -> None:
     assert record.kept_vocab.tolist() == [4, 3, 1, 2, 1]
     probs = np.exp(-np.arange(4.0)) / np.exp(-np.arange(4.0)).sum()
     np.testing.assert_allclose(np.exp(record.log_kept), [probs[:n].sum() for n in (4, 3, 1, 2, 1)], atol=1e-6)
+    assert record.log_kept[0] == 0
+
+
+def test_each_row_has_its_own_rule() -> None:
+    """A batch may hold the rows of requests with different rules; each is masked by its own."""
+    rules = [("full", 0.0), ("top_k", 3.0), ("min_p", -2.5), ("entropy", -1.0), ("top_p", 0.8), ("top_k", 1.0)]
+    made = SafeSetProcessor(None, torch.device("cpu"), False)
+    extras = [{"request": i, "rule": rule, "threshold": number} for i, (rule, number) in enumerate(rules)]
+    made.update_state(update(added=[(i, SamplingParams(extra_args=e), None, []) for i, e in enumerate(extras)]))
+    logits = torch.tensor(np.random.default_rng(0).normal(0, 2, (len(rules), 50)), dtype=torch.float32)
+    expected = [safe_tokens(softmax(z), *rule) for z, rule in zip(logits.tolist(), rules, strict=True)]
+    mass = [sum(np.array(softmax(z))[safe]) for z, safe in zip(logits.tolist(), expected, strict=True)]
+    assert torch.isfinite(made.apply(logits)).tolist() == expected
+    record = made.take()
+    assert record.kept_vocab.tolist() == [sum(safe) for safe in expected]
+    np.testing.assert_allclose(np.exp(record.log_kept), mass, atol=1e-6)
     assert record.log_kept[0] == 0
 
 
@@ -530,8 +599,8 @@ def test_the_last_record_of_a_position_counts() -> None:
 
 def test_more_prompt_tokens_than_the_engine_takes_in_one_step(engine32: VllmSampler, captured: Logits) -> None:
     """The prompts that do not fit must wait whole: vLLM cannot cut a seeded request into pieces on a CPU."""
-    requests = [Request(tuple((7 * i + t) % V for t in range(100)), i) for i in range(SEQUENCES_IN_FLIGHT)]
+    requests = [Request(tuple((7 * i + t) % V for t in range(100)), i, -3.0) for i in range(SEQUENCES_IN_FLIGHT)]
     budget = engine32.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     assert sum(len(request.prompt_tokens) for request in requests) > budget
-    rollouts = engine32.generate(requests, Decoding(1.0, 10, -3.0))
+    rollouts = engine32.generate(requests, Decoding(1.0, 10, "min_p"))
     check_records(rollouts, captured, -3.0)

@@ -62,7 +62,9 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
     decoding = Decoding(settings.temperature, settings.max_new_tokens, rule)
     order = problem_order(len(problems), settings.prompts, seed)
-    tested = sampler.self_test(step_requests(prompts[:4], [thresholds.of(0)] * 4, 2, seed, step=-1), decoding)
+    tested = sampler.self_test(
+        step_requests(prompts[:4], [thresholds.of(0)] * len(prompts[:4]), 2, seed, step=-1), decoding
+    )
     tokens: list[dict[str, NDArray[Any]]] = []
     startup = time.perf_counter() - started
     logging_seconds = 0.0

@@ -205,6 +205,7 @@ def accumulate_gradients(
                 reference_T = logp_infer_T if run.clip.ratio == "bypass" else logp_old_T
                 bounds = (run.clip.low, run.clip.high)
                 loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
+                clipped_T &= ~outside_T
             loss_sum += loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
         if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):

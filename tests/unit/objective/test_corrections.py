@@ -1,0 +1,225 @@
+"""Every weight against its definition, written out one token and one sequence at a time in float64."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tailrl.objective.corrections import Weights, correct, sequence_any, sequence_mean, sequence_sum
+from tailrl.settings import Correction
+
+NONE = Correction()
+MIS = Correction(sequence="mis", sequence_threshold=2.0)
+SEQUENCE = ("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3")
+TOKEN = ("none", "tis", "mask")
+EVERY = [Correction(token=token, sequence=sequence) for token in TOKEN for sequence in SEQUENCE]  # type: ignore[arg-type]
+WEIGHTED = [correction for correction in EVERY if correction.weighted]
+
+
+def name(correction: Correction) -> str:
+    return f"{correction.token}-{correction.sequence}"
+
+
+def weigh(
+    deltas: list[list[float]],
+    correction: Correction,
+    outside: list[list[bool]] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Weights:
+    sequence = [n for n, row in enumerate(deltas) for _ in row]
+    outside = outside or [[False] * len(row) for row in deltas]
+    return correct(
+        torch.tensor(list(itertools.chain(*deltas)), dtype=dtype),
+        torch.tensor(list(itertools.chain(*outside)), dtype=torch.bool),
+        torch.tensor(sequence, dtype=torch.int64),
+        len(deltas),
+        correction,
+    )
+
+
+def token_weight(delta: float, correction: Correction) -> float:
+    ratio, most = math.exp(delta), correction.token_threshold
+    if correction.token == "tis":
+        return min(ratio, most)
+    if correction.token == "mask":
+        return ratio if 1 / most <= ratio <= most else 0.0
+    return 1.0
+
+
+def sequence_weight(deltas: list[float], correction: Correction) -> float:
+    """Of a sequence of at least one token."""
+    ratio, most = math.prod(math.exp(delta) for delta in deltas), correction.limit
+    if correction.sequence == "is":
+        return ratio
+    if correction.sequence == "tis":
+        return min(ratio, most)
+    if correction.sequence == "mis":
+        return ratio if ratio <= most else 0.0
+    if correction.sequence == "geometric":
+        return float(1 / most <= ratio ** (1 / len(deltas)) <= most)
+    if correction.sequence == "reject_k1":
+        return float(abs(np.mean([-delta for delta in deltas])) <= most)
+    if correction.sequence == "reject_k3":
+        return float(np.mean([math.exp(delta) - delta - 1 for delta in deltas]) <= most)
+    return 1.0
+
+
+def random_deltas(scale: float, seed: int = 0) -> list[list[float]]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, scale, n).tolist() for n in (5, 1, 3, 8, 2, 6, 1, 4, 12, 7, 30, 9)]
+
+
+def test_sums_and_means_are_over_sequences() -> None:
+    values, sequence = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([2, 0, 2, 0])
+    assert sequence_sum(values, sequence, 4).tolist() == [10.0, 0.0, 5.0, 0.0]
+    assert sequence_mean(values, sequence, 4).tolist() == [5.0, 0.0, 2.5, 0.0]
+    assert sequence_any(values > 7, sequence, 4).tolist() == [True, False, False, False]
+
+
+# --- every weight ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.045, 0.5])
+@pytest.mark.parametrize("correction", EVERY, ids=name)
+def test_every_weight_is_the_definition(correction: Correction, scale: float) -> None:
+    """The token's weight times its sequence's; at three sizes of mismatch, so that some are kept, some rejected."""
+    deltas = random_deltas(scale)
+    found = weigh(deltas, correction)
+    tokens = [[token_weight(delta, correction) for delta in row] for row in deltas]
+    sequences = [sequence_weight(row, correction) for row in deltas]
+    expected = [w * of_sequence for row, of_sequence in zip(tokens, sequences, strict=True) for w in row]
+    np.testing.assert_allclose(found.weight_T, expected, rtol=1e-12)
+    np.testing.assert_allclose(found.raw_N, [math.exp(math.fsum(row)) for row in deltas], rtol=1e-12)
+    used = [np.mean(row) * of_sequence for row, of_sequence in zip(tokens, sequences, strict=True)]
+    np.testing.assert_allclose(found.used_N, used, rtol=1e-12)
+    assert found.rejected_N.tolist() == [w == 0 for w in sequences]
+    assert found.masked_T.tolist() == [w == 0 for row in tokens for w in row]
+    assert not found.vetoed_N.any()
+
+
+@pytest.mark.parametrize(
+    ("correction", "scale"),
+    [
+        (Correction(token="mask"), 0.5),
+        (Correction(sequence="mis"), 0.5),
+        (Correction(sequence="geometric"), 1e-3),
+        (Correction(sequence="reject_k1"), 1e-3),
+        (Correction(sequence="reject_k3"), 0.045),
+    ],
+)
+def test_the_sizes_above_reject_some_and_keep_some(correction: Correction, scale: float) -> None:
+    weights = weigh(random_deltas(scale), correction).weight_T
+    assert (weights == 0).any() and (weights > 0).any()
+
+
+def test_no_correction_weighs_one_but_reports_the_ratio() -> None:
+    found = weigh([[0.1, -0.3], [3.0]], NONE)
+    assert found.weight_T.tolist() == [1.0, 1.0, 1.0] and found.used_N.tolist() == [1.0, 1.0]
+    assert found.raw_N.tolist() == pytest.approx([math.exp(-0.2), math.exp(3.0)])
+    assert not found.rejected_N.any() and not found.vetoed_N.any() and not found.masked_T.any()
+
+
+def test_mis_weighs_by_the_ratio_and_rejects_above_the_threshold() -> None:
+    found = weigh([[0.2, 0.3], [0.5, 0.3], [-4.0], [200.0]], MIS, dtype=torch.float32)
+    assert found.used_N.tolist() == pytest.approx([math.exp(0.5), 0.0, math.exp(-4.0), 0.0])
+    assert found.rejected_N.tolist() == [False, True, False, True]
+
+
+# --- thresholds --------------------------------------------------------------------------------------
+
+
+def test_a_weight_at_the_threshold_is_kept() -> None:
+    at_one = Correction(sequence="mis", sequence_threshold=1.0)
+    found = weigh([[0.0, 0.0], [1e-6]], at_one, dtype=torch.float32)
+    assert found.used_N.tolist() == [1.0, 0.0]
+    assert found.rejected_N.tolist() == [False, True]
+
+
+def test_a_truncated_weight_is_the_threshold_itself() -> None:
+    assert weigh([[5.0, 5.0], [400.0]], Correction(sequence="tis", sequence_threshold=3.0)).used_N.tolist() == [3, 3]
+    assert weigh([[5.0, 500.0, -1.0]], Correction(token="tis", token_threshold=3.0)).weight_T.tolist() == [
+        3.0,
+        3.0,
+        pytest.approx(math.exp(-1)),
+    ]
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_two_sided_thresholds_keep_their_ends(sign: float) -> None:
+    """In float32, as in training: the very number is inside, the next one out is not."""
+    log_two = torch.tensor(2.0).log()
+    inside = sign * log_two.item()
+    beyond = sign * torch.nextafter(log_two, torch.tensor(9.0)).item()
+    mask = weigh([[inside, beyond]], Correction(token="mask"), dtype=torch.float32)
+    assert mask.masked_T.tolist() == [False, True]
+    geometric = Correction(sequence="geometric", sequence_threshold=2.0)
+    assert weigh([[inside], [beyond]], geometric, dtype=torch.float32).used_N.tolist() == [1.0, 0.0]
+    k1 = Correction(sequence="reject_k1", sequence_threshold=0.5)
+    found = weigh([[sign * 0.5], [sign * (0.5 + 1e-6)], [sign, 0.0], [sign, -sign]], k1, dtype=torch.float32)
+    assert found.used_N.tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_k3_cannot_cancel_between_tokens() -> None:
+    found = weigh([[0.5, -0.5], [0.01, -0.01]], Correction(sequence="reject_k3"))
+    assert found.used_N.tolist() == [0.0, 1.0]
+    assert weigh([[0.5, -0.5]], Correction(sequence="reject_k1")).used_N.tolist() == [1.0]
+
+
+def test_thresholds_that_are_not_given() -> None:
+    """Two, but for rejection (arXiv 2605.14220) and for the geometric mean."""
+    limits = {sequence: Correction(sequence=sequence).limit for sequence in SEQUENCE}  # type: ignore[arg-type]
+    assert limits == {
+        "none": 2.0,
+        "is": math.inf,
+        "tis": 2.0,
+        "mis": 2.0,
+        "geometric": 1.001,
+        "reject_k1": 1e-3,
+        "reject_k3": 1e-3,
+    }
+    assert Correction(sequence="reject_k1", sequence_threshold=0.2).limit == 0.2
+
+
+# --- veto, outside, nothing at all -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", ["none", "mis"])
+def test_the_veto_looks_at_single_tokens(sequence: str) -> None:
+    veto = Correction.model_validate({"sequence": sequence, "sequence_threshold": None, "veto": 1e-4})
+    limit = torch.tensor(1e-4).log()
+    below = torch.nextafter(limit, torch.tensor(-math.inf)).item()
+    # The product of the third is as small, but no token's ratio is.
+    found = weigh([[limit.item(), 9.0], [below, 9.0], [-5.0, -5.0, -5.0]], veto, dtype=torch.float32)
+    assert found.vetoed_N.tolist() == [False, True, False]
+    assert found.used_N[1] == 0 and found.weight_T[2:4].tolist() == [0.0, 0.0]
+    assert found.used_N[2].item() == pytest.approx(1.0 if sequence == "none" else math.exp(-15.0))
+
+
+@pytest.mark.parametrize("correction", EVERY, ids=name)
+def test_a_token_outside_the_set_has_ratio_zero(correction: Correction) -> None:
+    """Under any weight its whole sequence is gone, whatever else is in it; without one, nothing happens."""
+    for veto in (None, 1e-4):
+        found = weigh([[1e-4, 500.0], [1e-4]], correction.model_copy(update={"veto": veto}), [[False, True], [False]])
+        assert found.raw_N[0] == 0
+        weight = 0.0 if correction.weighted or veto else 1.0
+        assert found.weight_T[:2].tolist() == [weight, weight] and found.used_N[0] == weight
+        assert found.vetoed_N.tolist() == [veto is not None, False]
+        assert not found.rejected_N[0]
+        assert found.used_N[1] > 0
+
+
+@pytest.mark.parametrize("veto", [None, 1e-4])
+@pytest.mark.parametrize("correction", EVERY, ids=name)
+def test_an_empty_sequence_weighs_one(correction: Correction, veto: float | None) -> None:
+    found = weigh([[], [0.5], []], correction.model_copy(update={"veto": veto}))
+    assert found.used_N.tolist()[::2] == found.raw_N.tolist()[::2] == [1.0, 1.0]
+    assert len(found.weight_T) == 1
+
+
+@pytest.mark.parametrize("correction", WEIGHTED, ids=name)
+def test_weights_carry_no_gradient(correction: Correction) -> None:
+    delta = torch.tensor([0.1, 0.2], requires_grad=True)
+    found = correct(delta, torch.zeros(2, dtype=torch.bool), torch.tensor([0, 1]), 2, correction)
+    assert not any(getattr(found, field).requires_grad for field in Weights.__slots__)

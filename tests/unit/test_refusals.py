@@ -1,0 +1,192 @@
+"""Arms that would be biased, or that say something without effect: each is refused with the reason."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tailrl.errors import StudyError
+from tailrl.study import Study, parse_study
+
+MIN_P = {"rule": "min_p", "rho": "e-13"}
+FILL = {**MIN_P, "outside": "paper_fill"}
+
+
+def study_with(arm: dict[str, Any], **training: Any) -> Study:
+    return parse_study({"name": "s", "arms": {"a": arm}, "training": training}, "my.yaml")
+
+
+def refusal(arm: dict[str, Any], **training: Any) -> str:
+    """The one sentence that an arm is refused with."""
+    with pytest.raises(StudyError) as caught:
+        study_with(arm, **training)
+    sentence = str(caught.value)
+    assert sentence.startswith("my.yaml: arms.a") and "\n" not in sentence and "Value error" not in sentence
+    return sentence.removeprefix("my.yaml: ")
+
+
+# --- what is biased ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["sampler", "trainer"])
+@pytest.mark.parametrize(
+    "vocabulary", [MIN_P, {"rule": "entropy", "rho": "e-5"}, {"rule": "top_k", "k": 5}, {"rule": "top_p", "p": 0.9}]
+)
+def test_one_side_alone_is_refused_unless_it_is_meant(vocabulary: dict[str, Any], side: str) -> None:
+    arm = {"vocabulary": {**vocabulary, "side": side}}
+    assert refusal(arm) == (
+        f"arms.a: vocabulary.side: {side} samples from one distribution and trains another, which multiplies every "
+        "ratio by the kept mass; prune on both sides, or say deliberate: true"
+    )
+    assert study_with({**arm, "deliberate": True}).run("a").vocabulary.side == side
+    assert study_with({"vocabulary": {**vocabulary, "side": "both"}})
+
+
+@pytest.mark.parametrize("correction", [{}, {"token": "tis"}, {"sequence": "is"}, {"veto": 1e-4}])
+def test_several_minibatches_need_a_ratio(correction: dict[str, Any]) -> None:
+    """A veto alone is no ratio."""
+    arm = {"correction": correction}
+    assert study_with(arm, minibatches=1)
+    if "token" in correction or "sequence" in correction:
+        assert study_with(arm, minibatches=2)
+        return
+    assert refusal(arm, minibatches=2) == (
+        "arms.a: with 2 minibatches all but the first train on responses of an older policy; "
+        "add clip or a correction, or say deliberate: true"
+    )
+    assert study_with({**arm, "deliberate": True}, minibatches=2)
+    for ratio in ("recompute", "bypass", "decoupled"):
+        assert study_with({**arm, "clip": {"ratio": ratio}}, minibatches=2)
+
+
+def test_minibatches_of_an_arm_are_checked_too() -> None:
+    assert refusal({"training": {"minibatches": 2}}).startswith("arms.a: with 2 minibatches")
+    assert refusal({"clip": {"ratio": "bypass"}}, prompts=2, group_size=2, minibatches=5) == (
+        "arms.a: more minibatches than responses a step"
+    )
+    assert study_with({"clip": {"ratio": "bypass"}}, prompts=2, group_size=2, minibatches=4)
+
+
+@pytest.mark.parametrize("correction", [{"token": "tis"}, {"token": "mask"}, {"sequence": "mis"}, {"sequence": "is"}])
+def test_bypass_beside_a_correction_would_divide_twice(correction: dict[str, Any]) -> None:
+    arm = {"clip": {"ratio": "bypass"}, "correction": correction}
+    for deliberate in (False, True):
+        assert refusal({**arm, "deliberate": deliberate}) == (
+            "arms.a: clip.ratio: bypass already divides by the sampler's probability; a correction would do so twice"
+        )
+    for ratio in ("recompute", "decoupled"):
+        assert study_with({**arm, "clip": {"ratio": ratio}})
+    assert study_with({"clip": {"ratio": "bypass"}, "correction": {"veto": 1e-4}})
+
+
+# --- what has no effect --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"correction": {"token": "tis"}},
+        {"correction": {"sequence": "geometric"}},
+        {"correction": {"veto": 1e-4}},
+        {"clip": {"ratio": "recompute"}},
+        {"clip": {"ratio": "bypass"}},
+        {"clip": {"ratio": "decoupled"}},
+    ],
+)
+def test_the_papers_fill_has_no_effect_beside_a_ratio(beside: dict[str, Any]) -> None:
+    assert study_with({"vocabulary": FILL})
+    assert refusal({"vocabulary": FILL, **beside}) == (
+        "arms.a: vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
+        "which give a sequence with an outside token weight 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "words"),
+    [
+        ({"rule": "full", "rho": "e-13"}, "rule: full does not use rho"),
+        ({"rule": "full", "k": 3}, "rule: full does not use k"),
+        ({"rule": "full", "p": 0.5}, "rule: full does not use p"),
+        ({"rule": "min_p"}, "rule: min_p needs rho"),
+        ({"rule": "entropy"}, "rule: entropy needs rho"),
+        ({"rule": "top_k"}, "rule: top_k needs k"),
+        ({"rule": "top_p"}, "rule: top_p needs p"),
+        ({"rule": "top_k", "k": 3, "rho": "e-13"}, "rule: top_k does not use rho"),
+        ({"rule": "top_p", "p": 0.5, "k": 3}, "rule: top_p does not use k"),
+        ({**MIN_P, "p": 0.5}, "rule: min_p does not use p"),
+        ({"rule": "full", "side": "sampler"}, "outside and side say nothing with rule: full (nothing is pruned)"),
+        ({"rule": "full", "outside": "paper_fill"}, "outside and side say nothing with rule: full"),
+        ({**MIN_P, "budget": 0.1}, "adapt: none does not use budget"),
+        ({**MIN_P, "rho_easy": "e-5"}, "adapt: none does not use rho_easy"),
+        ({**MIN_P, "adapt": "budget"}, "adapt: budget needs budget"),
+        ({**MIN_P, "adapt": "difficulty"}, "adapt: difficulty needs rho_easy"),
+        ({**MIN_P, "adapt": "budget", "budget": 0.1, "rho_easy": "e-5"}, "adapt: budget does not use rho_easy"),
+        ({**MIN_P, "adapt": "difficulty", "budget": 0.1, "rho_easy": "e-5"}, "adapt: difficulty does not use budget"),
+        (
+            {"rule": "top_k", "k": 3, "adapt": "budget", "budget": 0.1},
+            "adapt: budget moves rho, which rule: top_k does not have",
+        ),
+        (
+            {"rule": "top_p", "p": 0.5, "adapt": "difficulty", "rho_easy": "e-5"},
+            "adapt: difficulty moves rho, which rule: top_p does not have",
+        ),
+        ({"rule": "full", "adapt": "budget", "budget": 0.1}, "adapt: budget moves rho, which rule: full does not have"),
+    ],
+)
+def test_numbers_that_do_not_fit_their_rule(vocabulary: dict[str, Any], words: str) -> None:
+    assert refusal({"vocabulary": vocabulary, "deliberate": True}).startswith(f"arms.a.vocabulary: {words}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("k", 0, "greater than or equal to 1"),
+        ("p", 0.0, "greater than 0"),
+        ("p", 1.1, "less than or equal to 1"),
+        ("budget", 0.0, "greater than 0"),
+        ("rho_easy", "2", "write e-13, 1e-6 or 0.34/V, with a value in (0, 1]"),
+        ("rho_easy", math.nan, "write e-13, 1e-6 or 0.34/V"),
+    ],
+)
+def test_numbers_out_of_range(key: str, value: object, words: str) -> None:
+    sentence = refusal({"vocabulary": {**MIN_P, key: value}})
+    assert sentence.startswith(f"arms.a.vocabulary.{key}: ") and words in sentence
+
+
+@pytest.mark.parametrize("key", ["rho", "rho_easy"])
+def test_a_rho_over_one_for_the_vocabulary(key: str) -> None:
+    """900/V is 0.9 for a thousand tokens, and 1.5 for 600."""
+    vocabulary = {**MIN_P, "adapt": "difficulty", "rho_easy": "e-5", key: "900/V"}
+    study = {"name": "s", "arms": {"a": {"vocabulary": vocabulary}}}
+    assert parse_study({**study, "policy": {"vocabulary_size": 1000}})
+    with pytest.raises(StudyError, match=r"^x: arms\.a\.vocabulary: a rho of 900/V is above 1 for 600 tokens$"):
+        parse_study({**study, "policy": {"vocabulary_size": 600}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("correction", "words"),
+    [
+        ({"sequence": "none", "sequence_threshold": 2.0}, "sequence: none does not use sequence_threshold"),
+        ({"sequence": "is", "sequence_threshold": 2.0}, "sequence: is does not use sequence_threshold"),
+        ({"sequence": "geometric", "sequence_threshold": 1.0}, "sequence_threshold must exceed 1"),
+        ({"sequence": "geometric", "sequence_threshold": 0.001}, "sequence_threshold must exceed 1"),
+    ],
+)
+def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], words: str) -> None:
+    assert words in refusal({"correction": correction})
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"estimator": "ppo"}, "arms.a.estimator: Input should be 'rloo', 'reinforce' or 'grpo'"),
+        ({"clip": {}}, "arms.a.clip.ratio is missing"),
+        ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
+        ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),
+        ({"clip": {"ratio": "bypass", "high": 0.0}}, "arms.a.clip.high: Input should be greater than 0"),
+        ({"correction": {"token_threshold": 1.0}}, "arms.a.correction.token_threshold: Input should be greater than 1"),
+        ({"vocabulary": {"rule": "typical"}}, "arms.a.vocabulary.rule: "),
+    ],
+)
+def test_values_that_there_are_not(arm: dict[str, Any], words: str) -> None:
+    assert refusal(arm).startswith(words)
