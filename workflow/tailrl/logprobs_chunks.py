@@ -191,11 +191,15 @@ def add_recomputed(
     rows_T: Tensor,
     factor_T: Tensor,
     norm_T: Tensor,
-    cut_T: Tensor | None,
+    log_rho: float | None,
     scaled_TH: Tensor,
     weight_VH: Tensor,
 ) -> None:
-    """Add the products of factor × exp(z − norm) over the logits z ≥ cut of the flagged rows, computed again."""
+    """Add the products of factor × exp(z − norm) over the safe sets of the flagged rows, computed again.
+
+    Rounding may differ from the forward's, for other rows share the matmul: the cut is set from this maximum, and a
+    logit within rounding of it may change sides.
+    """
     index_R = rows_T.nonzero().squeeze(1)
     if len(index_R) == 0:
         return
@@ -203,7 +207,7 @@ def add_recomputed(
         index_C = index_R[part]
         scaled_CH = scaled_TH[index_C]
         probs_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(len(weight_VH), len(index_C)))
-        pruned_VC = None if cut_T is None else probs_VC < cut_T[index_C]
+        pruned_VC = None if log_rho is None else probs_VC < probs_VC.amax(0) + log_rho
         probs_VC.sub_(norm_T[index_C]).exp_().mul_(factor_T[index_C])
         if pruned_VC is not None:
             probs_VC.masked_fill_(pruned_VC, 0.0)
