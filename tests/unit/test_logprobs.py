@@ -3,7 +3,8 @@
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,9 +32,7 @@ class Case:
         return token_logprobs(hidden @ weight.T / temperature, self.tokens_T, log_rho, paper_fill)
 
     def fast(self, log_rho: float | None, temperature: float = 1.0, paper_fill: bool = False) -> TokenLogprobs:
-        return constrained_logprobs(
-            self.hidden_TH, self.weight_VH, self.tokens_T, log_rho, temperature, paper_fill=paper_fill
-        )
+        return constrained_logprobs(self.hidden_TH, self.weight_VH, self.tokens_T, log_rho, temperature, paper_fill)
 
     def gradients(self, found: TokenLogprobs) -> tuple[Tensor, ...]:
         loss = (self.coefficient_T * found.logp_T).sum()
@@ -45,15 +44,11 @@ def make_case(
 ) -> Case:
     """Random rows; scale 1 gives logits of standard deviation √width. A third of the coefficients is zero."""
     generator = torch.Generator().manual_seed(rows * vocabulary + width)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     tokens_T = torch.randint(vocabulary, (rows,), generator=generator)
     coefficient_T = normal(rows).masked_fill(torch.rand(rows, generator=generator) < 1 / 3, 0.0)
     hidden_TH, weight_VH = (scale * normal(rows, width)).to(dtype), normal(vocabulary, width).to(dtype)
-    if rows:
-        # Most probable tokens are inside every set, random ones are mostly outside.
+    if rows:  # the most probable token is inside every set, random ones are mostly outside
         tokens_T[::2] = (hidden_TH[::2].float() @ weight_VH.float().T).argmax(-1)
     return Case(
         hidden_TH.requires_grad_(),
@@ -113,16 +108,9 @@ def test_it_is_the_plain_definition(log_rho: float | None, paper_fill: bool) -> 
     paper_fill=st.booleans(),
 )
 def test_random_shapes(
-    rows: int,
-    vocabulary: int,
-    width: int,
-    scale: float,
-    log_rho: float | None,
-    temperature: float,
-    paper_fill: bool,
+    rows: int, vocabulary: int, width: int, scale: float, log_rho: float | None, temperature: float, paper_fill: bool
 ) -> None:
-    case = make_case(rows, vocabulary, width, scale)
-    assert_same(case, log_rho, 1e-8, temperature, paper_fill)
+    assert_same(make_case(rows, vocabulary, width, scale), log_rho, 1e-8, temperature, paper_fill)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 255, 256, 257])
@@ -154,11 +142,10 @@ def test_extreme_logits(scale: float, paper_fill: bool) -> None:
 def test_a_shift_of_all_logits_matters_only_to_the_papers_fill(offset: float) -> None:
     case = make_case()
     ones_T1, offset_V1 = torch.ones(70, 1, dtype=torch.float64), torch.full((300, 1), offset, dtype=torch.float64)
-    shifted = Case(
-        torch.cat([case.hidden_TH.detach(), ones_T1], 1).requires_grad_(),
-        torch.cat([case.weight_VH.detach(), offset_V1], 1).requires_grad_(),
-        case.tokens_T,
-        case.coefficient_T,
+    shifted = replace(
+        case,
+        hidden_TH=torch.cat([case.hidden_TH.detach(), ones_T1], 1).requires_grad_(),
+        weight_VH=torch.cat([case.weight_VH.detach(), offset_V1], 1).requires_grad_(),
     )
     torch.testing.assert_close(shifted.fast(-3.0).logp_T, case.fast(-3.0).logp_T)
     # Far below −50 the filled tokens take all the mass, far above none: neither may overflow.
@@ -168,8 +155,7 @@ def test_a_shift_of_all_logits_matters_only_to_the_papers_fill(offset: float) ->
 @pytest.mark.usefixtures("way")
 def test_one_token_safe_everywhere() -> None:
     case = make_case()
-    assert (case.fast(0.0).kept_vocab_T == 1).all()
-    assert (case.fast(0.0).logp_T == 0).all()
+    assert (case.fast(0.0).kept_vocab_T == 1).all() and (case.fast(0.0).logp_T == 0).all()
     assert all(gradient.abs().max() < 1e-14 for gradient in case.gradients(case.fast(0.0)))
 
 
@@ -197,10 +183,12 @@ def test_an_all_safe_set_is_the_full_vocabulary_to_the_bit() -> None:
 @pytest.mark.parametrize("log_rho", [None, -2.0])
 def test_rows_without_a_coefficient_cost_and_send_nothing(log_rho: float | None) -> None:
     case = make_case()
-    nothing = Case(case.hidden_TH, case.weight_VH, case.tokens_T, torch.zeros_like(case.coefficient_T))
+    half, nothing = (
+        replace(case, coefficient_T=case.coefficient_T * mask_T)
+        for mask_T in (torch.arange(70) // 10 % 2, torch.zeros(70))
+    )
+    assert_same(half, log_rho)
     assert all((gradient == 0).all() for gradient in nothing.gradients(nothing.fast(log_rho)))
-    half_T = case.coefficient_T * (torch.arange(70) // 10 % 2)
-    assert_same(Case(case.hidden_TH, case.weight_VH, case.tokens_T, half_T), log_rho)
 
 
 @pytest.mark.parametrize("log_rho", [None, -2.0])
@@ -208,25 +196,22 @@ def test_only_the_gradients_that_are_asked_for(log_rho: float | None) -> None:
     case = make_case()
     d_hidden, d_weight = case.gradients(case.fast(log_rho))
     for hidden, weight in ((True, False), (False, True)):
-        part = Case(
-            case.hidden_TH.detach().requires_grad_(hidden),
-            case.weight_VH.detach().requires_grad_(weight),
-            case.tokens_T,
-            case.coefficient_T,
+        part = replace(
+            case,
+            hidden_TH=case.hidden_TH.detach().requires_grad_(hidden),
+            weight_VH=case.weight_VH.detach().requires_grad_(weight),
         )
         (part.fast(log_rho).logp_T * part.coefficient_T).sum().backward()
-        expected = ((part.hidden_TH, d_hidden, hidden), (part.weight_VH, d_weight, weight))
-        for tensor, gradient, wanted in expected:
+        for tensor, gradient, wanted in ((part.hidden_TH, d_hidden, hidden), (part.weight_VH, d_weight, weight)):
             assert torch.equal(tensor.grad, gradient) if wanted else tensor.grad is None
 
 
-def test_without_gradients_nothing_is_kept() -> None:
+def test_without_gradients_the_values_are_the_same() -> None:
     case = make_case()
     with torch.no_grad():
-        assert not case.fast(-2.0).logp_T.requires_grad
-    constants = Case(case.hidden_TH.detach(), case.weight_VH.detach(), case.tokens_T, case.coefficient_T)
-    assert not constants.fast(-2.0).logp_T.requires_grad
-    torch.testing.assert_close(constants.fast(-2.0).logp_T, case.plain(-2.0).logp_T.detach())
+        found = case.fast(-2.0).logp_T
+    assert not found.requires_grad
+    assert torch.equal(found, case.fast(-2.0).logp_T.detach())
 
 
 def test_twice_in_one_graph_and_a_coefficient_made_from_the_log_probs() -> None:
@@ -238,16 +223,9 @@ def test_twice_in_one_graph_and_a_coefficient_made_from_the_log_probs() -> None:
         return (weight_T * case.coefficient_T * first.logp_T).sum() + (second.logp_T**2).sum()
 
     inputs = (case.hidden_TH, case.weight_VH)
-    expected = torch.autograd.grad(loss(case.plain), inputs)
-    torch.testing.assert_close(torch.autograd.grad(loss(case.fast), inputs), expected)
-
-
-def test_a_second_backward_through_a_retained_graph_is_the_same() -> None:
-    case = make_case()
-    loss = (case.fast(-2.0).logp_T * case.coefficient_T).sum()
-    inputs = (case.hidden_TH, case.weight_VH)
-    first = torch.autograd.grad(loss, inputs, retain_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, inputs), strict=True))
+    expected, found = torch.autograd.grad(loss(case.plain), inputs), loss(case.fast)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(found, inputs, retain_graph=True), expected)
 
 
 @pytest.mark.usefixtures("way")
@@ -288,21 +266,14 @@ def test_logits_that_overflow_are_refused() -> None:
 
 def saved_bytes(case: Case, log_rho: float | None) -> int:
     sizes: list[int] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
         case.fast(log_rho)
     return sum(sizes)
 
 
 def test_what_is_kept_is_the_safe_set_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(rows=512, vocabulary=4000, dtype=torch.float32)
-    kept = int(case.plain(-6.0).kept_vocab_T.sum())
-    rest = saved_bytes(case, None)
-    counts = 2 * 4 * 4000
+    kept, rest, counts = int(case.plain(-6.0).kept_vocab_T.sum()), saved_bytes(case, None), 2 * 4 * 4000
     assert 0.02 < kept / (512 * 4000) < 0.4
     assert saved_bytes(case, -6.0) == rest + 5 * kept + counts
     monkeypatch.setattr(logprobs, "KEPT_BYTES", (5 * kept + counts) * 2 // 3)
@@ -310,7 +281,7 @@ def test_what_is_kept_is_the_safe_set_and_bounded(monkeypatch: pytest.MonkeyPatc
     assert_same(case, -6.0, 1e-4)
 
 
-def test_what_is_kept_is_let_go_after_the_backward() -> None:
+def test_what_is_kept_is_let_go_after_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case()
     kept: list[weakref.ref[Tensor]] = []
     make = logprobs.chunk_sums
@@ -321,12 +292,9 @@ def test_what_is_kept_is_let_go_after_the_backward() -> None:
         kept.append(weakref.ref(entries.exp_n))
         return sums, entries
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logprobs, "chunk_sums", watched)
-        found = case.fast(-1.0)
-    storage = [ref() for ref in kept]
-    assert all(tensor is not None for tensor in storage)
-    del storage
+    monkeypatch.setattr(logprobs, "chunk_sums", watched)
+    found = case.fast(-1.0)
+    assert all(ref() is not None for ref in kept)
     found.logp_T.sum().backward()
     gc.collect()
     assert all(ref() is None for ref in kept), "the diagnostics hold the log-probs until the end of a step"
