@@ -4,6 +4,7 @@ import difflib
 import runpy
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -50,7 +51,9 @@ def test_every_line_is_one_exact_pin(name: str) -> None:
 def test_the_environment_is_the_cpu_list() -> None:
     if "vllm" in {canonicalize_name(d.name) for d in metadata.distributions()}:
         pytest.skip("this is a GPU environment")
-    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
+    # This environment's own folders: setuptools, once imported, puts copies of other packages on the path.
+    own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions(path=own)}
     wrong = {p: (v, installed.get(p)) for p, v in pins("cpu").items() if installed.get(p) != v}
     assert not wrong, f"package: (pinned, installed) {wrong}; `make venv` brings them together"
 

@@ -56,7 +56,10 @@ rule summarise:
 rule html:
     input:
         rules.summarise.output,
-        [f"workflow/report/{name}.rst" for name in ("workflow", "summary", "differences")],
+        [
+            f"workflow/report/{name}.rst"
+            for name in ("workflow", "summary", "differences")
+        ],
         page=rules.summarise.output.page,
     output:
         f"{results}/report.html",

@@ -121,8 +121,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
                 add_entries(gradients, next(kept), scale_C, scaled_TH, weight, rows)
             else:
                 again_T[rows] = factor_T[rows] != 0
-        cut_T = None if log_rho is None else max_T + log_rho
-        add_recomputed(gradients, again_T, factor_T, norm_T, cut_T, scaled_TH, weight)
+        add_recomputed(gradients, again_T, factor_T, norm_T, log_rho, scaled_TH, weight)
         gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
         return (

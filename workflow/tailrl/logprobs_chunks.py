@@ -9,7 +9,6 @@ because each costs a meeting of the threads.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch.nn.functional import embedding_bag
 CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
 CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk, the largest thing held at a time
 KEPT_DENSITY = 0.4  # share of safe entries in a chunk up to which keeping them is cheaper than computing again
-BLOCK_TOKENS = 8192  # of the vocabulary in one go, where an intermediate has a row for each
+BLOCK_TOKENS = 4096  # of the vocabulary in one go, where there are numbers per token or per entry
 CACHED_TOKENS = 2048  # of the vocabulary, whose rows of the weight are to stay in cache
 
 
@@ -104,22 +103,30 @@ def chunk_sums(
     shifted_VC = logits_VC.sub_(max_C)
     if safe_VC is None or not safe_VC.is_cpu or safe_VC.count_nonzero() > KEPT_DENSITY * safe_VC.numel():
         return _dense_sums(shifted_VC, safe_VC, max_C, chosen_C), None
-    at_n = safe_VC.view(-1).nonzero().squeeze(1)
-    del safe_VC
-    shifted_n = shifted_VC.view(-1)[at_n]
-    at_n = at_n.int()  # V × C is far below 2³¹, and there may be many
-    token_n = at_n.div(count, rounding_mode="floor")
-    row_n = at_n.sub_(token_n * count)
-    exp_n = shifted_n.exp()
-    sums = RowSums(
-        max_C,
-        chosen_C,
-        all_C=shifted_VC.exp_().sum(0),
-        safe_C=row_n.bincount(exp_n, count).to(exp_n.dtype),
-        moment_C=row_n.bincount(shifted_n.mul_(exp_n), count).to(exp_n.dtype),
-        kept_C=row_n.bincount(minlength=count),
-    )
-    return sums, Entries(row_n.to(torch.uint8), exp_n, token_n.bincount(minlength=vocabulary).int())
+    sums, entries = _sparse_sums(shifted_VC, safe_VC)
+    return RowSums(max_C, chosen_C, shifted_VC.exp_().sum(0), *sums), entries
+
+
+def _sparse_sums(shifted_VC: Tensor, safe_VC: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Entries]:
+    """The last three of the sums, and the entries; by block, so that the many numbers in between stay few."""
+    count = shifted_VC.shape[1]
+    safe_C = shifted_VC.new_zeros(count, dtype=torch.float64)
+    moment_C, kept_C = torch.zeros_like(safe_C), torch.zeros_like(safe_C, dtype=torch.int64)
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, len(shifted_VC), BLOCK_TOKENS):
+        block = slice(start, start + BLOCK_TOKENS)
+        at_m = safe_VC[block].view(-1).nonzero().squeeze(1)
+        shifted_m = shifted_VC[block].view(-1)[at_m]
+        exp_m = shifted_m.exp()
+        token_m = at_m.div(count, rounding_mode="floor")
+        row_m = at_m.sub_(token_m * count)
+        kept_C += row_m.bincount(minlength=count)
+        safe_C += row_m.bincount(exp_m, count)
+        moment_C += row_m.bincount(shifted_m.mul_(exp_m), count)
+        tokens = len(safe_VC[block])
+        parts.append((row_m.to(torch.uint8), exp_m, token_m.bincount(minlength=tokens).int()))
+    dtype = shifted_VC.dtype
+    return (safe_C.to(dtype), moment_C.to(dtype), kept_C), Entries(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None, max_C: Tensor, chosen_C: Tensor) -> RowSums:
@@ -141,49 +148,44 @@ def add_entries(
     gradients: Gradients, entries: Entries, scale_C: Tensor, scaled_TH: Tensor, weight_VH: Tensor, rows: slice
 ) -> None:
     """Add the products of scale × e over a chunk's kept entries with the weight and with the hidden states."""
-    vocabulary, count = len(weight_VH), len(scale_C)
-    row_n, exp_n, count_V = entries.row_n, entries.exp_n, entries.count_V
-    token_n = torch.arange(vocabulary, dtype=torch.int32).repeat_interleave(count_V)
     active_C = scale_C != 0
-    if not active_C.all():
-        active_n = active_C[row_n.int()].nonzero().squeeze(1)
-        row_n, exp_n, token_n = row_n[active_n], exp_n[active_n], token_n[active_n]
-        count_V = token_n.bincount(minlength=vocabulary).int()
-    index_n = row_n.int()
-    value_n = exp_n * scale_C[index_n]
-    if gradients.weight_VH is not None:
-        _add_to_weight(gradients.weight_VH, scaled_TH[rows], index_n, value_n, count_V)
-    if gradients.hidden_TH is not None:
-        gradients.hidden_TH[rows] = _times_weight(weight_VH, token_n, index_n, value_n, count)
+    if not active_C.any():
+        return
+    some = not active_C.all()
+    bounds = [0, *(entries.count_V.cumsum(0)[BLOCK_TOKENS - 1 :: BLOCK_TOKENS].tolist()), len(entries.row_n)]
+    for block, start in enumerate(range(0, len(weight_VH), BLOCK_TOKENS)):
+        tokens, part = slice(start, start + BLOCK_TOKENS), slice(bounds[block], bounds[block + 1])
+        row_m, exp_m, count_B = entries.row_n[part].int(), entries.exp_n[part], entries.count_V[tokens]
+        token_m = torch.arange(len(count_B), dtype=torch.int32).repeat_interleave(count_B)
+        if some:
+            active_m = active_C[row_m].nonzero().squeeze(1)
+            row_m, exp_m, token_m = row_m[active_m], exp_m[active_m], token_m[active_m]
+            count_B = token_m.bincount(minlength=len(count_B)).int()
+        value_m = exp_m * scale_C[row_m]
+        if gradients.weight_VH is not None:
+            starts_B = count_B.cumsum(0, dtype=torch.int32) - count_B
+            gradients.weight_VH[tokens] += embedding_bag(
+                row_m, scaled_TH[rows], starts_B, mode="sum", per_sample_weights=value_m
+            )
+        if gradients.hidden_TH is not None:
+            gradients.hidden_TH[rows] += _by_row(weight_VH[tokens], token_m, row_m, value_m, len(scale_C))
 
 
-def _add_to_weight(into_VH: Tensor, scaled_CH: Tensor, row_n: Tensor, value_n: Tensor, count_V: Tensor) -> None:
-    """Add Σ value × hidden state over the entries of each token."""
-    start_V = count_V.cumsum(0, dtype=torch.int32) - count_V
-    bounds = [*start_V[::BLOCK_TOKENS].tolist(), len(row_n)]
-    for block, (start, end) in enumerate(pairwise(bounds)):
-        tokens = slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)
-        into_VH[tokens] += embedding_bag(
-            row_n[start:end], scaled_CH, start_V[tokens] - start, mode="sum", per_sample_weights=value_n[start:end]
-        )
-
-
-def _times_weight(weight_VH: Tensor, token_n: Tensor, row_n: Tensor, value_n: Tensor, count: int) -> Tensor:
-    """Σ value × row of the weight over the entries of each of `count` rows: [C, H]."""
-    blocks = -(-len(weight_VH) // CACHED_TOKENS)
-    # By block of tokens, then row; 16 bits halve the passes of the sort.
-    key_n = token_n.div(CACHED_TOKENS, rounding_mode="floor").mul_(count).add_(row_n)
-    key_n = key_n.to(torch.int16) if blocks * count < 2**15 else key_n
-    order_n = key_n.sort(stable=True).indices
-    count_BC = key_n.bincount(minlength=blocks * count)
-    sums = embedding_bag(
-        token_n[order_n],
-        weight_VH,
-        (count_BC.cumsum(0) - count_BC).int(),
+def _by_row(weight_BH: Tensor, token_m: Tensor, row_m: Tensor, value_m: Tensor, count: int) -> Tensor:
+    """Σ value × the token's row of the weight, over the entries of each of `count` rows: [C, H]."""
+    parts = -(-len(weight_BH) // CACHED_TOKENS)
+    # By part of the block, then row: few values, so that 16 bits hold them and the sort is two counting passes.
+    key_m = token_m.div(CACHED_TOKENS, rounding_mode="floor").mul_(count).add_(row_m).to(torch.int16)
+    order_m = key_m.sort(stable=True).indices
+    count_K = key_m.bincount(minlength=parts * count)
+    sums_KH = embedding_bag(
+        token_m[order_m],
+        weight_BH,
+        (count_K.cumsum(0) - count_K).int(),
         mode="sum",
-        per_sample_weights=value_n[order_n],
+        per_sample_weights=value_m[order_m],
     )
-    return sums.view(blocks, count, weight_VH.shape[1]).sum(0)
+    return sums_KH.view(parts, count, weight_BH.shape[1]).sum(0)
 
 
 def add_recomputed(
@@ -191,11 +193,15 @@ def add_recomputed(
     rows_T: Tensor,
     factor_T: Tensor,
     norm_T: Tensor,
-    cut_T: Tensor | None,
+    log_rho: float | None,
     scaled_TH: Tensor,
     weight_VH: Tensor,
 ) -> None:
-    """Add the products of factor × exp(z − norm) over the logits z ≥ cut of the flagged rows, computed again."""
+    """Add the products of factor × exp(z − norm) over the safe sets of the flagged rows, computed again.
+
+    Rounding may differ from the forward's, for other rows share the matmul: the cut is set from this maximum, and a
+    logit within rounding of it may change sides.
+    """
     index_R = rows_T.nonzero().squeeze(1)
     if len(index_R) == 0:
         return
@@ -203,7 +209,7 @@ def add_recomputed(
         index_C = index_R[part]
         scaled_CH = scaled_TH[index_C]
         probs_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(len(weight_VH), len(index_C)))
-        pruned_VC = None if cut_T is None else probs_VC < cut_T[index_C]
+        pruned_VC = None if log_rho is None else probs_VC < probs_VC.amax(0) + log_rho
         probs_VC.sub_(norm_T[index_C]).exp_().mul_(factor_T[index_C])
         if pruned_VC is not None:
             probs_VC.masked_fill_(pruned_VC, 0.0)

@@ -1,6 +1,7 @@
 """Which source files a module depends on: Snakemake does not track imported code, so rules name it as input."""
 
 import ast
+import os
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -36,6 +37,8 @@ def imported_modules(file: Path) -> set[str]:
 def source_files(*modules: str) -> list[str]:
     """Files of these modules and of everything in the package that they import, directly or not, sorted.
 
+    Relative to the working directory, so that a finished study may be moved together with its workflow.
+
     Raises:
         ValueError: one of them is not a module of this package.
     """
@@ -49,7 +52,7 @@ def source_files(*modules: str) -> list[str]:
         files[name] = file
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
         waiting |= imported - files.keys()
-    return sorted(str(file) for file in files.values())
+    return sorted(os.path.relpath(file) for file in files.values())
 
 
 def _with_packages(module: str) -> list[str]:

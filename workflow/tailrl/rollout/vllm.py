@@ -160,8 +160,8 @@ class VllmSampler:
             self.llm = LLM(
                 model=str(policy_folder),
                 dtype=dtype,
-                # The engine starts empty and is handed every weight, head included: reloading a tied head leaves
-                # vLLM's packed copy of the old one in place.
+                # The engine starts empty and is handed every weight, head included: where a reload leaves out a
+                # tied head, vLLM's packed copy of the old one stays in place.
                 load_format="dummy",
                 hf_overrides={"tie_word_embeddings": False},
                 max_model_len=max_length,

