@@ -94,7 +94,7 @@ def full_logits(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coeffici
 
 def mask_and_fill(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
     logits_TV = hidden_TH @ weight_VH.T
-    filled_TV = logits_TV.masked_fill(~safe_set(logits_TV, -13.0), PAPER_FILL)
+    filled_TV = logits_TV.masked_fill(~safe_set(logits_TV, "min_p", -13.0), PAPER_FILL)
     logp_T = filled_TV.log_softmax(-1).gather(-1, tokens_T[:, None]).squeeze(-1)
     (logp_T * coefficient_T).sum().backward()
 

@@ -29,7 +29,13 @@ class Case:
 
     def plain(self, log_rho: float | None, temperature: float = 1.0, paper_fill: bool = False) -> TokenLogprobs:
         hidden, weight = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (self.hidden_TH, self.weight_VH))
-        return token_logprobs(hidden @ weight.T / temperature, self.tokens_T, log_rho, paper_fill)
+        return token_logprobs(
+            hidden @ weight.T / temperature,
+            self.tokens_T,
+            "full" if log_rho is None else "min_p",
+            log_rho or 0.0,
+            paper_fill,
+        )
 
     def fast(self, log_rho: float | None, temperature: float = 1.0, paper_fill: bool = False) -> TokenLogprobs:
         return constrained_logprobs(self.hidden_TH, self.weight_VH, self.tokens_T, log_rho, temperature, paper_fill)
@@ -162,7 +168,7 @@ def test_one_token_safe_everywhere() -> None:
 @pytest.mark.usefixtures("way")
 def test_pruned_tokens_have_exactly_zero_gradient() -> None:
     case = make_case(rows=40, scale=3.0, dtype=torch.float32)
-    safe_TV = safe_set((case.hidden_TH @ case.weight_VH.T).detach(), -1.5)
+    safe_TV = safe_set((case.hidden_TH @ case.weight_VH.T).detach(), "min_p", -1.5)
     active_T = (case.coefficient_T != 0) & safe_TV.gather(1, case.tokens_T[:, None])[:, 0]
     d_hidden, d_weight = case.gradients(case.fast(-1.5))
     never_V = ~safe_TV[active_T].any(0)
