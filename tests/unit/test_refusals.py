@@ -190,3 +190,8 @@ def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], wor
 )
 def test_values_that_there_are_not(arm: dict[str, Any], words: str) -> None:
     assert refusal(arm).startswith(words)
+
+
+def test_a_budget_needs_a_trainer_that_prunes() -> None:
+    vocabulary = {"rule": "min_p", "rho": "e-13", "adapt": "budget", "budget": 0.01, "side": "sampler"}
+    assert "budget is measured in the trainer" in refusal({"vocabulary": vocabulary, "deliberate": True})

@@ -270,3 +270,8 @@ def test_the_papers_fill_is_a_softmax_over_filled_logits(shift: float) -> None:
         np.testing.assert_allclose(gradient[row], expected_row, atol=1e-8)
     # What dropping avoids: an outside token pushes every safe logit down.
     assert (gradient[outside][safe[outside]] < 0).all()
+
+
+def test_all_the_mass_is_every_token() -> None:
+    logits = 4 * torch.randn(50, 2048, generator=torch.Generator().manual_seed(0))
+    assert safe_set(logits, "top_p", 1.0).all()

@@ -193,6 +193,8 @@ class Vocabulary(Settings):
                 raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
         if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
             raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
+        if self.adapt == "budget" and self.side == "sampler":
+            raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
         if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
             raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self

@@ -84,7 +84,9 @@ def top_p(logits_TV: Tensor, mass: float | Tensor) -> Tensor:
     probs_TV = sorted_TV.softmax(-1)
     before_TV = probs_TV.cumsum(-1) - probs_TV
     kept_T1 = (before_TV < mass).sum(-1, keepdim=True).clamp(min=1)
-    return sorted_TV.gather(-1, kept_T1 - 1)
+    cut_T1 = sorted_TV.gather(-1, kept_T1 - 1)
+    # All the mass is every token, whatever the rounding of the running sum.
+    return torch.where(torch.as_tensor(mass, device=logits_TV.device) >= 1, -torch.inf, cut_T1)
 
 
 RULES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {

@@ -201,7 +201,8 @@ def accumulate_gradients(
                 # A token outside the set has ratio 0 in every convention: no term, no gradient.
                 weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
                 if run.clip.ratio == "decoupled":
-                    weight_T = weight_T * delta_T.exp()
+                    # Not 0 × exp(Δ): a rejected token may have a ratio that overflows.
+                    weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
                 reference_T = logp_infer_T if run.clip.ratio == "bypass" else logp_old_T
                 bounds = (run.clip.low, run.clip.high)
                 loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
