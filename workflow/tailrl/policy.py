@@ -19,11 +19,14 @@ from transformers import (
 )
 
 from tailrl.errors import StudyError
+from tailrl.operators import Attend, PackedAttention, pad_rows
 from tailrl.packing import Packing, pack
 from tailrl.records import Problem
 from tailrl.settings import ScratchPolicy
 
 PACKED_ATTENTION = "packed"
+EXACT_ATTENTION = "exact"
+"""Set on a model (`set_attn_implementation`), it makes each token's hidden states independent of the rest of the row."""
 
 
 def _packed_attention(
@@ -38,11 +41,7 @@ def _packed_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
-    unsupported = [name for name in ("sliding_window", "softcap", "s_aux") if others.get(name) is not None]
-    if unsupported:
-        raise StudyError(
-            f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
-        )
+    _refuse_unsupported(others)
     query_NHLD, key_NHLD, value_NHLD = (
         tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)
     )
@@ -53,11 +52,40 @@ def _packed_attention(
     return out_P.unsqueeze(0), None
 
 
+def _exact_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of transformers' interface; the caller's attention replaces it
+    *,
+    scaling: float,
+    attend: Attend,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention that the caller of the model gave, over one row: [1, heads, P, d] → [1, P, heads, d]."""
+    _refuse_unsupported(others)
+    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(cast(int, module.layer_idx), *rows, scaling).unsqueeze(0), None
+
+
+def _refuse_unsupported(others: dict[str, Any]) -> None:
+    unsupported = [name for name in ("sliding_window", "softcap", "s_aux") if others.get(name) is not None]
+    if unsupported:
+        raise StudyError(
+            f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
+        )
+
+
 AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
 
 
 def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) -> Tensor:
     """Last hidden states [P, H] of a packed row of token ids [P]; the head is applied by the caller."""
+    if model.config._attn_implementation == EXACT_ATTENTION:
+        attention = PackedAttention.of(packing, key_group(model.config))
+        return exact_hidden_states(model, tokens_P, packing.positions_P, attention.attend)[: len(tokens_P)]
     output = model.base_model(
         input_ids=tokens_P.unsqueeze(0),
         position_ids=packing.positions_P.unsqueeze(0),
@@ -65,6 +93,25 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
         packing=packing,
     )
     return cast(Tensor, output.last_hidden_state[0])
+
+
+def exact_hidden_states(model: PreTrainedModel, tokens_P: Tensor, positions_P: Tensor, attend: Attend) -> Tensor:
+    """Last hidden states of a row of tokens under a given attention: [R, H], the P tokens, then padding.
+
+    The model's attention must be `EXACT_ATTENTION`. Nothing but `attend` connects the tokens of the row.
+    """
+    output = model.base_model(
+        input_ids=pad_rows(tokens_P).unsqueeze(0),
+        position_ids=pad_rows(positions_P).unsqueeze(0),
+        use_cache=False,
+        attend=attend,
+    )
+    return cast(Tensor, output.last_hidden_state[0])
+
+
+def key_group(config: PreTrainedConfig) -> int:
+    """Query heads that share a key head."""
+    return cast(int, config.num_attention_heads) // cast(int, config.num_key_value_heads)
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:

@@ -262,10 +262,19 @@ class Clip(Settings):
 class SamplerSettings(Settings):
     """The engine that samples, and the number format it computes in."""
 
-    engine: Literal["vllm"] = Field("vllm", description="the rollout engine")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="dtype of the engine's weights and activations"
+    engine: Literal["vllm", "exact"] = Field(
+        "vllm",
+        description="the rollout engine; exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
     )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="dtype of the engine's weights and activations; exact takes the trainer's, float32"
+    )
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if self.engine == "exact" and self.dtype != "float32":
+            raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
+        return self
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -13,8 +13,8 @@ The paper writes −50 into the masked logits instead. For a sampled token insid
 float precision; for one outside it is not (its gradient pushes every safe logit down): `paper_fill`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ class TokenLogprobs:
     kept_vocab_T: Tensor
     entropy_T: Tensor
     outside_T: Tensor
+
+    def first(self, count: int) -> "TokenLogprobs":
+        """Those of the first tokens alone."""
+        return TokenLogprobs(*(getattr(self, field.name)[:count] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["TokenLogprobs"]) -> "TokenLogprobs":
+        """Those of several runs of tokens, one after another."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 # --- rules: (logits [T, V], threshold) → cut [T, 1]; the threshold is one number or, [T, 1], one per row ----

@@ -56,6 +56,10 @@ def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request's random stream has its own.
     """
+    if settings.engine == "exact":
+        from tailrl.rollout.exact import ExactSampler
+
+        return ExactSampler(policy_folder, settings.dtype, max_length)
     from tailrl.rollout.vllm import VllmSampler
 
     return VllmSampler(policy_folder, dtype=settings.dtype, max_length=max_length, seed=seed)

@@ -19,7 +19,15 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrl.errors import StudyError
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length, save_policy
+from tailrl.policy import (
+    EXACT_ATTENTION,
+    encode_prompt,
+    load_policy,
+    load_tokenizer,
+    named_weights,
+    required_length,
+    save_policy,
+)
 from tailrl.provenance import provenance
 from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
@@ -52,6 +60,8 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     problems = read_problems(problems_file)
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
+    if run.sampler.engine == "exact":
+        model.set_attn_implementation(EXACT_ATTENTION)
     length = required_length(problems, prompts, settings.max_new_tokens, model.config)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay

@@ -15,6 +15,7 @@ from tailrl.errors import StudyError
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.corrections import Weights, correct, sequence_sum
 from tailrl.objective.losses import clipped_ratio, policy_gradient
+from tailrl.operators import exact_logprobs
 from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
@@ -59,12 +60,19 @@ class StepRecord:
         """Per-token arrays of the step, nats: what the figure of Δ by token probability is made from."""
         logp_infer_T = torch.cat(self.logp_infer)
         return {
-            "logp_train": _joined(self.logprobs, "logp_full_T").cpu().numpy(),
+            "logp_train": self._unmasked().cpu().numpy(),
             "logp_infer": (logp_infer_T + torch.cat(self.log_kept_infer)).cpu().numpy(),
             "logp_train_masked": _joined(self.logprobs, "logp_T").detach().cpu().numpy(),
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
             "outside": _joined(self.logprobs, "outside_T").cpu().numpy(),
         }
+
+    def _unmasked(self) -> Tensor:
+        """The trainer's log π of every token: log π^mp + log Z inside the set, as the sampler's is summed, so that equal
+        parts give an equal sum."""
+        names = ("logp_T", "log_kept_T", "logp_full_T", "outside_T")
+        logp_T, log_kept_T, full_T, outside_T = (_joined(self.logprobs, name).detach() for name in names)
+        return torch.where(outside_T, full_T, logp_T + log_kept_T)
 
     def lost_mass_per_response(self) -> float:
         """Mean over responses of Σ_t (1 − Z_t) in the trainer: Prop. 5.5's bound on the bias, per unit of reward."""
@@ -78,7 +86,7 @@ class StepRecord:
         unmasked_infer_T = logp_infer_T + log_kept_infer_T
         sequence_T, inside_T = torch.cat(self.sequence), ~outside_T
         masked = (logp_T[inside_T], logp_infer_T[inside_T])
-        full_T = _joined(self.logprobs, "logp_full_T")
+        full_T = self._unmasked()
         mass_T = _joined(self.logprobs, "log_kept_T").exp()
         groups = {
             "rollout_corr": log_ratio_metrics(*masked, sequence_T[inside_T], self.sequences)
@@ -133,10 +141,14 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
         [s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], weight_VH.device
     )
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
-    logits_TV = (hidden_TH @ weight_VH.T).float() / run.training.temperature
     threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
     rule = "full" if run.vocabulary.side == "sampler" else run.vocabulary.rule
     fill = run.vocabulary.outside == "paper_fill"
+    if run.sampler.engine == "exact":
+        threshold_T1 = threshold_N[batch.sequence_T, None]
+        temperature = run.training.temperature
+        return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
+    logits_TV = (hidden_TH @ weight_VH.T).float() / run.training.temperature
     return token_logprobs(logits_TV, batch.targets_T, rule, threshold_N[batch.sequence_T, None], fill), batch
 
 

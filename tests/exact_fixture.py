@@ -1,0 +1,121 @@
+"""Policies and requests for the tests of the exact engine, and the comparison with the trainer that they all make."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tailrl.operators import exact_logprobs
+from tailrl.packing import pack_batch
+from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states, named_weights
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding
+from tailrl.rollout.exact import ExactSampler
+
+V = 601  # odd, so that a row of logits ends within a vector register
+MAX_LENGTH = 160
+STOP_TOKENS = list(range(1, V, 40))  # many, so that responses of random weights end at all lengths
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": MAX_LENGTH,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": STOP_TOKENS,
+    "pad_token_id": 0,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3),
+    "llama, 3 queries a key": LlamaConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, head_dim=32),
+    "qwen2, 2 queries a key": Qwen2Config(
+        **{**SIZES, "tie_word_embeddings": False}, num_attention_heads=2, num_key_value_heads=1
+    ),
+    "qwen3, 4 queries a key": Qwen3Config(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=32),
+}
+
+
+def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:
+    """Weights, norms' and biases too, large enough for a distribution with peaks."""
+    model = AutoModelForCausalLM.from_config(
+        CONFIGS[name], dtype=getattr(torch, dtype), attn_implementation=EXACT_ATTENTION
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator) * (1.0 if parameter.ndim == 1 else 0.3)
+            )
+    return model
+
+
+def sampler_of(model: PreTrainedModel, folder: Path) -> ExactSampler:
+    """An exact engine with the model's weights."""
+    model.config.save_pretrained(folder)
+    GenerationConfig(eos_token_id=STOP_TOKENS[0]).save_pretrained(folder)
+    sampler = ExactSampler(folder, str(model.dtype).removeprefix("torch."), MAX_LENGTH)
+    sampler.load_weights(named_weights(model))
+    return sampler
+
+
+def random_requests(count: int, longest: int = 50, seed: int = 0, threshold: float = 0.0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(0, V, length).tolist()) for length in rng.integers(1, longest + 1, count)]
+    return [Request(prompt, 1000 * seed + i, threshold) for i, prompt in enumerate(prompts)]
+
+
+def same_bits(left: Rollout, right: Rollout) -> bool:
+    names = ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
+    return left.tokens == right.tokens and all(
+        getattr(left, name).tobytes() == getattr(right, name).tobytes() for name in names
+    )
+
+
+@torch.no_grad()
+def differing(
+    model: PreTrainedModel,
+    sampled: Sequence[tuple[Request, Rollout]],
+    decoding: Decoding,
+    sizes: Sequence[int],
+) -> tuple[int, int]:
+    """Tokens of which log π^mp, log Z or |V_S| has other bits in the trainer, and all tokens.
+
+    Args:
+        model: the trainer's.
+        sampled: requests and what was sampled for them, in the order in which the trainer sees them.
+        decoding: what they were sampled with.
+        sizes: responses in each micro-batch; the last one takes what is left.
+    """
+    wrong = total = start = 0
+    for size in [*sizes, len(sampled)]:
+        group = sampled[start : start + size]
+        start += size
+        if not group:
+            break
+        rollouts = [rollout for _, rollout in group]
+        batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+        threshold_T1 = torch.tensor([request.threshold for request, _ in group])[batch.sequence_T, None]
+        arguments = batch.targets_T, decoding.rule, threshold_T1, decoding.temperature
+        scored = exact_logprobs(hidden_TH, head_weight(model), *arguments)
+        bits = [
+            np.concatenate([getattr(r, name) for r in rollouts]).view(np.int32)
+            for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
+        ]
+        theirs = [
+            values.numpy().view(np.int32) for values in (scored.logp_T, scored.log_kept_T, scored.kept_vocab_T.int())
+        ]
+        same_T = np.all([a == b for a, b in zip(bits, theirs, strict=True)], axis=0)
+        wrong, total = wrong + int((~same_T).sum()), total + len(same_T)
+    return wrong, total

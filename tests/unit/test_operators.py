@@ -1,0 +1,170 @@
+"""The batch-invariant operators: right against float64 loops, and each row's result its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from exact_fixture import CONFIGS, V, random_policy
+from torch import Tensor
+
+from tailrl import operators
+from tailrl.operators import (
+    KEYS,
+    ROWS,
+    PackedAttention,
+    causal_attention,
+    exact_logprobs,
+    future_keys,
+    head_logits,
+    pad_rows,
+    padded,
+)
+from tailrl.packing import pack
+from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.vocabulary import RULES, TokenLogprobs, token_logprobs
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_padding() -> None:
+    assert [padded(count, 32) for count in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
+    rows = random(ROWS + 1, 2, 3)
+    assert torch.equal(pad_rows(rows)[: ROWS + 1], rows)
+    assert pad_rows(rows)[ROWS + 1 :].shape == (ROWS - 1, 2, 3)
+    assert not pad_rows(rows)[ROWS + 1 :].any()
+    assert pad_rows(rows[:ROWS]) is not None and len(pad_rows(rows[:ROWS])) == ROWS
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+def looped(query: Tensor, key: Tensor, value: Tensor, positions: list[list[int]], scaling: float) -> np.ndarray:
+    """Attention by its definition, one query at a time, in float64; arguments as in `causal_attention`."""
+    out = np.zeros(query.shape)
+    group = query.shape[2] // key.shape[1]
+    for n, row in enumerate(positions):
+        for place, position in enumerate(row):
+            for head in range(query.shape[2]):
+                scores = [
+                    scaling * float(query[n, place, head].double() @ key[n, head // group, m].double())
+                    for m in range(position + 1)
+                ]
+                weights = [math.exp(score - max(scores)) for score in scores]
+                total = sum(
+                    w * value[n, head // group, m].double().numpy() for m, w in enumerate(weights)
+                )
+                out[n, place, head] = total / sum(weights)
+    return out
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "length"), [(2, 2, 3), (6, 2, 1), (3, 1, 5), (4, 1, 2)])
+def test_attention_is_its_definition(heads: int, key_heads: int, length: int) -> None:
+    query, key, value = (
+        random(3, length, heads, 8, seed=1),
+        random(3, key_heads, 2 * KEYS, 8, seed=2),
+        random(3, key_heads, 2 * KEYS, 8, seed=3),
+    )
+    position_NL = torch.from_numpy(np.random.default_rng(0).integers(0, 2 * KEYS, (3, length)))
+    out = causal_attention(query, key, value, future_keys(position_NL, heads // key_heads, 2 * KEYS), 0.3)
+    assert out.shape == query.shape
+    np.testing.assert_allclose(out, looped(query, key, value, position_NL.tolist(), 0.3), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 32), (9, 3, 64), (4, 1, 128)])
+def test_a_query_is_attended_alike_in_any_batch(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
+    """Among others of its sequence or alone, beside other sequences or none, with more padding or less."""
+    batch, length, group = 5, 4 * KEYS, heads // key_heads
+    query = random(batch, length, heads, size, dtype=dtype, seed=1)
+    key, value = (random(batch, key_heads, length, size, dtype=dtype, seed=seed) for seed in (2, 3))
+    future = future_keys(torch.arange(length)[None], group, length)
+    together = causal_attention(query, key, value, future, size**-0.5)
+    for position in (0, 1, 30, 31, 32, 77, 126, 127):
+        for keys in range(padded(position + 1, KEYS), length + 1, KEYS):
+            for chosen in (slice(0, 1), slice(3, 5), slice(0, 5)):
+                seen = (chosen, slice(None), slice(keys))
+                count = len(query[chosen])
+                mask = future_keys(torch.full((count, 1), position), group, keys)
+                one = causal_attention(query[chosen, [position]], key[seen], value[seen], mask, size**-0.5)
+                assert torch.equal(one.squeeze(1), together[chosen, position])
+
+
+def test_packed_attention_is_causal_within_each_sequence() -> None:
+    lengths = [3, KEYS + 7, 1, 12]
+    packing, count = pack(lengths), sum(lengths)
+    query, key, value = random(count + 5, 4, 16), random(count + 5, 2, 16, seed=1), random(count + 5, 2, 16, seed=2)
+    out = PackedAttention.of(packing, 2).attend(0, query, key, value, 0.25)
+    assert out.shape == query.shape
+    assert not out[count:].any()
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        mine = [tensor[rows].transpose(0, 1)[None] for tensor in (query, key, value)]
+        expected = torch.nn.functional.scaled_dot_product_attention(*mine, is_causal=True, scale=0.25, enable_gqa=True)
+        torch.testing.assert_close(out[rows], expected[0].transpose(0, 1))
+        start += length
+
+
+# --- logits and log-probs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocabulary", "hidden"), [(2048, 128), (601, 96), (49152, 576)])
+def test_a_row_of_logits_is_its_own(vocabulary: int, hidden: int, dtype: torch.dtype) -> None:
+    rows, weight = random(4 * ROWS, hidden, dtype=dtype), random(vocabulary, hidden, dtype=dtype, seed=1)
+    together = head_logits(rows, weight, 0.7)
+    assert together.dtype == torch.float32
+    for part in (slice(0, 1), slice(7, 8), slice(5, 100), slice(60, 191)):
+        count = len(rows[part])
+        assert torch.equal(head_logits(rows[part], weight, 0.7)[:count], together[part])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("chunk_rows", [1, 2, 1000])
+def test_log_probs_in_chunks_are_the_definition(
+    rule: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators, "CHUNK_LOGITS", chunk_rows * ROWS * V)
+    count = 3 * ROWS + 5
+    hidden, weight = random(count, 32), random(V, 32, seed=1)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, V, count))
+    threshold = {"full": 0.0, "top_k": 7.0, "top_p": 0.8}.get(rule, -3.0) + torch.zeros(count, 1)
+    for fill in (False, True):
+        ours = exact_logprobs(hidden, weight, tokens, rule, threshold, 0.8, fill)
+        plain = token_logprobs(hidden @ weight.T / 0.8, tokens, rule, threshold, fill)
+        for name in TokenLogprobs.__slots__:
+            torch.testing.assert_close(getattr(ours, name), getattr(plain, name), atol=1e-5, rtol=1e-5)
+        whole = exact_logprobs(hidden[10:], weight, tokens[10:], rule, threshold[10:], 0.8, fill)
+        assert torch.equal(whole.logp_T, ours.logp_T[10:])
+        assert torch.equal(whole.log_kept_T, ours.log_kept_T[10:])
+
+
+# --- gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_are_those_of_the_plain_forward(name: str) -> None:
+    model = random_policy(name, "float32")
+    lengths = [3, 40, 17]
+    packing, count = pack(lengths), sum(lengths)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, V, count))
+    coefficient = random(count, seed=3)
+    gradients = {}
+    for attention in (PACKED_ATTENTION, EXACT_ATTENTION):
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        hidden = hidden_states(model, tokens, packing)
+        if attention == EXACT_ATTENTION:
+            logp = exact_logprobs(hidden, head_weight(model), tokens, "min_p", torch.full((count, 1), -3.0)).logp_T
+        else:
+            logp = token_logprobs(hidden @ head_weight(model).T, tokens, "min_p", -3.0).logp_T
+        (logp * coefficient).sum().backward()
+        gradients[attention] = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    for weight, plain in gradients[PACKED_ATTENTION].items():
+        assert plain.norm() > 0
+        assert (gradients[EXACT_ATTENTION][weight] - plain).norm() < 1e-4 * plain.norm(), weight

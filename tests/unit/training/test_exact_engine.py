@@ -1,0 +1,51 @@
+"""A run with the exact engine: no mismatch at all, in any metric, at any step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from step_fixture import STEPS, run_of
+
+from tailrl.errors import StudyError
+from tailrl.records import Problem, write_problems
+from tailrl.study import parse_study
+from tailrl.training.loop import train
+
+EXACT = {"engine": "exact", "dtype": "float32"}
+ZERO = ("kl", "k3_kl", "delta_abs_mean", "delta_abs_max", "log_ppl_diff", "log_ppl_abs_diff", "chi2_token", "chi2_seq")
+ARMS: dict[str, dict[str, Any]] = {
+    "naive": {},
+    "dvp": {"vocabulary": {"rule": "min_p", "rho": 0.22}},
+    "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": 0.22}, "correction": {"sequence": "mis", "veto": 1e-4}},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_nothing_differs(arm: str, policy_folder: Path, problems: list[Problem], tmp_path: Path) -> None:
+    write_problems(problems, tmp_path / "problems.jsonl")
+    run = run_of({**ARMS[arm], "sampler": EXACT}, arm, token_budget=90)
+    train(run, 0, policy_folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == STEPS
+    for step in steps:
+        for group in ("rollout_corr", "rollout_corr_unmasked"):
+            assert {name: step[f"{group}/{name}"] for name in ZERO} == dict.fromkeys(ZERO, 0.0)
+        for of in ("mean", "min"):
+            assert step[f"dvp/kept_mass_train_{of}"] == step[f"dvp/kept_mass_rollout_{of}"]
+        assert step["dvp/sampled_outside_train_support_count"] == 0
+    assert steps[-1]["train/grad_norm"] > 0
+    tokens = np.load(tmp_path / "out" / "tokens.npz")
+    assert (tokens["logp_train"] == tokens["logp_infer"]).all()
+    assert (tokens["logp_train_masked"] == tokens["logp_infer_masked"]).all()
+    if arm != "naive":
+        assert (tokens["logp_train_masked"] > tokens["logp_train"]).any()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_another_number_format_is_refused(dtype: str | None) -> None:
+    sampler = {"engine": "exact"} | ({"dtype": dtype} if dtype else {})
+    with pytest.raises(StudyError, match="engine: exact computes as the trainer does, in float32: say dtype: float32"):
+        parse_study({"name": "test", "arms": {"naive": {"sampler": sampler}}})

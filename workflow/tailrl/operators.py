@@ -1,0 +1,173 @@
+"""Operators whose result for a row depends on that row alone: what the exact engine samples with and the trainer scores
+with, so that both compute the same bits (VeXact, arXiv 2605.14220).
+
+PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
+
+- A matrix product chooses its kernel by the number of rows. Every row count is a multiple of `ROWS`: the caller's row
+  is padded at its end and the padding dropped afterwards.
+- An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
+  rows there is no tail, with one thread or two.
+- `scaled_dot_product_attention` cuts queries and keys into blocks by their number. Here keys are padded to a multiple
+  of `KEYS` at their absolute positions; a key beyond the query's own position gets the probability 0, and the
+  products with the values are added block after block, so that blocks beyond it add zeros: how far the padding goes
+  does not matter. One softmax over all keys is row-wise as it stands, since trailing zeros stay zeros in each of its
+  lanes.
+
+The backward is autograd's, correct but not batch-invariant, which it need not be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from tailrl.packing import Packing
+from tailrl.vocabulary import TokenLogprobs, token_logprobs
+
+ROWS = 64
+KEYS = 32
+QUERIES = 4
+"""Rows of a product within the attention, of which a decoding step has one for each head that shares a key."""
+
+CHUNK_LOGITS = 2**22
+"""Logits that are held at once while a row is scored without a gradient."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""A layer's attention over one row: layer, query [P, heads, d], key and value [P, key heads, d], scale → [P, heads, d]."""
+
+
+def padded(count: int, multiple: int) -> int:
+    """The smallest multiple that is not below the count."""
+    return -(-count // multiple) * multiple
+
+
+def pad_rows(rows_R: Tensor) -> Tensor:
+    """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`."""
+    missing = -len(rows_R) % ROWS
+    return pad(rows_R, (0, 0) * (rows_R.ndim - 1) + (0, missing)) if missing else rows_R
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+def future_keys(position_NL: Tensor, group: int, keys: int) -> Tensor:
+    """Which of the keys 0 to `keys` − 1 lie beyond each query's position: bool [N, 1, R, keys].
+
+    Args:
+        position_NL: int64, position of each query in its sequence.
+        group: G, query heads that share a key; the R rows are L × G, padded to a multiple of `QUERIES`.
+        keys: M, a multiple of `KEYS`.
+    """
+    position_NR = pad(position_NL.repeat_interleave(group, 1), (0, -position_NL.shape[1] * group % QUERIES))
+    return torch.arange(keys, device=position_NL.device) > position_NR[:, None, :, None]
+
+
+def causal_attention(
+    query_NLHD: Tensor, key_NKMD: Tensor, value_NKMD: Tensor, future_N1RM: Tensor, scaling: float
+) -> Tensor:
+    """Attention of L queries over M keys for each of N sequences, [N, L, H, D], in the dtype of the queries.
+
+    Args:
+        query_NLHD: H query heads of size D.
+        key_NKMD: K key heads, each shared by H / K query heads; M is a multiple of `KEYS`. Every entry is finite.
+        value_NKMD: likewise.
+        future_N1RM: what `future_keys` made for these queries.
+        scaling: multiplies the queries.
+    """
+    batch, length, heads, size = query_NLHD.shape
+    key_heads = key_NKMD.shape[1]
+    rows_NKRD = (query_NLHD * scaling).unflatten(2, (key_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    rows = rows_NKRD.shape[2]
+    rows_BRD = pad(rows_NKRD, (0, 0, 0, -rows % QUERIES)).flatten(0, 1)
+    score_BRM = torch.bmm(rows_BRD, key_NKMD.flatten(0, 1).transpose(1, 2)).float()
+    score_NKRM = score_BRM.unflatten(0, (batch, key_heads)).masked_fill_(future_N1RM, -torch.inf)
+    probs_BRM = score_NKRM.softmax(-1).to(query_NLHD.dtype).flatten(0, 1)
+    blocks = zip(probs_BRM.split(KEYS, 2), value_NKMD.flatten(0, 1).split(KEYS, 1), strict=True)
+    out_BRD = torch.bmm(*next(blocks))
+    for probs, values in blocks:
+        out_BRD = out_BRD + torch.bmm(probs, values)
+    out_NKLGD = out_BRD[:, :rows].view(batch, key_heads, length, heads // key_heads, size)
+    return out_NKLGD.permute(0, 2, 1, 3, 4).flatten(2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Causal attention within each sequence of a packed row, whose end may be padding.
+
+    Attributes:
+        index_NL: position in the row of token l of sequence n, L a multiple of `KEYS`.
+        token_P: place in the flattened padded view of each of the row's P tokens.
+        future_1RM: for each query, the keys beyond it; the same in every sequence.
+    """
+
+    index_NL: Tensor
+    token_P: Tensor
+    future_11RM: Tensor
+
+    @classmethod
+    def of(cls, packing: Packing, group: int) -> "PackedAttention":
+        """The attention of a packed row where `group` query heads share a key."""
+        longest = packing.index_NL.shape[1]
+        length = padded(longest, KEYS)
+        return cls(
+            index_NL=pad(packing.index_NL, (0, length - longest)),
+            token_P=packing.token_P // longest * length + packing.token_P % longest,
+            future_11RM=future_keys(torch.arange(length, device=packing.token_P.device)[None], group, length),
+        )
+
+    def padded_keys(self, rows_PKD: Tensor) -> Tensor:
+        """Keys or values of the row as `causal_attention` takes them: [N, K, L, D]."""
+        return rows_PKD[self.index_NL].transpose(1, 2).contiguous()
+
+    def attend(self, _: int, query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, scaling: float) -> Tensor:
+        """See `Attend`."""
+        out_NLHD = causal_attention(
+            query_PHD[self.index_NL],
+            self.padded_keys(key_PKD),
+            self.padded_keys(value_PKD),
+            self.future_11RM,
+            scaling,
+        )
+        out_PHD = out_NLHD.flatten(0, 1)[self.token_P]
+        return pad(out_PHD, (0, 0, 0, 0, 0, len(query_PHD) - len(out_PHD)))
+
+
+# --- logits and log-probs ----------------------------------------------------------------------------
+
+
+def head_logits(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+    """float32 logits over temperature, [R, V]: those of the T rows, then padding up to a multiple of `ROWS`."""
+    return linear(pad_rows(hidden_TH), weight_VH).float() / temperature
+
+
+def exact_logprobs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    tokens_T: Tensor,
+    rule: str,
+    threshold_T1: Tensor,
+    temperature: float = 1.0,
+    paper_fill: bool = False,
+) -> TokenLogprobs:
+    """`vocabulary.token_logprobs` from hidden states, in chunks of rows, each row's result its own.
+
+    Args:
+        hidden_TH: floating [T, H], last hidden states.
+        weight_VH: floating [V, H], the head's weight.
+        tokens_T: int64, the sampled tokens.
+        rule: name of the safe set's rule.
+        threshold_T1: its number for each row: ln ρ, k or p.
+        temperature: the logits are divided by it.
+        paper_fill: see `token_logprobs`.
+    """
+    size = max(1, CHUNK_LOGITS // (len(weight_VH) * ROWS)) * ROWS
+    parts = []
+    for start in range(0, len(tokens_T), size):
+        rows = slice(start, start + size)
+        logits_RV = head_logits(hidden_TH[rows], weight_VH, temperature)
+        chosen = pad_rows(tokens_T[rows]), rule, pad_rows(threshold_T1[rows])
+        part = token_logprobs(logits_RV, *chosen, paper_fill)
+        parts.append(part.first(len(tokens_T[rows])))
+    return TokenLogprobs.joined(parts)

@@ -1,0 +1,152 @@
+"""The trainer's own model as the rollout engine: every log-prob equals the trainer's, bit for bit (VeXact, arXiv
+2605.14220), so that a run has no training-inference mismatch at all.
+
+A decoding step is one row of tokens, one of each sequence in flight, through the very model that the trainer runs on its
+packed rows; only the attention differs, and `tailrl.operators` makes it the same. Keys and values are cached. A prompt
+that several requests share is run once. When sequences end, the last ones in flight move into their places, and new
+ones are admitted once there is room for a good many.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailrl.errors import StudyError
+from tailrl.operators import exact_logprobs, head_logits
+from tailrl.packing import pack_batch
+from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding
+from tailrl.rollout.flight import Flight, Step
+from tailrl.rollout.sampling import draw, response_limits, stop_tokens
+from tailrl.vocabulary import TokenLogprobs, token_logprobs
+
+SELF_TEST_SEQUENCES = 96
+SELF_TEST_TOKENS = 24
+
+
+class ExactSampler:
+    """A `Sampler` over a copy of the trainer's model in this process."""
+
+    def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
+        config = AutoConfig.from_pretrained(policy_folder)
+        rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if rotary in ("dynamic", "longrope"):
+            raise StudyError(
+                f"{policy_folder}: rotary embeddings of type {rotary} depend on the longest sequence of a batch, "
+                "which the exact engine does not support"
+            )
+        self.model = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, dtype), attn_implementation=EXACT_ATTENTION
+        ).requires_grad_(False)
+        self.max_length = max_length
+        self.stop = torch.tensor(stop_tokens(policy_folder))
+        self.has_weights = False
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`."""
+        self.model.load_state_dict(dict(weights))
+        self.has_weights = True
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`: here the same to the bit.
+
+        Raises:
+            StudyError: a prompt without a token, or one that leaves no room for a response.
+        """
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        if not requests:
+            return []
+        limits = response_limits(requests, decoding, self.max_length)
+        responses = _Responses(len(requests), max(limits))
+        flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
+        while flight.admit():
+            step = flight.step()
+            logits_SV = head_logits(step.hidden_SH, weight_VH, decoding.temperature)
+            token_S = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, step.place_S.tolist())
+            responses.add(step, token_S, token_logprobs(logits_SV, token_S, decoding.rule, step.threshold_S1))
+            flight.advance(token_S, torch.isin(token_S, self.stop) | (step.place_S + 1 == step.limit_S))
+        return responses.rollouts(requests, self.stop)
+
+    @torch.no_grad()
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """Whether the trainer's packed forward gives every sampled token the very bits that the engine returned.
+
+        The requests are repeated under other seeds until a batch is full; then the trainer scores the responses all in
+        one row, in another order and three at a time.
+
+        Returns:
+            0, the largest difference in nats.
+
+        Raises:
+            StudyError: a bit differs: on this machine the operators are not what they are meant to be.
+        """
+        repeats = -(-SELF_TEST_SEQUENCES // len(requests))
+        tested = [replace(request, seed=request.seed + turn) for turn in range(repeats) for request in requests]
+        short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, SELF_TEST_TOKENS))
+        sampled = list(zip(tested, self.generate(tested, short), strict=True))
+        few = sampled[: len(requests)]
+        for group in (sampled[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
+            wrong = self._differences([request for request, _ in group], [rollout for _, rollout in group], short)
+            if wrong:
+                raise StudyError(
+                    f"the exact engine is not exact on this machine: {wrong} of the trainer's log-probs differ from those "
+                    f"that were sampled with, in a packed row of {len(group)} responses"
+                )
+        return 0.0
+
+    def _differences(self, requests: Sequence[Request], rollouts: Sequence[Rollout], decoding: Decoding) -> int:
+        """Tokens of which the trainer's log π^mp, log Z or |V_S| is not the engine's, bit for bit."""
+        batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+        hidden_TH = hidden_states(self.model, batch.tokens_P, batch.packing)[batch.predict_T]
+        threshold_T1 = torch.tensor([r.threshold for r in requests])[batch.sequence_T, None]
+        scored = exact_logprobs(
+            hidden_TH, head_weight(self.model), batch.targets_T, decoding.rule, threshold_T1, decoding.temperature
+        )
+        same_T = np.ones(len(batch.targets_T), bool)
+        for name, values_T in (
+            ("logp_infer_T", scored.logp_T),
+            ("log_kept_infer_T", scored.log_kept_T),
+            ("kept_vocab_infer_T", scored.kept_vocab_T),
+        ):
+            same_T &= np.concatenate([getattr(rollout, name) for rollout in rollouts]) == values_T.numpy()
+        return int((~same_T).sum())
+
+
+class _Responses:
+    """What has been sampled for N requests, as tensors [N, longest response]."""
+
+    def __init__(self, count: int, longest: int) -> None:
+        self.length_N = torch.zeros(count, dtype=torch.int64)
+        self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
+        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
+        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
+
+    def add(self, step: Step, token_S: Tensor, scored: TokenLogprobs) -> None:
+        """The tokens of one step."""
+        alive = slice(step.alive)
+        where = step.request_S[alive], step.place_S[alive]
+        self.length_N[where[0]] = where[1] + 1
+        self.token_NT[where] = token_S[alive]
+        self.logp_NT[where] = scored.logp_T[alive]
+        self.log_kept_NT[where] = scored.log_kept_T[alive]
+        self.kept_vocab_NT[where] = scored.kept_vocab_T[alive].int()
+
+    def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
+        """One for each request, in their order."""
+        made = []
+        for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
+            token_T, *rest = (
+                tensor[index, :length].numpy()
+                for tensor in (self.token_NT, self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
+            )
+            tokens = tuple(token_T.tolist())
+            made.append(Rollout(request.prompt_tokens, tokens, *rest, stopped=tokens[-1] in stop.tolist()))
+        return made

@@ -1,0 +1,169 @@
+"""The sequences that the exact engine has in flight, with their keys and values."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_keys, padded
+from tailrl.packing import micro_batches, pack
+from tailrl.policy import exact_hidden_states, key_group
+from tailrl.records import Request
+
+SEQUENCES_IN_FLIGHT = 128
+ADMITTED_AT_ONCE = 16
+PREFILL_TOKENS = 4096
+CACHE_BYTES = 2 * 2**30
+"""Fewer sequences are in flight where their keys and values would need more, but never fewer than `ROWS`."""
+
+
+class KeyValueCache:
+    """Keys and values of every layer, one row for each sequence in flight; entries not written yet are zero."""
+
+    def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
+        config = model.config
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        row = (config.num_key_value_heads, padded(length, KEYS), size)
+        row_bytes = 2 * config.num_hidden_layers * row[0] * row[1] * row[2] * model.dtype.itemsize
+        fitting = max(ROWS, CACHE_BYTES // row_bytes // ROWS * ROWS)
+        self.rows = min(padded(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
+        self.group = key_group(config)
+        self.layers = [torch.zeros(2, self.rows, *row, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
+        self.length = 0
+
+    def step(self, position_S: Tensor) -> None:
+        """The next tokens of the first S rows stand at these positions."""
+        self.position_S = position_S
+        self.row_S = torch.arange(len(position_S))
+        self.length = padded(int(position_S.max()) + 1, KEYS)
+        self.future_S1RM = future_keys(position_S[:, None], self.group, self.length)
+
+    def attend(self, layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float) -> Tensor:
+        """See `operators.Attend`: one token of each row over that row's keys, its own among them."""
+        key, value = self.layers[layer][:, : len(query_SHD)]
+        key[self.row_S, :, self.position_S] = key_SKD
+        value[self.row_S, :, self.position_S] = value_SKD
+        seen = slice(self.length)
+        out_S1HD = causal_attention(query_SHD[:, None], key[:, :, seen], value[:, :, seen], self.future_S1RM, scaling)
+        return out_S1HD.squeeze(1)
+
+    def fill(self, layer: int, row_S: Tensor, key_SKMD: Tensor, value_SKMD: Tensor) -> None:
+        """Write the first M keys and values of some rows."""
+        for cache, given in zip(self.layers[layer], (key_SKMD, value_SKMD), strict=True):
+            cache[row_S, :, : given.shape[2]] = given
+
+    def move(self, source_S: Tensor, target_S: Tensor) -> None:
+        """Copy rows over others, as far as they are in use."""
+        for layer in self.layers:
+            layer[:, target_S, :, : self.length] = layer[:, source_S, :, : self.length]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token of each sequence in flight, S rows; those from `alive` on are padding.
+
+    Attributes:
+        alive: sequences in flight.
+        request_S: int64, the request that each row is about.
+        place_S: int64, which token of its response comes next.
+        limit_S: int64, longest response, tokens.
+        threshold_S1: float32, number of the safe set's rule.
+        seeds: of the responses.
+        hidden_SH: last hidden states, which predict the next token.
+    """
+
+    alive: int
+    request_S: Tensor
+    place_S: Tensor
+    limit_S: Tensor
+    threshold_S1: Tensor
+    seeds: list[int]
+    hidden_SH: Tensor
+
+
+class Flight:
+    """All requests of a batch on their way: waiting, in flight or done.
+
+    Row i is about request `request_S[i]` and next sees `token_S[i]`, which stands at `position_S[i]` of its sequence.
+    """
+
+    def __init__(self, model: PreTrainedModel, requests: Sequence[Request], limits: Sequence[int]) -> None:
+        self.model, self.requests = model, requests
+        self.waiting = deque(range(len(requests)))
+        self.prompt_N = torch.tensor([len(request.prompt_tokens) for request in requests])
+        self.limit_N = torch.tensor(limits)
+        self.threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
+        self.cache = KeyValueCache(model, len(requests), int((self.prompt_N + self.limit_N).max()))
+        self.alive = 0
+        self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
+
+    def admit(self) -> bool:
+        """Take in waiting requests where there is room for a good many; whether any sequence is in flight then."""
+        count = min(self.cache.rows - self.alive, len(self.waiting))
+        if count and (count >= ADMITTED_AT_ONCE or count == len(self.waiting) or not self.alive):
+            self._prefill([self.waiting.popleft() for _ in range(count)])
+        return self.alive > 0
+
+    def _prefill(self, admitted: Sequence[int]) -> None:
+        """Keys and values of the prompts, each run once; the first step sees the last token of each again."""
+        rows = slice(self.alive, self.alive + len(admitted))
+        self.alive = rows.stop
+        self.request_S[rows] = torch.tensor(admitted)
+        self.token_S[rows] = torch.tensor([self.requests[index].prompt_tokens[-1] for index in admitted])
+        self.position_S[rows] = self.prompt_N[self.request_S[rows]] - 1
+        sharing: dict[tuple[int, ...], list[int]] = {}
+        for row, index in enumerate(admitted, start=rows.start):
+            sharing.setdefault(self.requests[index].prompt_tokens, []).append(row)
+        prompts = list(sharing)
+        for group in micro_batches([len(prompt) for prompt in prompts], PREFILL_TOKENS):
+            chosen = [prompts[i] for i in group]
+            packing = pack([len(prompt) for prompt in chosen])
+            row_S = torch.tensor([row for prompt in chosen for row in sharing[prompt]])
+            prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
+            attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
+            tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
+            exact_hidden_states(self.model, tokens_P, packing.positions_P, attend)
+
+    def _attend_and_keep(
+        self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
+    ) -> Tensor:
+        _, key_PKD, value_PKD, _ = given
+        self.cache.fill(layer, row_S, *(attention.padded_keys(tensor)[prompt_S] for tensor in (key_PKD, value_PKD)))
+        return attention.attend(layer, *given)
+
+    def step(self) -> Step:
+        """Run one token of every sequence in flight through the model."""
+        used = slice(padded(self.alive, ROWS))
+        request_S, position_S = self.request_S[used], self.position_S[used]
+        self.cache.step(position_S)
+        return Step(
+            alive=self.alive,
+            request_S=request_S,
+            # Padding has no place in a response: any will do.
+            place_S=(position_S - self.prompt_N[request_S] + 1).clamp(min=0),
+            limit_S=self.limit_N[request_S],
+            threshold_S1=self.threshold_N[request_S, None],
+            seeds=[self.requests[index].seed for index in request_S.tolist()],
+            hidden_SH=exact_hidden_states(self.model, self.token_S[used], position_S, self.cache.attend),
+        )
+
+    def advance(self, token_S: Tensor, ended_S: Tensor) -> None:
+        """These tokens were sampled in the last step, and some of their sequences ended with them."""
+        used = slice(len(token_S))
+        self.token_S[used] = token_S
+        self.position_S[used] += 1
+        going_S = (~ended_S[: self.alive]).nonzero().squeeze(1)
+        if len(going_S) < self.alive:
+            self.alive = len(going_S)
+            free_S = ended_S[: self.alive].nonzero().squeeze(1)
+            last_S = going_S[self.alive - len(free_S) :]
+            for tensor in (self.request_S, self.token_S, self.position_S):
+                tensor[free_S] = tensor[last_S]
+            self.cache.move(last_S, free_S)
+        for tensor in (self.request_S, self.token_S, self.position_S):
+            tensor[self.alive :] = 0

@@ -1,0 +1,58 @@
+"""What an engine of our own needs besides a forward: where responses end, and how a token is drawn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
+
+from tailrl.errors import StudyError
+from tailrl.noise import gumbel
+from tailrl.records import Request
+from tailrl.rollout import Decoding
+from tailrl.vocabulary import logit_cut
+
+
+def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """One token from the safe set of each row, int64 [S]: the largest of logit plus Gumbel noise.
+
+    Args:
+        logits_SV: float32, after the temperature.
+        rule: name of the safe set's rule.
+        threshold_S1: its number for each row: ln ρ, k or p.
+        seeds: of each row's response.
+        positions: the token's place in its response. Seed and place decide the noise, and nothing else does.
+    """
+    scores_SV = gumbel(seeds, positions, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
+    if rule != "full":
+        scores_SV.masked_fill_(logits_SV < logit_cut(logits_SV, rule, threshold_S1), -torch.inf)
+    return scores_SV.argmax(-1)
+
+
+def stop_tokens(policy_folder: Path) -> list[int]:
+    """End tokens as the policy's own files name them: one id or several, in one file or in two.
+
+    Raises:
+        StudyError: there is none, so that no response could ever end.
+    """
+    configs = [AutoConfig.from_pretrained(policy_folder).get_text_config()]
+    if (policy_folder / "generation_config.json").exists():
+        configs.append(GenerationConfig.from_pretrained(policy_folder))
+    found: set[int] = set()
+    for config in configs:
+        ids = getattr(config, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    if not found:
+        raise StudyError(f"{policy_folder}: its configuration names no end token, so that no response could ever end")
+    return sorted(found)
+
+
+def response_limits(requests: Sequence[Request], decoding: Decoding, max_length: int) -> list[int]:
+    """Longest response to each request, tokens; raises StudyError for a prompt that leaves no room for any."""
+    lengths = [len(request.prompt_tokens) for request in requests]
+    if min(lengths) == 0:
+        raise StudyError("a prompt holds no token: there is nothing to predict the first token from")
+    if max(lengths) >= max_length:
+        raise StudyError(f"a prompt of {max(lengths)} tokens leaves no room in the policy's {max_length} tokens")
+    return [min(decoding.max_new_tokens, max_length - length) for length in lengths]
