@@ -54,9 +54,7 @@ def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, generator=generator) * (1.0 if parameter.ndim == 1 else 0.3)
-            )
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (1.0 if parameter.ndim == 1 else 0.3))
     return model
 
 

@@ -15,7 +15,7 @@ from tailrl.operators import (
     PackedAttention,
     causal_attention,
     exact_logprobs,
-    future_keys,
+    future_bias,
     head_logits,
     pad_rows,
     padded,
@@ -55,9 +55,7 @@ def looped(query: Tensor, key: Tensor, value: Tensor, positions: list[list[int]]
                     for m in range(position + 1)
                 ]
                 weights = [math.exp(score - max(scores)) for score in scores]
-                total = sum(
-                    w * value[n, head // group, m].double().numpy() for m, w in enumerate(weights)
-                )
+                total = sum(w * value[n, head // group, m].double().numpy() for m, w in enumerate(weights))
                 out[n, place, head] = total / sum(weights)
     return out
 
@@ -70,7 +68,8 @@ def test_attention_is_its_definition(heads: int, key_heads: int, length: int) ->
         random(3, key_heads, 2 * KEYS, 8, seed=3),
     )
     position_NL = torch.from_numpy(np.random.default_rng(0).integers(0, 2 * KEYS, (3, length)))
-    out = causal_attention(query, key, value, future_keys(position_NL, heads // key_heads, 2 * KEYS), 0.3)
+    bias = future_bias(position_NL, heads // key_heads, 2 * KEYS)
+    out = causal_attention(query, key.transpose(2, 3).contiguous(), value, bias, 0.3)
     assert out.shape == query.shape
     np.testing.assert_allclose(out, looped(query, key, value, position_NL.tolist(), 0.3), atol=2e-6, rtol=0)
 
@@ -81,16 +80,17 @@ def test_a_query_is_attended_alike_in_any_batch(heads: int, key_heads: int, size
     """Among others of its sequence or alone, beside other sequences or none, with more padding or less."""
     batch, length, group = 5, 4 * KEYS, heads // key_heads
     query = random(batch, length, heads, size, dtype=dtype, seed=1)
-    key, value = (random(batch, key_heads, length, size, dtype=dtype, seed=seed) for seed in (2, 3))
-    future = future_keys(torch.arange(length)[None], group, length)
+    key = random(batch, key_heads, size, length, dtype=dtype, seed=2)
+    value = random(batch, key_heads, length, size, dtype=dtype, seed=3)
+    future = future_bias(torch.arange(length)[None], group, length)
     together = causal_attention(query, key, value, future, size**-0.5)
     for position in (0, 1, 30, 31, 32, 77, 126, 127):
         for keys in range(padded(position + 1, KEYS), length + 1, KEYS):
             for chosen in (slice(0, 1), slice(3, 5), slice(0, 5)):
-                seen = (chosen, slice(None), slice(keys))
+                seen = key[chosen, ..., :keys], value[chosen, :, :keys]
                 count = len(query[chosen])
-                mask = future_keys(torch.full((count, 1), position), group, keys)
-                one = causal_attention(query[chosen, [position]], key[seen], value[seen], mask, size**-0.5)
+                mask = future_bias(torch.full((count, 1), position), group, keys)
+                one = causal_attention(query[chosen, [position]], *seen, mask, size**-0.5)
                 assert torch.equal(one.squeeze(1), together[chosen, position])
 
 
@@ -126,9 +126,7 @@ def test_a_row_of_logits_is_its_own(vocabulary: int, hidden: int, dtype: torch.d
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("chunk_rows", [1, 2, 1000])
-def test_log_probs_in_chunks_are_the_definition(
-    rule: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_in_chunks_are_the_definition(rule: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "CHUNK_LOGITS", chunk_rows * ROWS * V)
     count = 3 * ROWS + 5
     hidden, weight = random(count, 32), random(V, 32, seed=1)
@@ -160,9 +158,9 @@ def test_gradients_are_those_of_the_plain_forward(name: str) -> None:
         model.zero_grad()
         hidden = hidden_states(model, tokens, packing)
         if attention == EXACT_ATTENTION:
-            logp = exact_logprobs(hidden, head_weight(model), tokens, "min_p", torch.full((count, 1), -3.0)).logp_T
+            logp = exact_logprobs(hidden, head_weight(model), tokens, "min_p", torch.full((count, 1), -20.0)).logp_T
         else:
-            logp = token_logprobs(hidden @ head_weight(model).T, tokens, "min_p", -3.0).logp_T
+            logp = token_logprobs(hidden @ head_weight(model).T, tokens, "min_p", -20.0).logp_T
         (logp * coefficient).sum().backward()
         gradients[attention] = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     for weight, plain in gradients[PACKED_ATTENTION].items():

@@ -27,7 +27,10 @@ from tailrl.packing import Packing
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 ROWS = 64
-KEYS = 32
+KEYS = 16
+VALUES = 256
+"""Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""
+
 QUERIES = 4
 """Rows of a product within the attention, of which a decoding step has one for each head that shares a key."""
 
@@ -35,7 +38,7 @@ CHUNK_LOGITS = 2**22
 """Logits that are held at once while a row is scored without a gradient."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""A layer's attention over one row: layer, query [P, heads, d], key and value [P, key heads, d], scale → [P, heads, d]."""
+"""A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
 
 
 def padded(count: int, multiple: int) -> int:
@@ -52,44 +55,53 @@ def pad_rows(rows_R: Tensor) -> Tensor:
 # --- attention ---------------------------------------------------------------------------------------
 
 
-def future_keys(position_NL: Tensor, group: int, keys: int) -> Tensor:
-    """Which of the keys 0 to `keys` − 1 lie beyond each query's position: bool [N, 1, R, keys].
+def future_bias(position_NL: Tensor, group: int, keys: int) -> Tensor:
+    """What is added to the scores of the keys 0 to `keys` − 1: −inf beyond a query's position, float32 [N, 1, R, keys].
 
     Args:
         position_NL: int64, position of each query in its sequence.
-        group: G, query heads that share a key; the R rows are L × G, padded to a multiple of `QUERIES`.
+        group: G, query heads that share a key; R = L × G.
         keys: M, a multiple of `KEYS`.
     """
-    position_NR = pad(position_NL.repeat_interleave(group, 1), (0, -position_NL.shape[1] * group % QUERIES))
-    return torch.arange(keys, device=position_NL.device) > position_NR[:, None, :, None]
+    position_NR = position_NL.repeat_interleave(group, 1)
+    future_N1RM = torch.arange(keys, device=position_NL.device) > position_NR[:, None, :, None]
+    return torch.zeros(future_N1RM.shape, device=position_NL.device).masked_fill_(future_N1RM, -torch.inf)
 
 
 def causal_attention(
-    query_NLHD: Tensor, key_NKMD: Tensor, value_NKMD: Tensor, future_N1RM: Tensor, scaling: float
+    query_NLHD: Tensor, key_NKDM: Tensor, value_NKMD: Tensor, bias_N1RM: Tensor, scaling: float
 ) -> Tensor:
     """Attention of L queries over M keys for each of N sequences, [N, L, H, D], in the dtype of the queries.
 
     Args:
         query_NLHD: H query heads of size D.
-        key_NKMD: K key heads, each shared by H / K query heads; M is a multiple of `KEYS`. Every entry is finite.
-        value_NKMD: likewise.
-        future_N1RM: what `future_keys` made for these queries.
+        key_NKDM: K key heads, each shared by H / K query heads; M is a multiple of `KEYS`. Every entry is finite.
+        value_NKMD: likewise. Keys and values lie in memory as these shapes say, the last dimension densely: that too
+            decides which kernel multiplies them.
+        bias_N1RM: what `future_bias` made for these queries.
         scaling: multiplies the queries.
     """
     batch, length, heads, size = query_NLHD.shape
-    key_heads = key_NKMD.shape[1]
-    rows_NKRD = (query_NLHD * scaling).unflatten(2, (key_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    rows = rows_NKRD.shape[2]
-    rows_BRD = pad(rows_NKRD, (0, 0, 0, -rows % QUERIES)).flatten(0, 1)
-    score_BRM = torch.bmm(rows_BRD, key_NKMD.flatten(0, 1).transpose(1, 2)).float()
-    score_NKRM = score_BRM.unflatten(0, (batch, key_heads)).masked_fill_(future_N1RM, -torch.inf)
-    probs_BRM = score_NKRM.softmax(-1).to(query_NLHD.dtype).flatten(0, 1)
-    blocks = zip(probs_BRM.split(KEYS, 2), value_NKMD.flatten(0, 1).split(KEYS, 1), strict=True)
-    out_BRD = torch.bmm(*next(blocks))
-    for probs, values in blocks:
-        out_BRD = out_BRD + torch.bmm(probs, values)
-    out_NKLGD = out_BRD[:, :rows].view(batch, key_heads, length, heads // key_heads, size)
-    return out_NKLGD.permute(0, 2, 1, 3, 4).flatten(2, 3)
+    key_heads, keys = value_NKMD.shape[1:3]
+    group = heads // key_heads
+    query_NLKGD = (query_NLHD * scaling).view(batch, length, key_heads, group, size)
+    rows_NKRD = query_NLKGD.transpose(1, 2).flatten(2, 3)
+    rows = length * group
+    missing = -rows % QUERIES
+    score_BRM = torch.bmm(_pad_queries(rows_NKRD.flatten(0, 1), missing), key_NKDM.flatten(0, 1))[:, :rows]
+    score_NKRM = score_BRM.view(batch, key_heads, rows, keys) + bias_N1RM
+    probs_BRM = _pad_queries(score_NKRM.softmax(-1).to(query_NLHD.dtype).flatten(0, 1), missing)
+    value_BMD = value_NKMD.flatten(0, 1)
+    out_BRD = torch.bmm(probs_BRM[..., :VALUES], value_BMD[:, :VALUES])
+    for start in range(VALUES, keys, VALUES):
+        block = slice(start, start + VALUES)
+        out_BRD = out_BRD + torch.bmm(probs_BRM[..., block], value_BMD[:, block])
+    out_NKLGD = out_BRD[:, :rows].view(batch, key_heads, length, group, size)
+    return out_NKLGD.transpose(1, 2).flatten(2, 3)
+
+
+def _pad_queries(rows_BRX: Tensor, missing: int) -> Tensor:
+    return pad(rows_BRX, (0, 0, 0, missing)) if missing else rows_BRX
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +111,12 @@ class PackedAttention:
     Attributes:
         index_NL: position in the row of token l of sequence n, L a multiple of `KEYS`.
         token_P: place in the flattened padded view of each of the row's P tokens.
-        future_1RM: for each query, the keys beyond it; the same in every sequence.
+        bias_11RM: the same for every sequence: see `future_bias`.
     """
 
     index_NL: Tensor
     token_P: Tensor
-    future_11RM: Tensor
+    bias_11RM: Tensor
 
     @classmethod
     def of(cls, packing: Packing, group: int) -> "PackedAttention":
@@ -114,22 +126,21 @@ class PackedAttention:
         return cls(
             index_NL=pad(packing.index_NL, (0, length - longest)),
             token_P=packing.token_P // longest * length + packing.token_P % longest,
-            future_11RM=future_keys(torch.arange(length, device=packing.token_P.device)[None], group, length),
+            bias_11RM=future_bias(torch.arange(length, device=packing.token_P.device)[None], group, length),
         )
 
-    def padded_keys(self, rows_PKD: Tensor) -> Tensor:
-        """Keys or values of the row as `causal_attention` takes them: [N, K, L, D]."""
-        return rows_PKD[self.index_NL].transpose(1, 2).contiguous()
+    def keys(self, key_PKD: Tensor) -> Tensor:
+        """Keys of the row as `causal_attention` takes them: [N, K, D, L]."""
+        return key_PKD[self.index_NL].permute(0, 2, 3, 1).contiguous()
+
+    def values(self, value_PKD: Tensor) -> Tensor:
+        """Values of the row as `causal_attention` takes them: [N, K, L, D]."""
+        return value_PKD[self.index_NL].transpose(1, 2).contiguous()
 
     def attend(self, _: int, query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, scaling: float) -> Tensor:
         """See `Attend`."""
-        out_NLHD = causal_attention(
-            query_PHD[self.index_NL],
-            self.padded_keys(key_PKD),
-            self.padded_keys(value_PKD),
-            self.future_11RM,
-            scaling,
-        )
+        query_NLHD = query_PHD[self.index_NL]
+        out_NLHD = causal_attention(query_NLHD, self.keys(key_PKD), self.values(value_PKD), self.bias_11RM, scaling)
         out_PHD = out_NLHD.flatten(0, 1)[self.token_P]
         return pad(out_PHD, (0, 0, 0, 0, 0, len(query_PHD) - len(out_PHD)))
 

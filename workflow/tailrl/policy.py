@@ -26,7 +26,7 @@ from tailrl.settings import ScratchPolicy
 
 PACKED_ATTENTION = "packed"
 EXACT_ATTENTION = "exact"
-"""Set on a model (`set_attn_implementation`), it makes each token's hidden states independent of the rest of the row."""
+"""Set on a model (`set_attn_implementation`), it makes a token's hidden states the same whatever shares its row."""
 
 
 def _packed_attention(
@@ -65,8 +65,8 @@ def _exact_attention(
 ) -> tuple[Tensor, None]:
     """The attention that the caller of the model gave, over one row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
-    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attend(cast(int, module.layer_idx), *rows, scaling).unsqueeze(0), None
+    query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(cast(int, module.layer_idx), query_PHD, key_PKD, value_PKD, scaling).unsqueeze(0), None
 
 
 def _refuse_unsupported(others: dict[str, Any]) -> None:

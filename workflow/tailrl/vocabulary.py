@@ -118,6 +118,19 @@ def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
 
 
+def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The safe set, bool [T, V], and ln Σ exp(z) over it, with gradient, and over all tokens, without: [T] each."""
+    safe_TV = safe_set(logits_TV, rule, threshold)
+    if rule == "full":
+        log_sum_T = logits_TV.logsumexp(-1)
+        return safe_TV, log_sum_T, log_sum_T.detach()
+    return (
+        safe_TV,
+        logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1),
+        logits_TV.detach().logsumexp(-1),
+    )
+
+
 def token_logprobs(
     logits_TV: Tensor, tokens_T: Tensor, rule: str, threshold: float | Tensor = 0.0, paper_fill: bool = False
 ) -> TokenLogprobs:
@@ -131,10 +144,9 @@ def token_logprobs(
         paper_fill: score a token outside the set as the paper does, with a logit of −50 in a softmax over
             the filled logits, rather than leave it out.
     """
-    safe_TV = safe_set(logits_TV, rule, threshold)
+    safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     outside_T = ~safe_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
-    log_sum_safe_T = logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
     if paper_fill:
         filled_TV = logits_TV.masked_fill(~safe_TV, PAPER_FILL)
         logp_T = filled_TV.gather(-1, tokens_T[:, None]).squeeze(-1) - filled_TV.logsumexp(-1)
@@ -142,7 +154,6 @@ def token_logprobs(
         # `where` on the logit, not on the difference: an outside token must send no gradient to the sum.
         logp_T = torch.where(outside_T, 0.0, chosen_T - log_sum_safe_T)
     with torch.no_grad():
-        log_sum_T = logits_TV.logsumexp(-1)
         # −Σ p log p over the safe set, where a token of probability 0 contributes 0.
         log_probs_TV = (logits_TV - log_sum_safe_T[:, None]).masked_fill(~safe_TV, -torch.inf)
         entropy_T = torch.special.entr(log_probs_TV.exp()).sum(-1)

@@ -1,6 +1,5 @@
 """The exact engine: the trainer's bits for every token, whatever shares a batch, and the right distribution."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,16 +98,15 @@ def test_every_log_prob_is_the_trainers_at_length(
     assert wrong == 0
 
 
-def test_threads_do_not_matter_to_equality(pair: Pair, threads: int) -> None:
-    wrong, total = compare(pair, 3, 150, 50)
-    assert total > 1000
+def test_one_thread_or_two(pair: Pair, threads: int) -> None:
+    assert torch.get_num_threads() == threads
+    wrong, total = compare(pair, 2, 40, 50)
+    assert total > 300
     assert wrong == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_request_gives_the_same_bits_whatever_runs_beside_it(
-    pairs: dict[tuple[str, str], Pair], dtype: str
-) -> None:
+def test_a_request_gives_the_same_bits_whatever_runs_beside_it(pairs: dict[tuple[str, str], Pair], dtype: str) -> None:
     _, sampler = pairs["llama", dtype]
     requests, decoding = random_requests(180, threshold=-3.0), Decoding(1.0, 30, "min_p")
     together = sampler.generate(requests, decoding)
@@ -143,7 +141,8 @@ def test_new_weights_count_at_once(pair: Pair, tmp_path: Path) -> None:
     other = random_policy("llama, 3 queries a key", "float32", seed=1)
     sampler = sampler_of(other, tmp_path)
     requests, decoding = random_requests(6), Decoding(1.0, 20)
-    assert differing(other, list(zip(requests, sampler.generate(requests, decoding), strict=True)), decoding, [])[0] == 0
+    sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
+    assert differing(other, sampled, decoding, [])[0] == 0
     sampler.load_weights(named_weights(model))
     assert all(map(same_bits, sampler.generate(requests, decoding), pair[1].generate(requests, decoding)))
 
@@ -162,11 +161,15 @@ def without_row_padding(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:
-    def library(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scaling: float) -> Tensor:
-        length, group = query.shape[1], query.shape[2] // key.shape[1]
-        mask = ~future[:, :, : length * group : group]
+    def library(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float) -> Tensor:
+        group = query.shape[2] // key.shape[1]
         out = torch.nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2), key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+            query.transpose(1, 2),
+            key.transpose(2, 3),
+            value,
+            attn_mask=bias[:, :, ::group],
+            scale=scaling,
+            enable_gqa=True,
         )
         return out.transpose(1, 2)
 
@@ -174,16 +177,16 @@ def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(flight, "causal_attention", library)
 
 
-@pytest.mark.parametrize("mutate", [without_row_padding, without_fixed_attention])
-def test_without_it_bits_differ(pair: Pair, mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mutate", "largest"), [(without_row_padding, 3), (without_fixed_attention, 60)])
+def test_without_it_bits_differ(pair: Pair, mutate: Any, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch)
-    wrong, total = compare(pair, 4, 60, 7)
+    wrong, total = compare(pair, 4, largest, 7)
     assert wrong > 0.01 * total
     with pytest.raises(StudyError, match=r"not exact on this machine: \d+ of the trainer's log-probs differ"):
         pair[1].self_test(random_requests(4), Decoding(1.0, 24))
 
 
-def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair, tmp_path: Path) -> None:
+def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair) -> None:
     model, sampler = pair
     requests, decoding = random_requests(20), Decoding(1.0, 20)
     sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
@@ -205,7 +208,7 @@ def test_pairs_of_tokens_come_as_often_as_they_are_probable(pair: Pair, rule: st
     Pairs that 20,000 draws meet fewer than ten times on average are counted as one.
     """
     model, sampler = pair
-    count, temperature, prompt = 20000, 0.25, random_requests(1)[0].prompt_tokens
+    count, temperature, prompt = 20000, 1.0, random_requests(1)[0].prompt_tokens
     probs_V = constrained(model, prompt, rule, threshold, temperature)
     expected: dict[tuple[int, ...], float] = {}
     for first in np.flatnonzero(probs_V * count >= 10).tolist():
@@ -217,7 +220,7 @@ def test_pairs_of_tokens_come_as_often_as_they_are_probable(pair: Pair, rule: st
     expected = {pair: p * count for pair, p in expected.items() if p * count >= 10}
     requests = [Request(prompt, seed, threshold) for seed in range(count)]
     drawn = [rollout.tokens for rollout in sampler.generate(requests, Decoding(temperature, 2, rule))]
-    counts = {pair: 0 for pair in expected}
+    counts = dict.fromkeys(expected, 0)
     for tokens in drawn:
         if tokens in counts:
             counts[tokens] += 1

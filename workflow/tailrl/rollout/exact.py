@@ -1,7 +1,7 @@
 """The trainer's own model as the rollout engine: every log-prob equals the trainer's, bit for bit (VeXact, arXiv
 2605.14220), so that a run has no training-inference mismatch at all.
 
-A decoding step is one row of tokens, one of each sequence in flight, through the very model that the trainer runs on its
+A decoding step is one row of tokens, one of each sequence in flight, through the model that the trainer runs on its
 packed rows; only the attention differs, and `tailrl.operators` makes it the same. Keys and values are cached. A prompt
 that several requests share is run once. When sequences end, the last ones in flight move into their places, and new
 ones are admitted once there is room for a good many.
@@ -23,8 +23,7 @@ from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding
 from tailrl.rollout.flight import Flight, Step
-from tailrl.rollout.sampling import draw, response_limits, stop_tokens
-from tailrl.vocabulary import TokenLogprobs, token_logprobs
+from tailrl.rollout.sampling import Drawn, draw, response_limits, stop_tokens
 
 SELF_TEST_SEQUENCES = 96
 SELF_TEST_TOKENS = 24
@@ -70,17 +69,18 @@ class ExactSampler:
         while flight.admit():
             step = flight.step()
             logits_SV = head_logits(step.hidden_SH, weight_VH, decoding.temperature)
-            token_S = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, step.place_S.tolist())
-            responses.add(step, token_S, token_logprobs(logits_SV, token_S, decoding.rule, step.threshold_S1))
-            flight.advance(token_S, torch.isin(token_S, self.stop) | (step.place_S + 1 == step.limit_S))
+            drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, step.place_S.tolist())
+            responses.add(step, drawn)
+            stopped_S = torch.isin(drawn.token_S, self.stop)
+            flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
 
     @torch.no_grad()
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """Whether the trainer's packed forward gives every sampled token the very bits that the engine returned.
 
-        The requests are repeated under other seeds until a batch is full; then the trainer scores the responses all in
-        one row, in another order and three at a time.
+        The requests are sampled together with repetitions under other seeds, and one of them alone; the trainer scores
+        the responses all in one row, in another order, and three at a time.
 
         Returns:
             0, the largest difference in nats.
@@ -93,12 +93,13 @@ class ExactSampler:
         short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, SELF_TEST_TOKENS))
         sampled = list(zip(tested, self.generate(tested, short), strict=True))
         few = sampled[: len(requests)]
-        for group in (sampled[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
+        alone = [(tested[0], self.generate(tested[:1], short)[0])]
+        for group in (sampled[::-1], alone + few[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
             wrong = self._differences([request for request, _ in group], [rollout for _, rollout in group], short)
             if wrong:
                 raise StudyError(
-                    f"the exact engine is not exact on this machine: {wrong} of the trainer's log-probs differ from those "
-                    f"that were sampled with, in a packed row of {len(group)} responses"
+                    f"the exact engine is not exact on this machine: {wrong} of the trainer's log-probs differ from "
+                    f"those that were sampled with, in a packed row of {len(group)} responses"
                 )
         return 0.0
 
@@ -129,24 +130,24 @@ class _Responses:
         self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
         self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
 
-    def add(self, step: Step, token_S: Tensor, scored: TokenLogprobs) -> None:
+    def add(self, step: Step, drawn: Drawn) -> None:
         """The tokens of one step."""
         alive = slice(step.alive)
         where = step.request_S[alive], step.place_S[alive]
         self.length_N[where[0]] = where[1] + 1
-        self.token_NT[where] = token_S[alive]
-        self.logp_NT[where] = scored.logp_T[alive]
-        self.log_kept_NT[where] = scored.log_kept_T[alive]
-        self.kept_vocab_NT[where] = scored.kept_vocab_T[alive].int()
+        self.token_NT[where] = drawn.token_S[alive]
+        self.logp_NT[where] = drawn.logp_S[alive]
+        self.log_kept_NT[where] = drawn.log_kept_S[alive]
+        self.kept_vocab_NT[where] = drawn.kept_vocab_S[alive].int()
 
     def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
         """One for each request, in their order."""
+        ends = set(stop.tolist())
         made = []
         for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
-            token_T, *rest = (
-                tensor[index, :length].numpy()
-                for tensor in (self.token_NT, self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
+            tokens = tuple(self.token_NT[index, :length].tolist())
+            logp_T, log_kept_T, kept_vocab_T = (
+                tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
             )
-            tokens = tuple(token_T.tolist())
-            made.append(Rollout(request.prompt_tokens, tokens, *rest, stopped=tokens[-1] in stop.tolist()))
+            made.append(Rollout(request.prompt_tokens, tokens, logp_T, log_kept_T, kept_vocab_T, tokens[-1] in ends))
         return made

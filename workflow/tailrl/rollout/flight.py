@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_keys, padded
+from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_bias, padded
 from tailrl.packing import micro_batches, pack
 from tailrl.policy import exact_hidden_states, key_group
 from tailrl.records import Request
@@ -28,39 +28,46 @@ class KeyValueCache:
     def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
         config = model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        row = (config.num_key_value_heads, padded(length, KEYS), size)
-        row_bytes = 2 * config.num_hidden_layers * row[0] * row[1] * row[2] * model.dtype.itemsize
+        heads, length = config.num_key_value_heads, padded(length, KEYS)
+        layers = range(config.num_hidden_layers)
+        row_bytes = 2 * len(layers) * heads * size * length * model.dtype.itemsize
         fitting = max(ROWS, CACHE_BYTES // row_bytes // ROWS * ROWS)
         self.rows = min(padded(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
         self.group = key_group(config)
-        self.layers = [torch.zeros(2, self.rows, *row, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
+        self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
+        self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
         self.length = 0
 
     def step(self, position_S: Tensor) -> None:
         """The next tokens of the first S rows stand at these positions."""
-        self.position_S = position_S
-        self.row_S = torch.arange(len(position_S))
         self.length = padded(int(position_S.max()) + 1, KEYS)
-        self.future_S1RM = future_keys(position_S[:, None], self.group, self.length)
+        self.bias_S1RM = future_bias(position_S[:, None], self.group, self.length)
+        _, heads, size, length = self.key[0].shape
+        first_BD = torch.arange(len(position_S) * heads * size).view(-1, size) * length
+        position_B = position_S.repeat_interleave(heads)
+        # Places of the new entries among all, in the keys number by number and in the values row by row.
+        self.key_place = (first_BD + position_B[:, None]).flatten()
+        self.value_place = torch.arange(len(position_B)) * length + position_B
 
     def attend(self, layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float) -> Tensor:
         """See `operators.Attend`: one token of each row over that row's keys, its own among them."""
-        key, value = self.layers[layer][:, : len(query_SHD)]
-        key[self.row_S, :, self.position_S] = key_SKD
-        value[self.row_S, :, self.position_S] = value_SKD
-        seen = slice(self.length)
-        out_S1HD = causal_attention(query_SHD[:, None], key[:, :, seen], value[:, :, seen], self.future_S1RM, scaling)
-        return out_S1HD.squeeze(1)
+        count = len(query_SHD)
+        key_SKDM, value_SKMD = self.key[layer][:count], self.value[layer][:count]
+        key_SKDM.view(-1).index_copy_(0, self.key_place, key_SKD.flatten())
+        value_SKMD.view(-1, value_SKMD.shape[-1]).index_copy_(0, self.value_place, value_SKD.flatten(0, 1))
+        keys, values = key_SKDM[..., : self.length], value_SKMD[:, :, : self.length]
+        return causal_attention(query_SHD[:, None], keys, values, self.bias_S1RM, scaling).squeeze(1)
 
-    def fill(self, layer: int, row_S: Tensor, key_SKMD: Tensor, value_SKMD: Tensor) -> None:
+    def fill(self, layer: int, row_S: Tensor, key_SKDM: Tensor, value_SKMD: Tensor) -> None:
         """Write the first M keys and values of some rows."""
-        for cache, given in zip(self.layers[layer], (key_SKMD, value_SKMD), strict=True):
-            cache[row_S, :, : given.shape[2]] = given
+        length = key_SKDM.shape[-1]
+        self.key[layer][row_S, :, :, :length] = key_SKDM
+        self.value[layer][row_S, :, :length] = value_SKMD
 
     def move(self, source_S: Tensor, target_S: Tensor) -> None:
-        """Copy rows over others, as far as they are in use."""
-        for layer in self.layers:
-            layer[:, target_S, :, : self.length] = layer[:, source_S, :, : self.length]
+        """Copy rows over others."""
+        for tensor in (*self.key, *self.value):
+            tensor[target_S] = tensor[source_S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ class Flight:
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
     ) -> Tensor:
         _, key_PKD, value_PKD, _ = given
-        self.cache.fill(layer, row_S, *(attention.padded_keys(tensor)[prompt_S] for tensor in (key_PKD, value_PKD)))
+        self.cache.fill(layer, row_S, attention.keys(key_PKD)[prompt_S], attention.values(value_PKD)[prompt_S])
         return attention.attend(layer, *given)
 
     def step(self) -> Step:

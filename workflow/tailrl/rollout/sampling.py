@@ -1,6 +1,7 @@
 """What an engine of our own needs besides a forward: where responses end, and how a token is drawn."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,23 +12,47 @@ from tailrl.errors import StudyError
 from tailrl.noise import gumbel
 from tailrl.records import Request
 from tailrl.rollout import Decoding
-from tailrl.vocabulary import logit_cut
+from tailrl.vocabulary import log_masses
 
 
-def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """One token from the safe set of each row, int64 [S]: the largest of logit plus Gumbel noise.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sampled token of each of S rows.
+
+    Attributes:
+        token_S: int64.
+        logp_S: float32, nats: log π^mp of the token.
+        log_kept_S: float32, nats: log Z, the mass of the safe set.
+        kept_vocab_S: int64: |V_S|.
+    """
+
+    token_S: Tensor
+    logp_S: Tensor
+    log_kept_S: Tensor
+    kept_vocab_S: Tensor
+
+
+def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], places: Sequence[int]) -> Drawn:
+    """One token from the safe set of each row: the largest of logit plus Gumbel noise.
 
     Args:
         logits_SV: float32, after the temperature.
         rule: name of the safe set's rule.
         threshold_S1: its number for each row: ln ρ, k or p.
         seeds: of each row's response.
-        positions: the token's place in its response. Seed and place decide the noise, and nothing else does.
+        places: which token of its response each row draws. Seed and place decide the noise, and nothing else does.
     """
-    scores_SV = gumbel(seeds, positions, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
+    safe_SV, log_sum_safe_S, log_sum_S = log_masses(logits_SV, rule, threshold_S1)
+    score_SV = gumbel(seeds, places, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
     if rule != "full":
-        scores_SV.masked_fill_(logits_SV < logit_cut(logits_SV, rule, threshold_S1), -torch.inf)
-    return scores_SV.argmax(-1)
+        score_SV.masked_fill_(~safe_SV, -torch.inf)
+    token_S = score_SV.argmax(-1)
+    return Drawn(
+        token_S=token_S,
+        logp_S=logits_SV.gather(-1, token_S[:, None]).squeeze(-1) - log_sum_safe_S,
+        log_kept_S=log_sum_safe_S - log_sum_S,
+        kept_vocab_S=safe_SV.sum(-1),
+    )
 
 
 def stop_tokens(policy_folder: Path) -> list[int]:

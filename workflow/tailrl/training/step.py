@@ -68,8 +68,8 @@ class StepRecord:
         }
 
     def _unmasked(self) -> Tensor:
-        """The trainer's log π of every token: log π^mp + log Z inside the set, as the sampler's is summed, so that equal
-        parts give an equal sum."""
+        """The trainer's log π of every token, summed as the sampler's is, log π^mp + log Z, where it lies in the set:
+        equal parts then give equal sums."""
         names = ("logp_T", "log_kept_T", "logp_full_T", "outside_T")
         logp_T, log_kept_T, full_T, outside_T = (_joined(self.logprobs, name).detach() for name in names)
         return torch.where(outside_T, full_T, logp_T + log_kept_T)
