@@ -32,7 +32,8 @@ def constrained_logprobs(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    log_rho: float | None,
+    rule: str,
+    threshold: float | Tensor = 0.0,
     temperature: float = 1.0,
     paper_fill: bool = False,
 ) -> TokenLogprobs:
@@ -42,8 +43,9 @@ def constrained_logprobs(
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64 [T], the sampled tokens.
-        log_rho: ln ρ; None for the full vocabulary.
-        temperature: the logits are divided by it.
+        rule: name of the safe set's rule.
+        threshold: its number, one for all rows or [T, 1]: ln ρ, k or p.
+        temperature: the logits are divided by it, before the rule is applied.
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
@@ -53,11 +55,15 @@ def constrained_logprobs(
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
             raise StudyError(f"NaN or Inf in the {name}")
+    dtype = _logits_dtype(hidden_TH, weight_VH)
+    threshold_T1 = torch.as_tensor(threshold, dtype=dtype, device=hidden_TH.device).expand(len(hidden_TH), 1)
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
     return TokenLogprobs(
         *cast(
             tuple[Tensor, ...],
-            _ConstrainedLogprobs.apply(hidden_TH, weight_VH, tokens_T, log_rho, temperature, paper_fill, keep),  # type: ignore[no-untyped-call]
+            _ConstrainedLogprobs.apply(  # type: ignore[no-untyped-call]
+                hidden_TH, weight_VH, tokens_T, threshold_T1, rule, temperature, paper_fill, keep
+            ),
         )
     )
 
@@ -71,7 +77,8 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         hidden_TH: Tensor,
         weight_VH: Tensor,
         tokens_T: Tensor,
-        log_rho: float | None,
+        threshold_T1: Tensor,
+        rule: str,
         temperature: float,
         paper_fill: bool,
         keep: bool,
@@ -81,30 +88,30 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         entries: list[Entries | None] = []
         room = KEPT_BYTES if keep else 0
         for rows, buffer in chunks(len(scaled_TH), weight):
-            chunk, found = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], log_rho, buffer)
+            chunk, found = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
             if found is not None and found.bytes() > room:
                 found = None
             room -= 0 if found is None else found.bytes()
             sums.append(chunk)
             entries.append(found)
         rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
-        logp_T, norm_T, rest = _outputs(rows_T, len(weight), log_rho, paper_fill)
+        logp_T, norm_T, rest = _outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
         flat = [tensor for e in entries if e is not None for tensor in (e.row_n, e.exp_n, e.count_V)]
-        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, rows_T.max_C, norm_T, rest[-1], *flat)
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_C, norm_T, rest[-1], *flat)
         ctx.kept = [e is not None for e in entries]
-        ctx.settings = (log_rho, temperature, paper_fill)
+        ctx.settings = (rule, temperature, paper_fill)
         return logp_T, *rest
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad_T is None:
-            return (None,) * 7
-        hidden_TH, weight_VH, tokens_T, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
-        log_rho, temperature, paper_fill = ctx.settings
+            return (None,) * 8
+        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
+        rule, temperature, paper_fill = ctx.settings
         scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
         # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
         inside_T = grad_T.masked_fill(outside_T, 0.0)
@@ -121,25 +128,27 @@ class _ConstrainedLogprobs(torch.autograd.Function):
                 add_entries(gradients, next(kept), scale_C, scaled_TH, weight, rows)
             else:
                 again_T[rows] = factor_T[rows] != 0
-        add_recomputed(gradients, again_T, factor_T, norm_T, log_rho, scaled_TH, weight)
+        add_recomputed(gradients, again_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
         gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
         return (
             None if d_hidden is None else d_hidden.div_(temperature).to(hidden_TH.dtype),
             None if d_weight is None else d_weight.to(weight_VH.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
+
+
+def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
 
 
 def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Hidden states over temperature, and the weight, in the dtype of the logits."""
-    dtype = torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
+    dtype = _logits_dtype(hidden_TH, weight_VH)
     return hidden_TH.to(dtype) / temperature, weight_VH.to(dtype)
 
 
-def _outputs(
-    sums: RowSums, vocabulary: int, log_rho: float | None, paper_fill: bool
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """log π^mp; the log of what exp(z) is divided by in it; the other fields of TokenLogprobs in their order.
 
     Raises:
@@ -149,7 +158,7 @@ def _outputs(
         raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
     log_safe_T = sums.max_C + sums.safe_C.log()
     log_all_T = sums.max_C + sums.all_C.log()
-    outside_T = sums.chosen_C < sums.max_C + (-torch.inf if log_rho is None else log_rho)
+    outside_T = sums.chosen_C < sums.cut_C
     if paper_fill:
         pruned_T = (vocabulary - sums.kept_C).to(log_safe_T.dtype)
         norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + PAPER_FILL)

@@ -54,7 +54,11 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     model = load_policy(policy_folder)
     length = required_length(problems, prompts, settings.max_new_tokens, model.config)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
     sampler = make_sampler(run.sampler, policy_folder, length, seed)
     sampler.load_weights(named_weights(model))

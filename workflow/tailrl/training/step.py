@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrl.errors import StudyError
+from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.corrections import Weights, correct, sequence_sum
 from tailrl.objective.losses import clipped_ratio, policy_gradient
@@ -19,7 +20,7 @@ from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
 from tailrl.settings import Run
-from tailrl.vocabulary import TokenLogprobs, token_logprobs
+from tailrl.vocabulary import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -133,11 +134,12 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
         [s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], weight_VH.device
     )
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
-    logits_TV = (hidden_TH @ weight_VH.T).float() / run.training.temperature
     threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
     rule = "full" if run.vocabulary.side == "sampler" else run.vocabulary.rule
     fill = run.vocabulary.outside == "paper_fill"
-    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_N[batch.sequence_T, None], fill), batch
+    threshold_T1 = threshold_N[batch.sequence_T, None]
+    temperature = run.training.temperature
+    return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
 
 
 @torch.no_grad()
