@@ -145,7 +145,7 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     """The step at which a run's reward collapsed for good, or None where it did not.
 
     With m the mean reward over the last `window` steps: the first step of the stretch, up to the end of the run, in
-    which m is below half of the highest m until then. A dip that ends does not count, nor does a reward that never rose.
+    which m is below half of the highest m until then. A dip that ends does not count, nor a reward that never rose.
 
     Args:
         reward_N: (N,), mean reward of each step; not negative.
