@@ -8,7 +8,7 @@ c_t (the advantage times a weight made from these very log-probs) is known in th
 by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
 alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
 matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
-the backward instead. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
+the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
 
 Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
 computed again.
@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tailrl.errors import StudyError
-from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_entries, add_recomputed, chunk_sums, chunks
+from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_dense, add_entries, chunk_sums, chunks
 from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
 
-# Of all entries kept by one call: memory then stops growing with T, and chunks beyond it are computed again.
-KEPT_BYTES = 512 * 2**20
+# Of all entries kept by one call: memory then stops growing with T. The entries of later chunks are found again in
+# the backward, for the price of one of the three matmuls.
+KEPT_BYTES = 64 * 2**20
 
 
 def constrained_logprobs(
@@ -85,23 +86,28 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
         sums: list[RowSums] = []
-        entries: list[Entries | None] = []
+        kept: list[Entries] = []
+        ways: list[str] = []
         room = KEPT_BYTES if keep else 0
         for rows, buffer in chunks(len(scaled_TH), weight):
-            chunk, found = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
-            if found is not None and found.bytes() > room:
-                found = None
-            room -= 0 if found is None else found.bytes()
+            chunk, entries = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
             sums.append(chunk)
-            entries.append(found)
+            if entries is None:
+                ways.append("dense")
+            elif entries.bytes() > room:
+                ways.append("sparse")
+            else:
+                ways.append("kept")
+                kept.append(entries)
+                room -= entries.bytes()
         rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
         logp_T, norm_T, rest = _outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
-        flat = [tensor for e in entries if e is not None for tensor in (e.row_n, e.exp_n, e.count_V)]
+        flat = [tensor for entries in kept for tensor in (entries.row_n, entries.exp_n, entries.count_V)]
         ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_C, norm_T, rest[-1], *flat)
-        ctx.kept = [e is not None for e in entries]
+        ctx.ways = ways
         ctx.settings = (rule, temperature, paper_fill)
         return logp_T, *rest
 
@@ -121,14 +127,20 @@ class _ConstrainedLogprobs(torch.autograd.Function):
             torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
         )
         kept = (Entries(*flat[i : i + 3]) for i in range(0, len(flat), 3))
-        again_T = torch.zeros_like(outside_T)
-        for (rows, _buffer), is_kept in zip(chunks(len(scaled_TH), weight, allocate=False), ctx.kept, strict=True):
-            if is_kept:
+        dense_T = torch.zeros_like(outside_T)
+        for (rows, buffer), way in zip(chunks(len(scaled_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
+            active_C = factor_T[rows] != 0
+            if way == "dense":
+                dense_T[rows] = active_C
+                continue
+            entries = next(kept) if way == "kept" else None
+            if active_C.any():
+                if entries is None:
+                    inputs = (scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+                    entries = cast(Entries, chunk_sums(*inputs)[1])
                 scale_C = factor_T[rows] * (max_T[rows] - norm_T[rows]).exp()
-                add_entries(gradients, next(kept), scale_C, scaled_TH, weight, rows)
-            else:
-                again_T[rows] = factor_T[rows] != 0
-        add_recomputed(gradients, again_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
+                add_entries(gradients, entries, scale_C, scaled_TH, weight, rows)
+        add_dense(gradients, dense_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
         gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
         return (

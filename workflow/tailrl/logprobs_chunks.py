@@ -193,7 +193,7 @@ def _by_row(weight_BH: Tensor, token_m: Tensor, row_m: Tensor, value_m: Tensor, 
     return sums_KH.view(parts, count, weight_BH.shape[1]).sum(0)
 
 
-def add_recomputed(
+def add_dense(
     gradients: Gradients,
     rows_T: Tensor,
     factor_T: Tensor,
