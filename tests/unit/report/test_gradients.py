@@ -10,7 +10,7 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.report.gradients import (
-    SMALLEST,
+    LOWEST,
     gradient_figure,
     read_qualities,
     summarise,
@@ -48,7 +48,15 @@ def test_a_summary_is_the_median_and_range_over_models(results: Path) -> None:
     naive, dvp = found[:2]
     assert (naive.error.median, naive.error.low, naive.error.high) == (2, 1, 4)
     assert (dvp.models, dvp.less_error, naive.less_error) == (3, 2, 0)
+    ratio = dvp.error_ratio
+    assert (ratio.median, ratio.low, ratio.high) == (0.75, 0.5, 1.5), "each model by its own reference"
     assert (dvp.direction.median, dvp.direction.low) == (0.5, 0.5), "a missing value is left out"
+
+
+def test_equal_but_for_rounding_is_not_less(results: Path) -> None:
+    rows = read_qualities(results / "quality.jsonl")
+    close = [{**row, "error": 1.0 if row["arm"] == "naive" else 1.0 - 1e-12} for row in rows]
+    assert [s.less_error for s in summarise(close)] == [0] * 6
 
 
 def test_nothing_known_is_nan(results: Path) -> None:
@@ -74,9 +82,9 @@ def test_the_figure_has_a_column_for_each_mismatch_and_starts_without_any(result
     assert [label.get_text() for label in figure.axes[-2].get_xticklabels()] == ["0", "0.1"]
     assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["0", "0.01"]
     drawn = figure.axes[0].get_lines()[0].get_ydata()
-    assert list(drawn) == [SMALLEST, SMALLEST], "a bias of 0 has its place on a log axis"
+    assert list(drawn) == [LOWEST["bias"]] * 2, "a bias of 0 has its place on a log axis"
     error = figure.axes[4]
-    assert list(error.get_lines()[1].get_ydata()) == [3, 3]
+    assert list(error.get_lines()[1].get_ydata()) == [0.75, 0.75]
 
 
 def test_without_any_mismatch_there_is_one_column(results: Path) -> None:

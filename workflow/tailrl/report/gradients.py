@@ -13,17 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
-from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, style
+from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.summary import count, short, table
 from tailrl.report.tables import flat_rows, write_csv
 
 PANELS = {
-    "bias": "bias",
-    "deviation": "standard deviation",
-    "error": "rms error",
-    "cosine": "mean cosine with ∇J",
+    "bias": "bias / |∇J|",
+    "deviation_ratio": "standard deviation",
+    "error_ratio": "rms error",
+    "cosine_ratio": "mean cosine with ∇J",
 }
-"""The rows of the figure: a length in units of |∇J|, or a cosine."""
+"""The rows of the figure; a ratio is to the first arm without mismatch, in the same model."""
+
+RATIOS = ("deviation", "error", "cosine")
 
 COLUMNS = {
     "bias": "bias",
@@ -44,8 +46,11 @@ MISMATCHES = {
 
 NO_MISMATCH = "none"
 
-SMALLEST = 1e-4
-"""Lengths below are drawn here: an unbiased estimator's bias is rounding, and a log axis has no place for it."""
+LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
+"""Log axes: what is smaller is drawn here. An unbiased estimator's bias is rounding, a rejected step deviates by 0."""
+
+ROUNDING = 1e-9
+"""Errors that differ by a smaller share are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ class Range:
     high: float
 
 
+ENDS = ("median", "low", "high")
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One arm at one dose over all models; see `tailrl.gradients.quality.Quality` for the values.
@@ -64,6 +72,8 @@ class Summary:
     Attributes:
         less_error: in how many models the rms error is below that of the study's first arm, at this dose.
         half_width: the largest half-width of a model's interval for the mean cosine.
+        deviation_ratio, error_ratio, cosine_ratio: in units of the first arm's without mismatch, model by model, so
+            that the ranges are of what a dose does and not of how models differ.
     """
 
     mismatch: str
@@ -79,6 +89,9 @@ class Summary:
     error: Range
     direction: Range
     cosine: Range
+    deviation_ratio: Range
+    error_ratio: Range
+    cosine_ratio: Range
 
 
 def write_gradients(results: Path, out: Path) -> None:
@@ -128,21 +141,20 @@ def _read(path: Path, documents: int | None) -> list[dict[str, Any]]:
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
     """One summary for each dose and arm, in the order in which they were measured; the first arm is the reference."""
-    reference = rows[0]["arm"]
-    errors = {(r["mismatch"], r["dose"], r["model"]): r["error"] for r in rows if r["arm"] == reference}
+    reference = {(r["mismatch"], r["dose"], r["model"]): r for r in rows if r["arm"] == rows[0]["arm"]}
     groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["mismatch"], row["dose"], row["arm"]), []).append(row)
-    return [
-        Summary(
-            *key,
-            len(own),
-            sum(r["error"] < errors[r["mismatch"], r["dose"], r["model"]] for r in own),
-            max(r["cosine_half_width"] for r in own),
-            *(_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)),
-        )
-        for key, own in groups.items()
-    ]
+    summaries = []
+    for (kind, dose, arm), own in groups.items():
+        beside = [reference[kind, dose, r["model"]] for r in own]
+        start = [reference[NO_MISMATCH, 0.0, r["model"]] for r in own]
+        less = sum(r["error"] < (1 - ROUNDING) * b["error"] for r, b in zip(own, beside, strict=True))
+        ranges = [_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)]
+        ratios = [_range([r[name] / s[name] for r, s in zip(own, start, strict=True)]) for name in RATIOS]
+        half_width = max(r["cosine_half_width"] for r in own)
+        summaries.append(Summary(kind, dose, arm, len(own), less, half_width, *ranges, *ratios))
+    return summaries
 
 
 def _range(values: Sequence[float]) -> Range:
@@ -158,12 +170,14 @@ def gradient_figure(summaries: Sequence[Summary]) -> Figure:
         figure, panels = make_panels(len(PANELS), len(kinds), 0.6 + 1.75 * len(PANELS))
         for index, (metric, title) in enumerate(PANELS.items()):
             row = panels[index * len(kinds) : (index + 1) * len(kinds)]
+            drawn = []
             for ax, kind in zip(row, kinds, strict=True):
-                own = [s for s in summaries if s.mismatch in (NO_MISMATCH, kind)]
-                _draw(ax, metric, own, arms)
-                if kind != kinds[0]:
-                    ax.sharey(row[0])
-                    ax.tick_params(labelleft=False)
+                drawn += _draw(ax, metric, [s for s in summaries if s.mismatch in (NO_MISMATCH, kind)], arms)
+            for ax in row[1:]:
+                ax.sharey(row[0])
+                ax.tick_params(labelleft=False)
+            if metric in LOWEST:
+                set_magnitude_scale(row[0], drawn)
             row[0].set_ylabel(title)
         for ax, kind in zip(panels[-len(kinds) :], kinds, strict=True):
             ax.set_xlabel(MISMATCHES.get(kind, kind))
@@ -171,22 +185,20 @@ def gradient_figure(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> None:
-    """Medians over models as a line, ranges as bars; arms stand side by side at each dose."""
+def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> list[float]:
+    """Medians over models as a line, ranges as bars; arms stand side by side at each dose. Returns what was drawn."""
+    drawn: list[float] = []
     doses = list(dict.fromkeys(s.dose for s in summaries))
-    shown = float if metric == "cosine" else _not_below
+    lowest = LOWEST.get(metric, -math.inf)
     for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
         own = [(s.dose, getattr(s, metric)) for s in summaries if s.arm == arm]
         x = [doses.index(dose) + 0.6 * ((index + 0.5) / len(arms) - 0.5) for dose, _ in own]
-        ax.plot(x, [shown(r.median) for _, r in own], color=colour, linestyle=dash, marker="o", markersize=2)
-        ax.vlines(x, [shown(r.low) for _, r in own], [shown(r.high) for _, r in own], color=colour, linewidth=0.6)
-    ax.set_xticks(range(len(doses)), [f"{dose:g}" for dose in doses])
-    if metric != "cosine":
-        ax.set_yscale("log")
-
-
-def _not_below(value: float) -> float:
-    return max(value, SMALLEST)
+        median_X, low_X, high_X = ([max(v, lowest) for v in (getattr(r, end) for _, r in own)] for end in ENDS)
+        ax.plot(x, median_X, color=colour, linestyle=dash, linewidth=1)
+        ax.vlines(x, low_X, high_X, color=colour, linewidth=0.5)
+        drawn += [*low_X, *high_X]
+    ax.set_xticks(range(len(doses)), [f"{dose:g}" for dose in doses], fontsize=6)
+    return drawn
 
 
 # --- words ----------------------------------------------------------------------------------------------
