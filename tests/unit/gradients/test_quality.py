@@ -108,6 +108,13 @@ def test_an_impossible_threshold_is_refused() -> None:
         next(measure(settings({"a": {"vocabulary": {"rule": "min_p", "rho": "9/V"}}})))
 
 
+def test_a_model_without_anything_to_learn_is_refused() -> None:
+    """One prompt and one token: some target is the digit of no head token, and no response is ever right."""
+    sizes = {"models": 30, "vocabulary_size": 4, "length": 1, "prompts": 1}
+    with pytest.raises(StudyError, match=r"gradient_quality: all responses of model \d+ have the same reward"):
+        list(measure(settings({"naive": {}}, **sizes)))
+
+
 def test_what_is_written(tmp_path: Path) -> None:
     few = settings({"one": {"vocabulary": {"rule": "top_k", "k": 1}}, "naive": {}}, models=1)
     write_qualities(few, tmp_path / "deep" / "out")
