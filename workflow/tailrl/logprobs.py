@@ -8,7 +8,8 @@ c_t (the advantage times a weight made from these very log-probs) is known in th
 by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
 alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
 matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
-the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
+the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are
+skipped either way.
 
 Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
 computed again.

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tailrl.errors import StudyError
+from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.settings import (
     Ablation,
     ArithmeticTask,
@@ -49,6 +50,7 @@ class Study(Settings):
     arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that are compared")
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
+    gradient_quality: GradientQuality = GradientQuality()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -88,6 +90,10 @@ class Study(Settings):
         """The tasks whose problems the study needs."""
         warm_start = self.policy.warm_start.stages if isinstance(self.policy, ScratchPolicy) else ()
         return Problems(train=self.task, evaluation=self.evaluation.task, warm_start=warm_start)
+
+    def gradients(self) -> Gradients:
+        """The study's own arms, and the tiny models on which their gradient estimators are measured."""
+        return Gradients(arms=self.arms, quality=self.gradient_quality)
 
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""

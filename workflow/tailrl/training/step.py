@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from tailrl.errors import StudyError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
-from tailrl.objective.corrections import Weights, correct, sequence_sum
-from tailrl.objective.losses import clipped_ratio, policy_gradient
+from tailrl.objective.corrections import Weights, sequence_sum
+from tailrl.objective.surrogate import surrogate
 from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
@@ -188,41 +188,34 @@ def accumulate_gradients(
         chosen = [samples[i] for i in group]
         with watch.phase("forward"):
             logprobs, batch = forward_logprobs(model, chosen, run)
-            logp_T, device = logprobs.logp_T, logprobs.logp_T.device
+            device = logprobs.logp_T.device
             logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
-            logp_old_T = logp_T.detach() if old is None else torch.cat([old[i] for i in group])
-            outside_T = logprobs.outside_T | logp_old_T.isneginf()
-            logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
-            delta_T = logp_old_T - logp_infer_T
-            weights = correct(delta_T, outside_T, batch.sequence_T, len(group), run.correction)
             advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
-            clipped_T = torch.zeros_like(logprobs.outside_T)
-            if run.clip is None:
-                loss = policy_gradient(logp_T, advantage_T, weights.weight_T, len(samples))
-            else:
-                # A token outside the set has ratio 0 in every convention: no term, no gradient.
-                weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
-                if run.clip.ratio == "decoupled":
-                    # Not 0 × exp(Δ): a rejected token may have a ratio that overflows.
-                    weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
-                reference_T = logp_infer_T if run.clip.ratio == "bypass" else logp_old_T
-                bounds = (run.clip.low, run.clip.high)
-                loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
-                clipped_T &= ~outside_T
-            loss_sum += loss.item()
+            part = surrogate(
+                logprobs,
+                logp_infer_T,
+                advantage_T,
+                batch.sequence_T,
+                len(group),
+                len(samples),
+                run.correction,
+                run.clip,
+                None if old is None else torch.cat([old[i] for i in group]),
+            )
+            loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
         if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         with watch.phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
         record.logp_infer.append(logp_infer_T)
         record.log_kept_infer.append(_concatenate([s.rollout.log_kept_infer_T for s in chosen], device))
         record.kept_vocab_infer.append(_concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device))
         record.sequence.append(batch.sequence_T + record.sequences)
         record.advantage.append(advantage_T)
-        record.clipped.append(clipped_T)
-        record.weights.append(weights)
+        record.clipped.append(part.clipped_T)
+        record.weights.append(part.weights)
         record.sequences += len(group)
     return loss_sum
 
