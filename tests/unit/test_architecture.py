@@ -14,8 +14,19 @@ PACKAGE = ROOT / "workflow" / "tailrl"
 
 # A module imports from its own layer and from those below it. `report` stands apart: see its own test.
 LAYERS = [
-    {"tailrl", "errors", "seeding", "settings", "study", "records", "metrics", "modules", "provenance"},
-    {"packing", "vocabulary", "logprobs", "logprobs_chunks", "objective", "mismatch", "tasks"},
+    {
+        "tailrl",
+        "errors",
+        "seeding",
+        "base_settings",
+        "settings",
+        "study",
+        "records",
+        "metrics",
+        "modules",
+        "provenance",
+    },
+    {"packing", "vocabulary", "noise", "disturbance", "logprobs", "logprobs_chunks", "objective", "mismatch", "tasks"},
     {"policy", "tokenizer", "rollout", "tracking"},
     {"training", "evaluation"},
     {"problems", "base_policy", "download"},
@@ -23,7 +34,18 @@ LAYERS = [
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
 HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking"}
-WITHOUT_TORCH = {"errors", "seeding", "settings", "study", "records", "metrics", "modules", "provenance", "tasks"}
+WITHOUT_TORCH = {
+    "errors",
+    "seeding",
+    "base_settings",
+    "settings",
+    "study",
+    "records",
+    "metrics",
+    "modules",
+    "provenance",
+    "tasks",
+}
 WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report"}
 LONGEST = 300
 
@@ -93,7 +115,12 @@ def test_imports_go_one_way(module: str) -> None:
 
 
 def test_the_bottom_layer_knows_little() -> None:
-    known = {"settings": set(), "study": {"errors", "settings"}, "records": {"errors"}}
+    known = {
+        "base_settings": set(),
+        "settings": {"base_settings"},
+        "study": {"errors", "settings"},
+        "records": {"errors"},
+    }
     assert {module: ours(module) for module in known} == known
     assert all(not ours(module) for module in ("errors", "seeding", "metrics", "modules", "provenance"))
 
