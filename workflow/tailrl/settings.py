@@ -159,6 +159,9 @@ class SamplerSettings(Settings):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="dtype of the engine's weights and activations"
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="dtype of cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
+    )
 
 
 class Disturbance(Settings):

@@ -56,11 +56,11 @@ def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int
     """The engine that `settings` names, shaped for a policy; hand it the weights before it generates.
 
     Args:
-        settings: engine and dtype.
+        settings: engine and dtypes.
         policy_folder: a Hugging Face folder, of which the configuration alone is read.
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request's random stream has its own.
     """
     from tailrl.rollout.vllm import VllmSampler
 
-    return VllmSampler(policy_folder, dtype=settings.dtype, max_length=max_length, seed=seed)
+    return VllmSampler(policy_folder, settings.dtype, max_length, seed, settings.kv_cache_dtype)

@@ -169,11 +169,14 @@ class WorkerExtension:
 class VllmSampler:
     """A `Sampler` over one vLLM engine in this process."""
 
-    def __init__(self, policy_folder: Path, dtype: str, max_length: int, seed: int) -> None:
+    def __init__(
+        self, policy_folder: Path, dtype: str, max_length: int, seed: int, kv_cache_dtype: str = "auto"
+    ) -> None:
         try:
             self.llm = LLM(
                 model=str(policy_folder),
                 dtype=dtype,
+                kv_cache_dtype=kv_cache_dtype,
                 # The engine starts empty and is handed every weight, head included: where a reload leaves out a
                 # tied head, vLLM's packed copy of the old one stays in place.
                 load_format="dummy",
