@@ -81,7 +81,7 @@ def our_update(model: PreTrainedModel, run: Run, prompts_ND: Tensor, completions
         )
         # One right answer of four: RLOO's advantages.
         advantage = 1.0 if index % GROUP == 0 else -1 / 3
-        samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY)))
+        samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY), seed=index))
     for sample, logp_T in zip(samples, old_logprobs(model, samples, run), strict=True):
         sample.rollout.logp_infer_T[:] = logp_T.clamp(min=-30).numpy()  # a mismatch of zero
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)

@@ -67,11 +67,11 @@ class Study(Settings):
                     f"ablations.{name}.base: there is no arm {ablation.base!r}{_near(ablation.base, self.arms)}"
                 )
             self.ablation_arms(name)
-        for name in self.all_arms():
-            self._check_sizes(name, self.run(name))
+        for name, arm in self.all_arms().items():
+            self._check_sizes(name, arm, self.run(name))
         return self
 
-    def _check_sizes(self, name: str, run: Run) -> None:
+    def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
         if isinstance(self.task, ArithmeticTask) and run.training.prompts > self.task.problems:
             raise ValueError(
@@ -85,6 +85,14 @@ class Study(Settings):
             for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
+            # A budget moves rho away from where it starts: training warns of that one.
+            certain = arm.vocabulary.adapt != "budget" and not arm.deliberate
+            if certain and run.floor_defeats_pruning(size):
+                raise ValueError(
+                    f"arms.{name}.disturbance: a floor of {run.disturbance.floor:g} gives each of {size} tokens "
+                    f"at least rho times the largest probability, so that {run.vocabulary.rule} prunes nothing; "
+                    "raise rho, lower the floor, or say deliberate: true"
+                )
 
     def problems(self) -> Problems:
         """The tasks whose problems the study needs."""
@@ -173,7 +181,9 @@ class Study(Settings):
             policy=self.policy,
             task=self.task,
             training=training,
-            **{name: getattr(arm, name) for name in ("estimator", "clip", "vocabulary", "correction", "sampler")},
+            **{
+                name: getattr(arm, name) for name in Run.model_fields if name in Arm.model_fields and name != "training"
+            },
         )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tailrl.disturbance import disturb, rounded_parameters
 from tailrl.errors import StudyError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
@@ -20,7 +21,7 @@ from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
 from tailrl.settings import Run
-from tailrl.vocabulary import TokenLogprobs
+from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 
 @dataclass(slots=True)
@@ -120,11 +121,12 @@ def _mean(values: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout as the trainer sees it: its advantage, and the number of its safe set's rule."""
+    """One rollout as the trainer sees it: its advantage, the number of its safe set's rule, its request's seed."""
 
     rollout: Rollout
     advantage: float
     threshold: float
+    seed: int
 
 
 def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[TokenLogprobs, Batch]:
@@ -139,6 +141,13 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     fill = run.vocabulary.outside == "paper_fill"
     threshold_T1 = threshold_N[batch.sequence_T, None]
     temperature = run.training.temperature
+    if run.disturbance.side == "both" and run.disturbance.on_logits:
+        # The matched control: what is scored, as full and as constrained, is the distribution that was sampled from.
+        places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
+        seeds, positions = [seed for seed, _ in places], [position for _, position in places]
+        logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
+        logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
+        return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
     return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
 
 
@@ -204,8 +213,10 @@ def accumulate_gradients(
             )
             loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
-        if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):
+        if not logprobs.logp_full_T.isfinite().all():
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
+        if not np.isfinite(loss_sum):
+            raise StudyError(f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not")
         with watch.phase("backward"):
             part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
@@ -245,16 +256,18 @@ def update(
         StudyError: a loss or a norm that is not finite.
     """
     record, losses, norms = StepRecord(), [], []
+    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"):
+        with watch.phase("forward"), rounded_parameters(model, coarse):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        with rounded_parameters(model, coarse):
+            losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
