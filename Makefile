@@ -18,7 +18,7 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
-.PHONY: help venv install reproduce test test-slow lint format clean
+.PHONY: help venv install reproduce test test-slow bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -32,6 +32,11 @@ test: venv  ## the tests, one tiny whole study among them: under ten minutes
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
+
+bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv
 
 lint: venv  ## formats, style, types, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint

@@ -34,7 +34,7 @@ QUESTIONS = (
     "A train travels 60 miles in 45 minutes. What is its average speed in miles per hour?",
 )
 RESPONSES, LENGTH = 16, 128  # to each question; tokens
-TOKENS = (2048, 8192)
+VOCABULARY = 49152
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
@@ -75,14 +75,17 @@ def make_inputs(path: Path) -> None:
     torch.save((torch.cat(hidden)[order].flatten(0, 1), weight, torch.cat(tokens)[order].flatten()), path)
 
 
-def load_inputs(path: Path, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The first rows of the saved inputs, with gradients asked for, and a coefficient for each row."""
+def load_inputs(path: Path, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first rows of the saved inputs, with gradients asked for, and a coefficient for each row.
+
+    A smaller vocabulary is the head's first rows; sampled tokens beyond it are folded back into it.
+    """
     hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True)
     coefficient_N = torch.randn(len(tokens_T) // LENGTH, generator=torch.Generator().manual_seed(1))
     return (
         hidden_TH[:tokens].clone().requires_grad_(),
-        weight_VH.clone().requires_grad_(),
-        tokens_T[:tokens].clone(),
+        weight_VH[:vocabulary].clone().requires_grad_(),
+        tokens_T[:tokens] % vocabulary,
         coefficient_N.repeat_interleave(LENGTH)[:tokens],
     )
 
@@ -120,7 +123,8 @@ def liger(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T:
 
 def ours(log_rho: float | None) -> Step:
     def step(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, coefficient_T: Tensor) -> None:
-        logp_T = constrained_logprobs(hidden_TH, weight_VH, tokens_T, log_rho).logp_T
+        rule, threshold = ("full", 0.0) if log_rho is None else ("min_p", log_rho)
+        logp_T = constrained_logprobs(hidden_TH, weight_VH, tokens_T, rule, threshold).logp_T
         (logp_T * coefficient_T).sum().backward()
 
     return step
@@ -134,6 +138,15 @@ CASES: dict[str, Step] = {
     "ours, no mask": ours(None),
     **{f"ours, ρ = e^{k}": ours(float(k)) for k in (-16, -13, -8, -4)},
 }
+GROWTH = ("full logits", "ours, no mask", "ours, ρ = e^-13")
+"""Cases that are also measured at the sizes between, to see how they grow."""
+
+SIZES = {
+    **{(tokens, VOCABULARY): tuple(CASES) for tokens in (2048, 8192)},
+    **{(tokens, VOCABULARY): GROWTH for tokens in (1024, 4096)},
+    **{(2048, vocabulary): GROWTH for vocabulary in (3072, 6144, 12288, 24576)},
+}
+"""Tokens and vocabulary, and what is measured there."""
 
 
 def run(case: str, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float]:
@@ -149,10 +162,10 @@ def available(case: str) -> bool:
     return package is None or find_spec(package) is not None
 
 
-def peak(case: str, path: Path, tokens: int) -> float:
+def peak(case: str, path: Path, tokens: int, vocabulary: int) -> float:
     """MiB of resident memory that one run adds, at its highest; in a process that has done nothing else."""
-    inputs = load_inputs(path, tokens)
-    few = load_inputs(path, LENGTH)
+    inputs = load_inputs(path, tokens, vocabulary)
+    few = load_inputs(path, LENGTH, vocabulary)
     run(case, few)
     del few
     gc.collect()
@@ -167,28 +180,29 @@ def high_water_mark() -> float:
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def peak_elsewhere(case: str, arguments: argparse.Namespace, tokens: int) -> float:
-    command = [sys.executable, __file__, "--peak", case, "--tokens", str(tokens)]
+def peak_elsewhere(case: str, arguments: argparse.Namespace, tokens: int, vocabulary: int) -> float:
+    command = [sys.executable, __file__, "--peak", case, "--size", str(tokens), str(vocabulary)]
     command += ["--data", str(arguments.data), "--threads", str(arguments.threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def measure(cases: list[str], arguments: argparse.Namespace, tokens: int) -> list[dict[str, object]]:
-    inputs = load_inputs(arguments.data, tokens)
+def measure(cases: list[str], arguments: argparse.Namespace, tokens: int, vocabulary: int) -> list[dict[str, object]]:
+    inputs = load_inputs(arguments.data, tokens, vocabulary)
     wall: dict[str, list[float]] = {case: [] for case in cases}
     cpu: dict[str, list[float]] = {case: [] for case in cases}
     for case in cases:
-        run(case, load_inputs(arguments.data, LENGTH))
+        run(case, load_inputs(arguments.data, LENGTH, vocabulary))
     for turn in range(arguments.repeats):
         for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
             seconds = run(case, inputs)
             wall[case].append(seconds[0])
             cpu[case].append(seconds[1])
     del inputs
-    memory = {case: peak_elsewhere(case, arguments, tokens) for case in cases}
+    memory = {case: peak_elsewhere(case, arguments, tokens, vocabulary) for case in cases}
     return [
         {
             "tokens": tokens,
+            "vocabulary": vocabulary,
             "case": case,
             "threads": arguments.threads,
             "repeats": arguments.repeats,
@@ -219,18 +233,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("results/benchmarks/smollm2.pt"), help="made where missing")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument(
+        "--size", type=int, nargs=2, metavar=("TOKENS", "VOCABULARY"), help="measure all cases at this size alone"
+    )
     parser.add_argument("--out", type=Path, help="write a CSV file")
     parser.add_argument("--peak", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.peak:
-        print(peak(arguments.peak, arguments.data, arguments.tokens[0]))
+        print(peak(arguments.peak, arguments.data, *arguments.size))
         return
     if not arguments.data.exists():
         make_inputs(arguments.data)
-    cases = [case for case in CASES if available(case)]
-    rows = [row for tokens in arguments.tokens for row in measure(cases, arguments, tokens)]
+    sizes = {tuple(arguments.size): tuple(CASES)} if arguments.size else SIZES
+    rows = [
+        row for size, cases in sizes.items() for row in measure([c for c in cases if available(c)], arguments, *size)
+    ]
     print(markdown(rows))
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

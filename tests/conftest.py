@@ -56,6 +56,8 @@ class ExactSampler:
     def _respond(self, request: Request, decoding: "Decoding") -> Rollout:
         import torch
 
+        from tailrl.disturbance import disturb
+
         generator = torch.Generator().manual_seed(request.seed)
         tokens: list[int] = []
         log_probs, log_kept, kept = [], [], []
@@ -63,7 +65,8 @@ class ExactSampler:
             with torch.no_grad():
                 logits_V = self.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1]
             # A policy of nan still samples something, as a real engine does.
-            probs_V = (logits_V.double().nan_to_num() / decoding.temperature).softmax(-1)
+            scaled_TV = logits_V.double().nan_to_num()[None] / decoding.temperature
+            probs_V = disturb(scaled_TV, [request.seed], [len(tokens)], decoding.disturbance)[0].softmax(-1)
             safe_V = torch.tensor(safe_tokens(probs_V.tolist(), decoding.rule, request.threshold))
             masked_V = torch.where(safe_V, probs_V, 0.0)
             token = int(torch.multinomial(masked_V, 1, generator=generator))

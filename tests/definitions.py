@@ -12,6 +12,12 @@ def softmax(logits: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
+def disturbed(logits: Sequence[float], bias: Sequence[float], noise: Sequence[float], floor: float) -> list[float]:
+    """Probabilities of one row of logits, each moved by its bias and its noise, under a floor."""
+    moved = softmax([z + b + e for z, b, e in zip(logits, bias, noise, strict=True)])
+    return [(1 - floor) * p + floor / len(moved) for p in moved]
+
+
 def safe_tokens(probs: Sequence[float], rule: str, threshold: float) -> list[bool]:
     """The safe set of one state, by the rule's words: which tokens are in it.
 

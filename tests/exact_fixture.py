@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tailrl.operators import exact_logprobs
+from tailrl.operators import Scoring, exact_logprobs
 from tailrl.packing import pack_batch
 from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states, named_weights
 from tailrl.records import Request, Rollout
@@ -105,8 +105,10 @@ def differing(
         batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
         hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
         threshold_T1 = torch.tensor([request.threshold for request, _ in group])[batch.sequence_T, None]
-        arguments = batch.targets_T, decoding.rule, threshold_T1, decoding.temperature
-        scored = exact_logprobs(hidden_TH, head_weight(model), *arguments)
+        seeds = [request.seed for request, rollout in group for _ in rollout.tokens]
+        places = [place for rollout in rollouts for place in range(len(rollout.tokens))]
+        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
+        scored = exact_logprobs(hidden_TH, head_weight(model), batch.targets_T, threshold_T1, scoring, seeds, places)
         bits = [
             np.concatenate([getattr(r, name) for r in rollouts]).view(np.int32)
             for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")

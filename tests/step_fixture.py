@@ -44,6 +44,7 @@ def make_rollouts(count: int = 7) -> tuple[list[Rollout], list[float]]:
 
 
 def samples_of(rollouts: list[Rollout], advantages: list[float], run: Run) -> list[Sample]:
-    """The rollouts as the trainer sees them, all with the run's own threshold."""
+    """The rollouts as the trainer sees them, all with the run's own threshold, each with a seed of its own."""
     threshold = run.vocabulary.threshold(600)
-    return [Sample(rollout, advantage, threshold) for rollout, advantage in zip(rollouts, advantages, strict=True)]
+    pairs = zip(rollouts, advantages, strict=True)
+    return [Sample(rollout, advantage, threshold, 1000 + i) for i, (rollout, advantage) in enumerate(pairs)]

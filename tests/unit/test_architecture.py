@@ -14,17 +14,51 @@ PACKAGE = ROOT / "workflow" / "tailrl"
 
 # A module imports from its own layer and from those below it. `report` stands apart: see its own test.
 LAYERS = [
-    {"tailrl", "errors", "seeding", "settings", "study", "records", "metrics", "modules", "provenance"},
-    {"packing", "vocabulary", "noise", "operators", "logprobs", "logprobs_chunks", "objective", "mismatch", "tasks"},
+    {
+        "tailrl",
+        "errors",
+        "seeding",
+        "base_settings",
+        "settings",
+        "gradient_settings",
+        "study",
+        "records",
+        "metrics",
+        "modules",
+        "provenance",
+    },
+    {
+        "packing",
+        "vocabulary",
+        "noise",
+        "disturbance",
+        "operators",
+        "logprobs",
+        "logprobs_chunks",
+        "objective",
+        "mismatch",
+        "tasks",
+    },
     {"policy", "tokenizer", "rollout", "tracking"},
-    {"training", "evaluation"},
+    {"training", "evaluation", "gradients"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
 HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking"}
-WITHOUT_TORCH = {"errors", "seeding", "settings", "study", "records", "metrics", "modules", "provenance", "tasks"}
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report"}
+WITHOUT_TORCH = {
+    "errors",
+    "seeding",
+    "base_settings",
+    "settings",
+    "study",
+    "records",
+    "metrics",
+    "modules",
+    "provenance",
+    "tasks",
+}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings"}
 LONGEST = 300
 
 
@@ -93,7 +127,13 @@ def test_imports_go_one_way(module: str) -> None:
 
 
 def test_the_bottom_layer_knows_little() -> None:
-    known = {"settings": set(), "study": {"errors", "settings"}, "records": {"errors"}}
+    known = {
+        "base_settings": set(),
+        "settings": {"base_settings"},
+        "gradient_settings": {"settings"},
+        "study": {"errors", "settings", "gradient_settings"},
+        "records": {"errors"},
+    }
     assert {module: ours(module) for module in known} == known
     assert all(not ours(module) for module in ("errors", "seeding", "metrics", "modules", "provenance"))
 

@@ -1,6 +1,8 @@
 """The command line: what it prints, and how it ends where the user can mend what is wrong."""
 
+import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +91,28 @@ def test_a_policy_without_its_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert sentence == f"--policy {policy}: write it as SEED=FOLDER"
 
 
+def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The whole exam of two arms, from settings to table and figure; a second time with the same bytes."""
+    sizes = {"models": 2, "vocabulary_size": 4, "length": 2, "prompts": 2, "group_size": 3, "draws": 5}
+    doses = {"noise": [0.5], "floor": [0.1], "bias": []}
+    arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "is"}}}
+    study = parse_study({"name": "s", "arms": arms, "gradient_quality": {**sizes, "doses": doses}})
+    for out in (tmp_path / "a", tmp_path / "b"):
+        call(monkeypatch, "gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
+        call(monkeypatch, "gradient_report", "--results", out, "--out", out)
+    files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "quality.jsonl")
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+    with (tmp_path / "a" / "gradient_quality.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["mismatch"], r["arm"], r["models"]) for r in rows] == [
+        (kind, arm, "2") for kind in ("none", "noise", "floor") for arm in arms
+    ]
+    assert float(rows[0]["bias_high"]) < 1e-10 < float(rows[2]["bias_low"])
+    nowhere = tmp_path / "nowhere"
+    sentence = refusal(monkeypatch, "gradient_report", "--results", nowhere, "--out", tmp_path)
+    assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
+
+
 def test_seed_and_folder() -> None:
     assert cli._seed_and_folder("3=results/a=b") == (3, Path("results/a=b"))
     assert cli._seed_and_folder("-1=x") == (-1, Path("x"))
@@ -98,8 +122,9 @@ def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(SystemExit):
         call(monkeypatch, "--help")
     commands = capsys.readouterr().out
-    for name in ("problems", "policy", "train", "evaluate", "report", "ablation", "download", "check", "schema"):
-        assert f"    {name} " in commands
+    names = ("problems", "policy", "train", "evaluate", "report", "ablation", "gradients", "gradient_report")
+    for name in (*names, "download", "check", "schema"):
+        assert re.search(rf"^    {name}\s", commands, re.MULTILINE)
     with pytest.raises(SystemExit) as caught:
         call(monkeypatch, "trian")
     assert caught.value.code == 2

@@ -20,6 +20,10 @@ from tailrl.vocabulary import TokenLogprobs, safe_set, token_logprobs
 LOG_RHOS = [None, 0.0, -1.0, -4.0, -13.0, -1e9, -torch.inf]
 
 
+def rule(log_rho: float | None) -> tuple[str, float]:
+    return ("full", 0.0) if log_rho is None else ("min_p", log_rho)
+
+
 @dataclass(frozen=True)
 class Case:
     hidden_TH: Tensor
@@ -32,13 +36,14 @@ class Case:
         return token_logprobs(
             hidden @ weight.T / temperature,
             self.tokens_T,
-            "full" if log_rho is None else "min_p",
-            log_rho or 0.0,
+            *rule(log_rho),
             paper_fill,
         )
 
     def fast(self, log_rho: float | None, temperature: float = 1.0, paper_fill: bool = False) -> TokenLogprobs:
-        return constrained_logprobs(self.hidden_TH, self.weight_VH, self.tokens_T, log_rho, temperature, paper_fill)
+        return constrained_logprobs(
+            self.hidden_TH, self.weight_VH, self.tokens_T, *rule(log_rho), temperature, paper_fill
+        )
 
     def gradients(self, found: TokenLogprobs) -> tuple[Tensor, ...]:
         loss = (self.coefficient_T * found.logp_T).sum()
@@ -67,7 +72,12 @@ def make_case(
 def assert_same(
     case: Case, log_rho: float | None, tolerance: float = 1e-9, temperature: float = 1.0, paper_fill: bool = False
 ) -> None:
-    plain, fast = (score(log_rho, temperature, paper_fill) for score in (case.plain, case.fast))
+    assert_equal(
+        case, case.plain(log_rho, temperature, paper_fill), case.fast(log_rho, temperature, paper_fill), tolerance
+    )
+
+
+def assert_equal(case: Case, plain: TokenLogprobs, fast: TokenLogprobs, tolerance: float = 1e-9) -> None:
     for field in fields(TokenLogprobs):
         expected, found = getattr(plain, field.name), getattr(fast, field.name)
         assert found.dtype == expected.dtype, field.name
@@ -101,6 +111,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("log_rho", LOG_RHOS)
 def test_it_is_the_plain_definition(log_rho: float | None, paper_fill: bool) -> None:
     assert_same(make_case(), log_rho, temperature=0.7, paper_fill=paper_fill)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("min_p", -6.0, 0.0), ("entropy", -6.0, 0.0), ("top_k", 1.0, 40.0), ("top_p", 0.1, 1.0)]
+)
+def test_every_rule_with_a_threshold_for_each_row(name: str, low: float, high: float) -> None:
+    case = make_case()
+    threshold_T1 = torch.linspace(low, high, len(case.tokens_T), dtype=torch.float64)[:, None]
+    plain = token_logprobs(case.hidden_TH @ case.weight_VH.T, case.tokens_T, name, threshold_T1)
+    fast = constrained_logprobs(case.hidden_TH, case.weight_VH, case.tokens_T, name, threshold_T1)
+    assert len(plain.kept_vocab_T.unique()) > 10
+    assert_equal(case, plain, fast)
 
 
 @settings(deadline=None, max_examples=60)
@@ -244,7 +267,7 @@ def test_finite_differences(log_rho: float | None, paper_fill: bool) -> None:
         assert (logits - logits.amax(-1, keepdim=True) - log_rho).abs().min() > 1e-4
 
     def score(hidden: Tensor, weight: Tensor) -> Tensor:
-        return constrained_logprobs(hidden, weight, case.tokens_T, log_rho, paper_fill=paper_fill).logp_T
+        return constrained_logprobs(hidden, weight, case.tokens_T, *rule(log_rho), paper_fill=paper_fill).logp_T
 
     assert torch.autograd.gradcheck(score, (case.hidden_TH, case.weight_VH), eps=1e-7, atol=1e-6)
 

@@ -13,12 +13,13 @@ from tailrl.operators import (
     KEYS,
     ROWS,
     PackedAttention,
+    Scoring,
     causal_attention,
     exact_logprobs,
     future_bias,
     head_logits,
     pad_rows,
-    padded,
+    rounded_up,
 )
 from tailrl.packing import pack
 from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
@@ -32,7 +33,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def test_padding() -> None:
-    assert [padded(count, 32) for count in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
+    assert [rounded_up(count, 32) for count in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
     rows = random(ROWS + 1, 2, 3)
     assert torch.equal(pad_rows(rows)[: ROWS + 1], rows)
     assert pad_rows(rows)[ROWS + 1 :].shape == (ROWS - 1, 2, 3)
@@ -85,7 +86,7 @@ def test_a_query_is_attended_alike_in_any_batch(heads: int, key_heads: int, size
     future = future_bias(torch.arange(length)[None], group, length)
     together = causal_attention(query, key, value, future, size**-0.5)
     for position in (0, 1, 30, 31, 32, 77, 126, 127):
-        for keys in range(padded(position + 1, KEYS), length + 1, KEYS):
+        for keys in range(rounded_up(position + 1, KEYS), length + 1, KEYS):
             for chosen in (slice(0, 1), slice(3, 5), slice(0, 5)):
                 seen = key[chosen, ..., :keys], value[chosen, :, :keys]
                 count = len(query[chosen])
@@ -117,11 +118,11 @@ def test_packed_attention_is_causal_within_each_sequence() -> None:
 @pytest.mark.parametrize(("vocabulary", "hidden"), [(2048, 128), (601, 96), (49152, 576)])
 def test_a_row_of_logits_is_its_own(vocabulary: int, hidden: int, dtype: torch.dtype) -> None:
     rows, weight = random(4 * ROWS, hidden, dtype=dtype), random(vocabulary, hidden, dtype=dtype, seed=1)
-    together = head_logits(rows, weight, 0.7)
+    together = head_logits(rows, weight, Scoring("full", 0.7), [], [])
     assert together.dtype == torch.float32
     for part in (slice(0, 1), slice(7, 8), slice(5, 100), slice(60, 191)):
         count = len(rows[part])
-        assert torch.equal(head_logits(rows[part], weight, 0.7)[:count], together[part])
+        assert torch.equal(head_logits(rows[part], weight, Scoring("full", 0.7), [], [])[:count], together[part])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -132,12 +133,15 @@ def test_log_probs_in_chunks_are_the_definition(rule: str, chunk_rows: int, monk
     hidden, weight = random(count, 32), random(V, 32, seed=1)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, V, count))
     threshold = {"full": 0.0, "top_k": 7.0, "top_p": 0.8}.get(rule, -3.0) + torch.zeros(count, 1)
+    seeds = [0] * count
     for fill in (False, True):
-        ours = exact_logprobs(hidden, weight, tokens, rule, threshold, 0.8, fill)
+        ours = exact_logprobs(hidden, weight, tokens, threshold, Scoring(rule, 0.8, fill), seeds, seeds)
         plain = token_logprobs(hidden @ weight.T / 0.8, tokens, rule, threshold, fill)
         for name in TokenLogprobs.__slots__:
             torch.testing.assert_close(getattr(ours, name), getattr(plain, name), atol=1e-5, rtol=1e-5)
-        whole = exact_logprobs(hidden[10:], weight, tokens[10:], rule, threshold[10:], 0.8, fill)
+        whole = exact_logprobs(
+            hidden[10:], weight, tokens[10:], threshold[10:], Scoring(rule, 0.8, fill), seeds[10:], seeds[10:]
+        )
         assert torch.equal(whole.logp_T, ours.logp_T[10:])
         assert torch.equal(whole.log_kept_T, ours.log_kept_T[10:])
 
@@ -158,7 +162,9 @@ def test_gradients_are_those_of_the_plain_forward(name: str) -> None:
         model.zero_grad()
         hidden = hidden_states(model, tokens, packing)
         if attention == EXACT_ATTENTION:
-            logp = exact_logprobs(hidden, head_weight(model), tokens, "min_p", torch.full((count, 1), -20.0)).logp_T
+            threshold, unused = torch.full((count, 1), -20.0), [0] * count
+            arguments = tokens, threshold, Scoring("min_p"), unused, unused
+            logp = exact_logprobs(hidden, head_weight(model), *arguments).logp_T
         else:
             logp = token_logprobs(hidden @ head_weight(model).T, tokens, "min_p", -20.0).logp_T
         (logp * coefficient).sum().backward()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
 from tailrl.errors import StudyError
-from tailrl.packing import micro_batches, pack, pack_batch
+from tailrl.packing import micro_batches, pack, pack_batch, padded, unpadded
 from tailrl.policy import PACKED_ATTENTION, head_weight, hidden_states
 
 SIZES = {
@@ -148,3 +148,17 @@ def test_micro_batches(seed: int, budget: int) -> None:
 def test_a_sequence_over_the_budget_stays_alone() -> None:
     assert micro_batches([30, 4, 5, 31], 10) == [[1, 2], [0], [3]]
     assert micro_batches([], 10) == []
+
+
+@pytest.mark.parametrize("lengths", [[1], [4, 4], [3, 1, 7, 2]])
+def test_the_padded_view_and_back(lengths: list[int]) -> None:
+    packing = pack(lengths)
+    rows_PD = torch.randn(sum(lengths), 3, dtype=torch.float64, requires_grad=True)
+    view_NLD = padded(rows_PD, packing)
+    for row, part in zip(view_NLD, rows_PD.split(lengths), strict=True):
+        assert torch.equal(row[: len(part)], part)
+    assert torch.equal(unpadded(view_NLD, packing), rows_PD)
+    # A function of the view that leaves the padding out has the gradient that autograd finds without the view.
+    weight_PD = torch.randn_like(rows_PD)
+    (found,) = torch.autograd.grad((unpadded(view_NLD**3, packing) * weight_PD).sum(), rows_PD)
+    torch.testing.assert_close(found, 3 * rows_PD.detach() ** 2 * weight_PD)

@@ -79,6 +79,109 @@ def test_bypass_beside_a_correction_would_divide_twice(correction: dict[str, Any
     assert study_with({"clip": {"ratio": "bypass"}, "correction": {"veto": 1e-4}})
 
 
+# --- disturbances --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "words"),
+    [
+        (
+            {"staleness": 1, "side": "both"},
+            "side: both does not go with staleness, which has no matched control: a trainer with the weights of "
+            "earlier steps would train an earlier policy",
+        ),
+        ({"side": "both"}, "side: both says nothing where no cause is on"),
+        ({"side": "both", "noise": 0.0}, "side: both says nothing where no cause is on"),
+    ],
+)
+def test_a_control_that_there_is_not(disturbance: dict[str, Any], words: str) -> None:
+    for deliberate in (False, True):
+        sentence = refusal({"disturbance": disturbance, "deliberate": deliberate})
+        assert sentence.startswith(f"arms.a.disturbance: {words}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_to_what_the_engine_holds_anyway_has_no_effect(dtype: str) -> None:
+    arm = {"sampler": {"dtype": dtype}, "disturbance": {"weights": dtype}}
+    assert refusal(arm) == (
+        f"arms.a: disturbance.weights: {dtype} has no effect beside sampler.dtype: {dtype}, "
+        "in which the engine holds its weights anyway"
+    )
+    assert study_with({**arm, "disturbance": {"weights": dtype, "side": "both"}}), "the trainer's are then rounded too"
+    assert study_with({"sampler": {"dtype": "float32"}, "disturbance": {"weights": dtype}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("noise", -0.1),
+        ("noise", math.inf),
+        ("noise", math.nan),
+        ("bias", -1.0),
+        ("floor", 1.0),
+        ("floor", -0.1),
+        ("staleness", -1),
+        ("staleness", 1.5),
+        ("weights", "float64"),
+        ("side", "trainer"),
+    ],
+)
+def test_disturbances_out_of_range(key: str, value: object) -> None:
+    assert refusal({"disturbance": {key: value}}).startswith(f"arms.a.disturbance.{key}: ")
+
+
+def test_a_floor_that_defeats_pruning() -> None:
+    """2,048 tokens: at η = 0.1 each has 4.9e-5, more than e⁻¹³ of any probability, so that min-p keeps them all."""
+    arm: dict[str, Any] = {"vocabulary": MIN_P, "disturbance": {"floor": 0.1}}
+    assert refusal(arm) == (
+        "arms.a.disturbance: a floor of 0.1 gives each of 2048 tokens at least rho times the largest probability, so "
+        "that min_p prunes nothing; raise rho, lower the floor, or say deliberate: true"
+    )
+    assert study_with({**arm, "deliberate": True})
+    for vocabulary, side in (({"rule": "entropy", "rho": "e-13"}, "sampler"), (MIN_P, "both")):
+        sentence = refusal({"vocabulary": vocabulary, "disturbance": {"floor": 0.1, "side": side}})
+        assert sentence.endswith("or say deliberate: true")
+    # Only the trainer prunes, and only the sampler has the floor: they do not meet.
+    trainer = {**arm, "vocabulary": {**MIN_P, "side": "trainer"}}
+    assert not study_with({**trainer, "deliberate": True}).run("a").floor_defeats_pruning(2048)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "admitted"),
+    [
+        ({"rule": "min_p", "rho": "e-9"}, True),
+        ({"rule": "full"}, True),
+        ({"rule": "top_k", "k": 5}, True),
+        ({"rule": "top_p", "p": 0.9}, True),
+        # Difficult prompts are not pruned, easy ones are; a budget moves rho by itself.
+        ({**MIN_P, "adapt": "difficulty", "rho_easy": "e-5"}, True),
+        ({**MIN_P, "adapt": "difficulty", "rho_easy": "e-11"}, False),
+        ({**MIN_P, "adapt": "budget", "budget": 0.1}, True),
+    ],
+)
+def test_a_floor_that_leaves_something_to_prune(vocabulary: dict[str, Any], admitted: bool) -> None:
+    arm = {"vocabulary": vocabulary, "disturbance": {"floor": 0.1}}
+    if admitted:
+        assert study_with(arm)
+    else:
+        assert "prunes nothing" in refusal(arm)
+
+
+@pytest.mark.parametrize("eta", [1e-6, 0.01, 0.5, 0.999])
+def test_the_edge_of_a_floor_that_defeats_pruning(eta: float) -> None:
+    """A state that is sure of one token is where min-p prunes most: brute force over its two probabilities."""
+    size = 50
+    for factor, defeated in ((0.999, True), (1.001, False)):
+        rho = factor * (eta / size) / (1 - eta + eta / size)
+        study = {"name": "s", "policy": {"vocabulary_size": 600}, "arms": {"a": {}}}
+        run = parse_study(study).run("a")
+        vocabulary = run.vocabulary.model_copy(update={"rule": "min_p", "rho": repr(rho)})
+        disturbance = run.disturbance.model_copy(update={"floor": eta})
+        run = run.model_copy(update={"vocabulary": vocabulary, "disturbance": disturbance})
+        assert run.floor_defeats_pruning(size) == defeated
+        assert (eta / size >= rho * (1 - eta + eta / size)) == defeated
+
+
 # --- what has no effect --------------------------------------------------------------------------------
 
 

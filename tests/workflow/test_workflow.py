@@ -95,6 +95,12 @@ def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow:
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
 
+def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
+    jobs_alone = ["gradient estimators on tiny models", "table and figure of the gradient estimators"]
+    assert workflow.plan("gradient_quality") == jobs_alone
+    assert workflow.plan("gradient_quality", study="studies/gradient_quality.yaml") == jobs_alone
+
+
 def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     """Were it not, a new version of the file would leave the old problems in place."""
     (workflow.folder / "problems.jsonl").write_text("{}\n")
@@ -129,6 +135,7 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
         ({"ablations.rho.values": ["e-13", "big"]}, "'big'"),
         ({"policy.heads": 3}, "hidden_size / heads must be 32, 64 or 128"),
         ({"training.steps": "many"}, "training.steps"),
+        ({"gradient_quality": {"vocabulary_size": 24, "length": 5}}, "responses each are too many to enumerate"),
         ({"seeds": [0, 0]}, "the same seed is given twice"),
         ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "nowhere.parquet: the study names this data file"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from tailrl.errors import StudyError
+from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
 from tailrl.settings import Evaluation, PolicyFile
 from tailrl.study import BASE_ARM, parse_study

@@ -2,7 +2,9 @@
 
 FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
 
-study_json = study.model_copy(update={"ablations": {}}).model_dump_json()
+# What a report does not read must not make it stale.
+reported = study.model_copy(update={"gradient_quality": GradientQuality()})
+study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
 
 
 rule summarise:
@@ -94,7 +96,7 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=study.model_dump_json(),
+            study=reported.model_dump_json(),
             name=ablation,
             results=subpath(output.table, ancestor=2),
         message:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.errors import StudyError
+from tailrl.gradient_settings import Gradients
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
 from tailrl.study import Study, parse_settings, read_study
 
@@ -58,6 +59,20 @@ def ablation(args: argparse.Namespace) -> None:
     from tailrl.report import write_ablation
 
     write_ablation(parse_settings(Study, args.study), args.name, args.results, args.out)
+
+
+def gradients(args: argparse.Namespace) -> None:
+    """Measure the arms' gradient estimators against the exact gradient."""
+    from tailrl.gradients.quality import write_qualities
+
+    write_qualities(parse_settings(Gradients, args.settings), args.out)
+
+
+def gradient_report(args: argparse.Namespace) -> None:
+    """Write the table and figure of the measured gradients."""
+    from tailrl.report import write_gradients
+
+    write_gradients(args.results, args.out)
 
 
 def download(args: argparse.Namespace) -> None:
@@ -113,6 +128,8 @@ def build_parser() -> argparse.ArgumentParser:
         },
         report: {"--study": text, "--results": path, "--out": path},
         ablation: {"--study": text, "--name": text, "--results": path, "--out": path},
+        gradients: {"--settings": text, "--out": path},
+        gradient_report: {"--results": path, "--out": path},
         download: {"--study": text},
         check: {"study": {"nargs": "+"}},
         schema: {},

@@ -8,7 +8,8 @@ c_t (the advantage times a weight made from these very log-probs) is known in th
 by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
 alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
 matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
-the backward instead. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
+the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are
+skipped either way.
 
 Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
 computed again.
@@ -21,18 +22,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tailrl.errors import StudyError
-from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_entries, add_recomputed, chunk_sums, chunks
+from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_dense, add_entries, chunk_sums, chunks
 from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
 
-# Of all entries kept by one call: memory then stops growing with T, and chunks beyond it are computed again.
-KEPT_BYTES = 512 * 2**20
+# Of all entries kept by one call: memory then stops growing with T. The entries of later chunks are found again in
+# the backward, for the price of one of the three matmuls.
+KEPT_BYTES = 64 * 2**20
 
 
 def constrained_logprobs(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    log_rho: float | None,
+    rule: str,
+    threshold: float | Tensor = 0.0,
     temperature: float = 1.0,
     paper_fill: bool = False,
 ) -> TokenLogprobs:
@@ -42,8 +45,9 @@ def constrained_logprobs(
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64 [T], the sampled tokens.
-        log_rho: ln ρ; None for the full vocabulary.
-        temperature: the logits are divided by it.
+        rule: name of the safe set's rule.
+        threshold: its number, one for all rows or [T, 1]: ln ρ, k or p.
+        temperature: the logits are divided by it, before the rule is applied.
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
@@ -53,11 +57,15 @@ def constrained_logprobs(
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
             raise StudyError(f"NaN or Inf in the {name}")
+    dtype = _logits_dtype(hidden_TH, weight_VH)
+    threshold_T1 = torch.as_tensor(threshold, dtype=dtype, device=hidden_TH.device).expand(len(hidden_TH), 1)
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
     return TokenLogprobs(
         *cast(
             tuple[Tensor, ...],
-            _ConstrainedLogprobs.apply(hidden_TH, weight_VH, tokens_T, log_rho, temperature, paper_fill, keep),  # type: ignore[no-untyped-call]
+            _ConstrainedLogprobs.apply(  # type: ignore[no-untyped-call]
+                hidden_TH, weight_VH, tokens_T, threshold_T1, rule, temperature, paper_fill, keep
+            ),
         )
     )
 
@@ -71,40 +79,46 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         hidden_TH: Tensor,
         weight_VH: Tensor,
         tokens_T: Tensor,
-        log_rho: float | None,
+        threshold_T1: Tensor,
+        rule: str,
         temperature: float,
         paper_fill: bool,
         keep: bool,
     ) -> tuple[Tensor, ...]:
         scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
         sums: list[RowSums] = []
-        entries: list[Entries | None] = []
+        kept: list[Entries] = []
+        ways: list[str] = []
         room = KEPT_BYTES if keep else 0
         for rows, buffer in chunks(len(scaled_TH), weight):
-            chunk, found = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], log_rho, buffer)
-            if found is not None and found.bytes() > room:
-                found = None
-            room -= 0 if found is None else found.bytes()
+            chunk, entries = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
             sums.append(chunk)
-            entries.append(found)
+            if entries is None:
+                ways.append("dense")
+            elif entries.bytes() > room:
+                ways.append("sparse")
+            else:
+                ways.append("kept")
+                kept.append(entries)
+                room -= entries.bytes()
         rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
-        logp_T, norm_T, rest = _outputs(rows_T, len(weight), log_rho, paper_fill)
+        logp_T, norm_T, rest = _outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
-        flat = [tensor for e in entries if e is not None for tensor in (e.row_n, e.exp_n, e.count_V)]
-        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, rows_T.max_C, norm_T, rest[-1], *flat)
-        ctx.kept = [e is not None for e in entries]
-        ctx.settings = (log_rho, temperature, paper_fill)
+        flat = [tensor for entries in kept for tensor in (entries.row_n, entries.exp_n, entries.count_V)]
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_C, norm_T, rest[-1], *flat)
+        ctx.ways = ways
+        ctx.settings = (rule, temperature, paper_fill)
         return logp_T, *rest
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad_T is None:
-            return (None,) * 7
-        hidden_TH, weight_VH, tokens_T, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
-        log_rho, temperature, paper_fill = ctx.settings
+            return (None,) * 8
+        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
+        rule, temperature, paper_fill = ctx.settings
         scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
         # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
         inside_T = grad_T.masked_fill(outside_T, 0.0)
@@ -114,32 +128,40 @@ class _ConstrainedLogprobs(torch.autograd.Function):
             torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
         )
         kept = (Entries(*flat[i : i + 3]) for i in range(0, len(flat), 3))
-        again_T = torch.zeros_like(outside_T)
-        for (rows, _buffer), is_kept in zip(chunks(len(scaled_TH), weight, allocate=False), ctx.kept, strict=True):
-            if is_kept:
+        dense_T = torch.zeros_like(outside_T)
+        for (rows, buffer), way in zip(chunks(len(scaled_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
+            active_C = factor_T[rows] != 0
+            if way == "dense":
+                dense_T[rows] = active_C
+                continue
+            entries = next(kept) if way == "kept" else None
+            if active_C.any():
+                if entries is None:
+                    inputs = (scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+                    entries = cast(Entries, chunk_sums(*inputs)[1])
                 scale_C = factor_T[rows] * (max_T[rows] - norm_T[rows]).exp()
-                add_entries(gradients, next(kept), scale_C, scaled_TH, weight, rows)
-            else:
-                again_T[rows] = factor_T[rows] != 0
-        add_recomputed(gradients, again_T, factor_T, norm_T, log_rho, scaled_TH, weight)
+                add_entries(gradients, entries, scale_C, scaled_TH, weight, rows)
+        add_dense(gradients, dense_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
         gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
         return (
             None if d_hidden is None else d_hidden.div_(temperature).to(hidden_TH.dtype),
             None if d_weight is None else d_weight.to(weight_VH.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
+
+
+def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
 
 
 def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Hidden states over temperature, and the weight, in the dtype of the logits."""
-    dtype = torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
+    dtype = _logits_dtype(hidden_TH, weight_VH)
     return hidden_TH.to(dtype) / temperature, weight_VH.to(dtype)
 
 
-def _outputs(
-    sums: RowSums, vocabulary: int, log_rho: float | None, paper_fill: bool
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """log π^mp; the log of what exp(z) is divided by in it; the other fields of TokenLogprobs in their order.
 
     Raises:
@@ -149,7 +171,7 @@ def _outputs(
         raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
     log_safe_T = sums.max_C + sums.safe_C.log()
     log_all_T = sums.max_C + sums.all_C.log()
-    outside_T = sums.chosen_C < sums.max_C + (-torch.inf if log_rho is None else log_rho)
+    outside_T = sums.chosen_C < sums.cut_C
     if paper_fill:
         pruned_T = (vocabulary - sums.kept_C).to(log_safe_T.dtype)
         norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + PAPER_FILL)

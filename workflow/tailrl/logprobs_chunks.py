@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from tailrl.vocabulary import logit_cut
+
 CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
 CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk, the largest thing held at a time
 KEPT_DENSITY = 0.4  # share of safe entries in a chunk up to which keeping them is cheaper than computing again
@@ -27,6 +29,7 @@ class RowSums:
 
     Attributes:
         max_C: the largest logit.
+        cut_C: the smallest safe logit.
         chosen_C: the sampled token's logit.
         all_C: Σ e over the vocabulary.
         safe_C: Σ e over the safe set.
@@ -35,6 +38,7 @@ class RowSums:
     """
 
     max_C: Tensor
+    cut_C: Tensor
     chosen_C: Tensor
     all_C: Tensor
     safe_C: Tensor
@@ -92,19 +96,20 @@ def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tupl
 
 
 def chunk_sums(
-    scaled_CH: Tensor, weight_VH: Tensor, tokens_C: Tensor, log_rho: float | None, buffer: Tensor
+    scaled_CH: Tensor, weight_VH: Tensor, tokens_C: Tensor, rule: str, threshold_C1: Tensor, buffer: Tensor
 ) -> tuple[RowSums, Entries | None]:
     """The sums of a chunk, and its safe entries where they are few."""
     vocabulary, count = len(weight_VH), len(scaled_CH)
     logits_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(vocabulary, count))
     chosen_C = logits_VC.gather(0, tokens_C[None]).squeeze(0)
     max_C = logits_VC.amax(0)
-    safe_VC = None if log_rho is None else logits_VC >= max_C + log_rho
+    cut_C = logit_cut(logits_VC.t(), rule, threshold_C1).squeeze(1)
+    safe_VC = None if rule == "full" else logits_VC >= cut_C
     shifted_VC = logits_VC.sub_(max_C)
     if safe_VC is None or not safe_VC.is_cpu or safe_VC.count_nonzero() > KEPT_DENSITY * safe_VC.numel():
-        return _dense_sums(shifted_VC, safe_VC, max_C, chosen_C), None
+        return RowSums(max_C, cut_C, chosen_C, *_dense_sums(shifted_VC, safe_VC)), None
     sums, entries = _sparse_sums(shifted_VC, safe_VC)
-    return RowSums(max_C, chosen_C, shifted_VC.exp_().sum(0), *sums), entries
+    return RowSums(max_C, cut_C, chosen_C, shifted_VC.exp_().sum(0), *sums), entries
 
 
 def _sparse_sums(shifted_VC: Tensor, safe_VC: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Entries]:
@@ -129,9 +134,9 @@ def _sparse_sums(shifted_VC: Tensor, safe_VC: Tensor) -> tuple[tuple[Tensor, Ten
     return (safe_C.to(dtype), moment_C.to(dtype), kept_C), Entries(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None, max_C: Tensor, chosen_C: Tensor) -> RowSums:
-    """The same sums over a safe set given as a mask; None is the whole vocabulary."""
-    all_C, safe_C, moment_C = torch.zeros_like(max_C), torch.zeros_like(max_C), torch.zeros_like(max_C)
+def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last four of the sums, over a safe set given as a mask; None is the whole vocabulary."""
+    all_C, safe_C, moment_C = (shifted_VC.new_zeros(shifted_VC.shape[1]) for _ in range(3))
     for start in range(0, len(shifted_VC), BLOCK_TOKENS):
         block = slice(start, start + BLOCK_TOKENS)
         exp_BC = shifted_VC[block].exp()
@@ -140,8 +145,8 @@ def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None, max_C: Tensor, chose
             exp_BC.masked_fill_(~safe_VC[block], 0.0)
         safe_C += exp_BC.sum(0)
         moment_C += exp_BC.mul_(shifted_VC[block]).sum(0)
-    kept_C = torch.full_like(max_C, len(shifted_VC), dtype=torch.int64) if safe_VC is None else safe_VC.sum(0)
-    return RowSums(max_C, chosen_C, all_C, safe_C, moment_C, kept_C)
+    kept_C = torch.full_like(all_C, len(shifted_VC), dtype=torch.int64) if safe_VC is None else safe_VC.sum(0)
+    return all_C, safe_C, moment_C, kept_C
 
 
 def add_entries(
@@ -188,19 +193,20 @@ def _by_row(weight_BH: Tensor, token_m: Tensor, row_m: Tensor, value_m: Tensor, 
     return sums_KH.view(parts, count, weight_BH.shape[1]).sum(0)
 
 
-def add_recomputed(
+def add_dense(
     gradients: Gradients,
     rows_T: Tensor,
     factor_T: Tensor,
     norm_T: Tensor,
-    log_rho: float | None,
+    rule: str,
+    threshold_T1: Tensor,
     scaled_TH: Tensor,
     weight_VH: Tensor,
 ) -> None:
     """Add the products of factor × exp(z − norm) over the safe sets of the flagged rows, computed again.
 
-    Rounding may differ from the forward's, for other rows share the matmul: the cut is set from this maximum, and a
-    logit within rounding of it may change sides.
+    Rounding may differ from the forward's, for other rows share the matmul: the cut is set from these logits,
+    and one within rounding of it may change sides.
     """
     index_R = rows_T.nonzero().squeeze(1)
     if len(index_R) == 0:
@@ -209,7 +215,8 @@ def add_recomputed(
         index_C = index_R[part]
         scaled_CH = scaled_TH[index_C]
         probs_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(len(weight_VH), len(index_C)))
-        pruned_VC = None if log_rho is None else probs_VC < probs_VC.amax(0) + log_rho
+        cut_C = logit_cut(probs_VC.t(), rule, threshold_T1[index_C]).squeeze(1)
+        pruned_VC = None if rule == "full" else probs_VC < cut_C
         probs_VC.sub_(norm_T[index_C]).exp_().mul_(factor_T[index_C])
         if pruned_VC is not None:
             probs_VC.masked_fill_(pruned_VC, 0.0)

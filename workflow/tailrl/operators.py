@@ -16,14 +16,16 @@ PyTorch promises no such thing. What differs on a CPU, and what is done about it
 The backward is autograd's, correct but not batch-invariant, which it need not be.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from tailrl.packing import Packing
+from tailrl.disturbance import UNDISTURBED, disturb
+from tailrl.packing import Packing, padded, unpadded
+from tailrl.settings import Disturbance
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 ROWS = 64
@@ -41,7 +43,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
 
 
-def padded(count: int, multiple: int) -> int:
+def rounded_up(count: int, multiple: int) -> int:
     """The smallest multiple that is not below the count."""
     return -(-count // multiple) * multiple
 
@@ -109,58 +111,91 @@ class PackedAttention:
     """Causal attention within each sequence of a packed row, whose end may be padding.
 
     Attributes:
-        index_NL: position in the row of token l of sequence n, L a multiple of `KEYS`.
-        token_P: place in the flattened padded view of each of the row's P tokens.
+        packing: where the sequences lie; their padded view is L long, a multiple of `KEYS`.
         bias_11RM: the same for every sequence: see `future_bias`.
     """
 
-    index_NL: Tensor
-    token_P: Tensor
+    packing: Packing
     bias_11RM: Tensor
 
     @classmethod
     def of(cls, packing: Packing, group: int) -> "PackedAttention":
         """The attention of a packed row where `group` query heads share a key."""
         longest = packing.index_NL.shape[1]
-        length = padded(longest, KEYS)
-        return cls(
+        length = rounded_up(longest, KEYS)
+        widened = replace(
+            packing,
             index_NL=pad(packing.index_NL, (0, length - longest)),
             token_P=packing.token_P // longest * length + packing.token_P % longest,
-            bias_11RM=future_bias(torch.arange(length, device=packing.token_P.device)[None], group, length),
         )
+        return cls(widened, future_bias(torch.arange(length, device=packing.token_P.device)[None], group, length))
+
+    def view(self, row_PHD: Tensor) -> Tensor:
+        """The padded view [N, L, H, D] of a row."""
+        tokens = len(self.packing.token_P)
+        return padded(row_PHD[:tokens].flatten(1), self.packing).view(*self.packing.index_NL.shape, *row_PHD.shape[1:])
 
     def keys(self, key_PKD: Tensor) -> Tensor:
         """Keys of the row as `causal_attention` takes them: [N, K, D, L]."""
-        return key_PKD[self.index_NL].permute(0, 2, 3, 1).contiguous()
+        return self.view(key_PKD).permute(0, 2, 3, 1).contiguous()
 
     def values(self, value_PKD: Tensor) -> Tensor:
         """Values of the row as `causal_attention` takes them: [N, K, L, D]."""
-        return value_PKD[self.index_NL].transpose(1, 2).contiguous()
+        return self.view(value_PKD).transpose(1, 2).contiguous()
 
     def attend(self, _: int, query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, scaling: float) -> Tensor:
         """See `Attend`."""
-        query_NLHD = query_PHD[self.index_NL]
-        out_NLHD = causal_attention(query_NLHD, self.keys(key_PKD), self.values(value_PKD), self.bias_11RM, scaling)
-        out_PHD = out_NLHD.flatten(0, 1)[self.token_P]
-        return pad(out_PHD, (0, 0, 0, 0, 0, len(query_PHD) - len(out_PHD)))
+        keys, values = self.keys(key_PKD), self.values(value_PKD)
+        out_NLHD = causal_attention(self.view(query_PHD), keys, values, self.bias_11RM, scaling)
+        out_PD = unpadded(out_NLHD.flatten(2), self.packing)
+        return pad(out_PD, (0, 0, 0, len(query_PHD) - len(out_PD))).view(query_PHD.shape)
 
 
 # --- logits and log-probs ----------------------------------------------------------------------------
 
 
-def head_logits(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
-    """float32 logits over temperature, [R, V]: those of the T rows, then padding up to a multiple of `ROWS`."""
-    return linear(pad_rows(hidden_TH), weight_VH).float() / temperature
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How hidden states become log-probs.
+
+    Attributes:
+        rule: name of the safe set's rule.
+        temperature: the logits are divided by it.
+        paper_fill: see `vocabulary.token_logprobs`.
+        disturbance: of the logits, before the safe set is chosen.
+    """
+
+    rule: str
+    temperature: float = 1.0
+    paper_fill: bool = False
+    disturbance: Disturbance = UNDISTURBED
+
+
+def head_logits(
+    hidden_TH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], places: Sequence[int]
+) -> Tensor:
+    """float32 logits [R, V] after temperature and disturbance: of T rows, then of padding up to a multiple of `ROWS`.
+
+    Args:
+        hidden_TH: floating [T, H], last hidden states.
+        weight_VH: floating [V, H], the head's weight.
+        scoring: temperature and disturbance.
+        seeds: of each row's response.
+        places: which token of its response each row predicts, from 0.
+    """
+    logits_RV = linear(pad_rows(hidden_TH), weight_VH).float() / scoring.temperature
+    missing = [0] * (len(logits_RV) - len(seeds))
+    return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
 
 
 def exact_logprobs(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    rule: str,
     threshold_T1: Tensor,
-    temperature: float = 1.0,
-    paper_fill: bool = False,
+    scoring: Scoring,
+    seeds: Sequence[int],
+    places: Sequence[int],
 ) -> TokenLogprobs:
     """`vocabulary.token_logprobs` from hidden states, in chunks of rows, each row's result its own.
 
@@ -168,17 +203,17 @@ def exact_logprobs(
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64, the sampled tokens.
-        rule: name of the safe set's rule.
-        threshold_T1: its number for each row: ln ρ, k or p.
-        temperature: the logits are divided by it.
-        paper_fill: see `token_logprobs`.
+        threshold_T1: number of the safe set's rule for each row: ln ρ, k or p.
+        scoring: the rest of what is scored, and how.
+        seeds: see `head_logits`.
+        places: likewise.
     """
     size = max(1, CHUNK_LOGITS // (len(weight_VH) * ROWS)) * ROWS
     parts = []
     for start in range(0, len(tokens_T), size):
         rows = slice(start, start + size)
-        logits_RV = head_logits(hidden_TH[rows], weight_VH, temperature)
-        chosen = pad_rows(tokens_T[rows]), rule, pad_rows(threshold_T1[rows])
-        part = token_logprobs(logits_RV, *chosen, paper_fill)
+        logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
+        chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
+        part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)
         parts.append(part.first(len(tokens_T[rows])))
     return TokenLogprobs.joined(parts)

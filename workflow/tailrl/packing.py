@@ -6,6 +6,7 @@ that it is never attended to).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +41,30 @@ def pack(lengths: Sequence[int], device: torch.device | str = "cpu") -> Packing:
         token_P=real_NL.flatten().nonzero().squeeze(1).to(device),
         positions_P=offsets_L.expand(len(lengths), -1)[real_NL].to(device),
     )
+
+
+def padded(rows_PD: Tensor, packing: Packing) -> Tensor:
+    """The padded view [N, L, D] of a packed row [P, D]; what stands in the padding is arbitrary, but finite."""
+    return cast(Tensor, _Padded.apply(rows_PD, packing))  # type: ignore[no-untyped-call]
+
+
+def unpadded(view_NLD: Tensor, packing: Packing) -> Tensor:
+    """The packed row [P, D] of a padded view."""
+    return view_NLD.flatten(0, 1).index_select(0, packing.token_P)
+
+
+class _Padded(torch.autograd.Function):
+    """Every position of the row appears once outside the padding, and the padding sends no gradient: so the gradient
+    is read back rather than added up, as indexing would do, which costs three times the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_PD: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return rows_PD.index_select(0, packing.index_NL.flatten()).view(*packing.index_NL.shape, rows_PD.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NLD: Tensor) -> tuple[Tensor, None]:
+        return unpadded(gradient_NLD, ctx.packing), None
 
 
 @dataclass(frozen=True, slots=True)

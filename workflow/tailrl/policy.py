@@ -20,7 +20,7 @@ from transformers import (
 
 from tailrl.errors import StudyError
 from tailrl.operators import Attend, PackedAttention, pad_rows
-from tailrl.packing import Packing, pack
+from tailrl.packing import Packing, pack, padded, unpadded
 from tailrl.records import Problem
 from tailrl.settings import ScratchPolicy
 
@@ -43,13 +43,16 @@ def _packed_attention(
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
     query_NHLD, key_NHLD, value_NHLD = (
-        tensor[0][:, packing.index_NL].transpose(0, 1) for tensor in (query, key, value)
+        padded(tensor[0].transpose(0, 1).flatten(1), packing)
+        .view(*packing.index_NL.shape, tensor.shape[1], tensor.shape[3])
+        .transpose(1, 2)
+        for tensor in (query, key, value)
     )
     out_NHLD = nn.functional.scaled_dot_product_attention(
         query_NHLD, key_NHLD, value_NHLD, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-    out_P = out_NHLD.transpose(1, 2).flatten(0, 1)[packing.token_P]
-    return out_P.unsqueeze(0), None
+    out_PD = unpadded(out_NHLD.transpose(1, 2).flatten(2), packing)
+    return out_PD.view(1, -1, query.shape[1], query.shape[3]), None
 
 
 def _exact_attention(

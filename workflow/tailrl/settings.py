@@ -9,124 +9,17 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Settings(BaseModel):
-    """What every block of a study is: immutable, and closed to keys that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-# --- tasks -------------------------------------------------------------------------------------------
-
-
-class ArithmeticTask(Settings):
-    """Generated sums and differences with a worked solution; the answer is an integer from 0 to 999."""
-
-    name: Literal["arithmetic"] = "arithmetic"
-    problems: int = Field(4096, ge=1, description="how many different problems are generated")
-    terms: tuple[int, int] = Field((2, 4), description="fewest and most numbers in one problem")
-    largest: int = Field(19, ge=1, le=99, description="largest number in a problem")
-    slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution gets a digit wrong")
-    seed: int = Field(0, description="seed of the generator")
-
-    @field_validator("terms")
-    @classmethod
-    def _ordered(cls, terms: tuple[int, int]) -> tuple[int, int]:
-        if not 2 <= terms[0] <= terms[1] <= 6:
-            raise ValueError("needs two numbers from 2 to 6, the smaller one first")
-        return terms
-
-
-class DapoMathTask(Settings):
-    """BytedTsinghua-SIA/DAPO-Math-17k: competition mathematics with integer answers."""
-
-    name: Literal["dapo_math"]
-    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
-
-
-class Aime25Task(Settings):
-    """math-ai/aime25: the 30 problems of AIME 2025, answers from 0 to 999."""
-
-    name: Literal["aime25"]
-    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
-
-
-def _kind(field: str, default: str) -> Discriminator:
-    """Tells the members of a union apart by a field, which has a default in YAML too."""
-
-    def kind(value: object) -> object:
-        return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
-
-    return Discriminator(
-        kind,
-        custom_error_type="kind",
-        custom_error_message=f"needs a block whose {field} is one of those in the schema",
-    )
-
-
-Task = Annotated[
-    Annotated[ArithmeticTask, Tag("arithmetic")]
-    | Annotated[DapoMathTask, Tag("dapo_math")]
-    | Annotated[Aime25Task, Tag("aime25")],
-    _kind("name", "arithmetic"),
-]
-
-
-# --- policy ------------------------------------------------------------------------------------------
-
-
-class WarmStart(Settings):
-    """Supervised training of a policy made from scratch, so that reinforcement learning has a start.
-
-    The stages follow one another, each worked solution read once. By default the policy learns to calculate, and
-    then to imitate a corpus in which every third step has a slip: a base policy that can do better than it does.
-    """
-
-    stages: tuple[ArithmeticTask, ...] = Field(
-        (ArithmeticTask(problems=16000, seed=1), ArithmeticTask(problems=3200, slip=0.35, seed=3)),
-        min_length=1,
-        description="worked solutions to learn from, in this order",
-    )
-    batch: int = Field(64, ge=1, description="worked solutions per optimizer step")
-    learning_rate: float = Field(3e-3, gt=0, description="peak of the rate; it falls to zero linearly")
-    seed: int = Field(0, description="seed of the initial weights")
-
-
-class ScratchPolicy(Settings):
-    """A small Llama with its own tokenizer, made and warm-started by the pipeline."""
-
-    source: Literal["scratch"] = "scratch"
-    vocabulary_size: int = Field(2048, ge=512, description="tokens in the tokenizer trained for it")
-    hidden_size: int = Field(128, ge=32, description="width of the residual stream")
-    layers: int = Field(4, ge=1, description="transformer blocks")
-    heads: int = Field(4, ge=1, description="attention heads; hidden_size / heads must be 32, 64 or 128")
-    intermediate_size: int = Field(384, ge=32, description="width of the gated MLP")
-    max_length: int = Field(256, ge=32, description="longest prompt and response together, tokens")
-    warm_start: WarmStart = WarmStart()
-
-    @model_validator(mode="after")
-    def _head_size(self) -> Self:
-        if self.hidden_size % self.heads or self.hidden_size // self.heads not in (32, 64, 128):
-            raise ValueError("hidden_size / heads must be 32, 64 or 128 (what vLLM's attention supports)")
-        return self
-
-
-class PretrainedPolicy(Settings):
-    """A Hugging Face model: a folder on this machine, or a name on the hub."""
-
-    source: Literal["pretrained"]
-    path: str = Field(description="a folder in Hugging Face format, or a model's name on the hub")
-
-
-Policy = Annotated[
-    Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")],
-    _kind("source", "scratch"),
-]
-
+from tailrl.base_settings import Aime25Task as Aime25Task
+from tailrl.base_settings import ArithmeticTask as ArithmeticTask
+from tailrl.base_settings import DapoMathTask as DapoMathTask
+from tailrl.base_settings import Policy as Policy
+from tailrl.base_settings import PretrainedPolicy as PretrainedPolicy
+from tailrl.base_settings import ScratchPolicy as ScratchPolicy
+from tailrl.base_settings import Settings as Settings
+from tailrl.base_settings import Task as Task
+from tailrl.base_settings import WarmStart as WarmStart
 
 # --- arms --------------------------------------------------------------------------------------------
 
@@ -269,12 +162,66 @@ class SamplerSettings(Settings):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="dtype of the engine's weights and activations; exact takes the trainer's, float32"
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="dtype of cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
+    )
 
     @model_validator(mode="after")
     def _trainable(self) -> Self:
         if self.engine == "exact" and self.dtype != "float32":
             raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
+        if self.engine == "exact" and self.kv_cache_dtype != "auto":
+            raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
         return self
+
+
+class Disturbance(Settings):
+    """A mismatch of known size between sampler and trainer, one cause a field; all are off by default.
+
+    It comes on top of what the two engines differ by anyway. Causes may be combined: `tailrl.disturbance` says in which
+    order they act.
+    """
+
+    staleness: int = Field(
+        0, ge=0, description="steps: the engine samples with the weights of so many steps ago, at first the base policy"
+    )
+    weights: Literal["float16", "bfloat16", "float8_e4m3"] | None = Field(
+        None,
+        description="the engine's weights are rounded to this dtype when they are handed over; float8_e4m3: matrices "
+        "alone, each scaled to the dtype's range; null: not rounded",
+    )
+    bias: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
+    )
+    floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")
+    side: Literal["sampler", "both"] = Field(
+        "sampler", description="both: the trainer's distribution is disturbed likewise, a control without mismatch"
+    )
+
+    @model_validator(mode="after")
+    def _matched(self) -> Self:
+        if self.side == "both" and self.staleness:
+            raise ValueError(
+                "side: both does not go with staleness, which has no matched control: a trainer with the weights of "
+                "earlier steps would train an earlier policy"
+            )
+        if self.side == "both" and not (self.on_logits or self.weights):
+            raise ValueError("side: both says nothing where no cause is on")
+        return self
+
+    @property
+    def on_logits(self) -> bool:
+        """Whether any cause acts on the logits, and not on the weights."""
+        return self.bias > 0 or self.noise > 0 or self.floor > 0
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -298,7 +245,9 @@ class Training(Settings):
     max_grad_norm: float = Field(
         20.0, gt=0, description="gradients are scaled down to this 2-norm; of a loss that sums over tokens"
     )
-    token_budget: int = Field(2048, ge=1, description="most tokens in one packed micro-batch")
+    token_budget: int = Field(
+        1024, ge=1, description="most tokens in one packed micro-batch; larger ones leave a CPU's cache"
+    )
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
 
 
@@ -310,6 +259,7 @@ class Arm(Settings):
     vocabulary: Vocabulary = Vocabulary()
     correction: Correction = Correction()
     sampler: SamplerSettings = SamplerSettings()
+    disturbance: Disturbance = Disturbance()
     training: dict[str, Any] = Field(default_factory=dict, description="training settings that differ in this arm")
     deliberate: bool = Field(False, description="run it although it is biased by construction, as an ablation")
 
@@ -323,6 +273,11 @@ class Arm(Settings):
         if self.clip and self.clip.ratio == "bypass" and self.correction.weighted:
             raise ValueError(
                 "clip.ratio: bypass already divides by the sampler's probability; a correction would do so twice"
+            )
+        if self.disturbance.weights == self.sampler.dtype and self.disturbance.side == "sampler":
+            raise ValueError(
+                f"disturbance.weights: {self.sampler.dtype} has no effect beside sampler.dtype: {self.sampler.dtype}, "
+                "in which the engine holds its weights anyway"
             )
         if self.vocabulary.side != "both" and not self.deliberate:
             raise ValueError(
@@ -377,4 +332,17 @@ class Run(Settings):
     vocabulary: Vocabulary
     correction: Correction
     sampler: SamplerSettings
+    disturbance: Disturbance
     training: Training
+
+    def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
+        """Whether the disturbance's floor lifts every token over the cut in every state, so that nothing is pruned.
+
+        Under the floor every token has at least η/V and none more than 1 − η + η/V. `entropy` compares with exp(−H),
+        which is no more than the largest probability.
+        """
+        rhos = [log_rho(rho, vocabulary_size) for rho in (self.vocabulary.rho, self.vocabulary.rho_easy) if rho]
+        disturbed = self.vocabulary.side != "trainer" or self.disturbance.side == "both"
+        eta = self.disturbance.floor
+        least = eta / vocabulary_size
+        return bool(rhos) and disturbed and least > 0 and math.log(least) >= max(rhos) + math.log(1 - eta + least)

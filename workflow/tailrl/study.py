@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tailrl.errors import StudyError
+from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.settings import (
     Ablation,
     ArithmeticTask,
@@ -49,6 +50,7 @@ class Study(Settings):
     arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that are compared")
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
+    gradient_quality: GradientQuality = GradientQuality()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -65,11 +67,11 @@ class Study(Settings):
                     f"ablations.{name}.base: there is no arm {ablation.base!r}{_near(ablation.base, self.arms)}"
                 )
             self.ablation_arms(name)
-        for name in self.all_arms():
-            self._check_sizes(name, self.run(name))
+        for name, arm in self.all_arms().items():
+            self._check_sizes(name, arm, self.run(name))
         return self
 
-    def _check_sizes(self, name: str, run: Run) -> None:
+    def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
         if isinstance(self.task, ArithmeticTask) and run.training.prompts > self.task.problems:
             raise ValueError(
@@ -83,11 +85,23 @@ class Study(Settings):
             for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
+            # A budget moves rho away from where it starts: training warns of that one.
+            certain = arm.vocabulary.adapt != "budget" and not arm.deliberate
+            if certain and run.floor_defeats_pruning(size):
+                raise ValueError(
+                    f"arms.{name}.disturbance: a floor of {run.disturbance.floor:g} gives each of {size} tokens "
+                    f"at least rho times the largest probability, so that {run.vocabulary.rule} prunes nothing; "
+                    "raise rho, lower the floor, or say deliberate: true"
+                )
 
     def problems(self) -> Problems:
         """The tasks whose problems the study needs."""
         warm_start = self.policy.warm_start.stages if isinstance(self.policy, ScratchPolicy) else ()
         return Problems(train=self.task, evaluation=self.evaluation.task, warm_start=warm_start)
+
+    def gradients(self) -> Gradients:
+        """The study's own arms, and the tiny models on which their gradient estimators are measured."""
+        return Gradients(arms=self.arms, quality=self.gradient_quality)
 
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""
@@ -167,7 +181,9 @@ class Study(Settings):
             policy=self.policy,
             task=self.task,
             training=training,
-            **{name: getattr(arm, name) for name in ("estimator", "clip", "vocabulary", "correction", "sampler")},
+            **{
+                name: getattr(arm, name) for name in Run.model_fields if name in Arm.model_fields and name != "training"
+            },
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailrl.errors import StudyError
 from tailrl.objective.corrections import Weights, correct, sequence_any, sequence_mean, sequence_sum
 from tailrl.settings import Correction
 
@@ -180,6 +181,41 @@ def test_thresholds_that_are_not_given() -> None:
         "reject_k3": 1e-3,
     }
     assert Correction(sequence="reject_k1", sequence_threshold=0.2).limit == 0.2
+
+
+# --- too large and too small for float32 ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", ["is", "tis", "mis"])
+def test_a_weight_too_small_for_float32_is_not_a_rejection(sequence: str) -> None:
+    found = weigh([[-60.0, -60.0], [0.1]], Correction.model_validate({"sequence": sequence}), dtype=torch.float32)
+    assert found.used_N[0] == 0 and not found.rejected_N.any()
+
+
+def test_a_token_weight_too_small_for_float32_is_not_masked() -> None:
+    assert not weigh([[-120.0, 0.1]], Correction(token="tis"), dtype=torch.float32).masked_T.any()
+    assert weigh([[-120.0, 0.1]], Correction(token="mask"), dtype=torch.float32).masked_T.tolist() == [True, False]
+
+
+def test_a_weight_too_large_for_float32_is_one_sentence() -> None:
+    deltas = [[0.5], [60.0, 40.0]]
+    with pytest.raises(StudyError) as caught:
+        weigh(deltas, Correction(sequence="is"), dtype=torch.float32)
+    assert str(caught.value) == (
+        "correction.sequence: is: a response's weight exp(Δ_y) at Δ_y = 100 nats is beyond float32; "
+        "tis bounds such weights, mis and a veto drop them"
+    )
+    assert weigh(deltas, Correction(sequence="is")).used_N.isfinite().all()
+    for sequence in ("tis", "mis", "geometric", "reject_k1", "reject_k3", "none"):
+        assert weigh(deltas, Correction(sequence=sequence), dtype=torch.float32).used_N.isfinite().all()  # type: ignore[arg-type]
+    # A sequence that is dropped for another reason has no weight that could overflow.
+    vetoed = weigh([[0.5], [120.0, -20.0]], Correction(sequence="is", veto=1e-4), dtype=torch.float32)
+    outside = weigh(deltas, Correction(sequence="is"), [[False], [False, True]], dtype=torch.float32)
+    assert vetoed.used_N[1] == outside.used_N[1] == 0
+
+
+def test_a_delta_of_nan_is_not_blamed_on_the_weight() -> None:
+    assert weigh([[math.nan]], Correction(sequence="is"), dtype=torch.float32).used_N.isnan().all()
 
 
 # --- veto, outside, nothing at all -------------------------------------------------------------------

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tailrl.objective.advantages import rloo
-from tailrl.objective.corrections import correct
-from tailrl.objective.losses import policy_gradient
+from tailrl.objective.surrogate import surrogate
 from tailrl.settings import Correction
 from tailrl.vocabulary import token_logprobs
 
@@ -84,9 +83,9 @@ def expected_loss_gradient(
     logp_infer = safe_logits.log_softmax(-1)[rows, tokens]
     logits = torch.tensor(train, requires_grad=True)
     found = token_logprobs(logits[rows], tokens, rule, LOG_RHO)
-    weights = correct(found.logp_T.detach() - logp_infer, found.outside_T, sequence, len(flat), correction)
-    loss = policy_gradient(found.logp_T, advantages.flatten()[sequence], weights.weight_T, members)
-    return -torch.autograd.grad(loss, logits)[0].numpy()
+    advantage = advantages.flatten()[sequence]
+    part = surrogate(found, logp_infer, advantage, sequence, len(flat), members, correction, clip=None)
+    return -torch.autograd.grad(part.loss, logits)[0].numpy()
 
 
 def nested_engines() -> list[tuple[FloatArray, FloatArray]]:

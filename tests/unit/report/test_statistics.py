@@ -4,17 +4,24 @@ Simulated rates are compared with their nominal value at 3.3 binomial standard e
 fails one of these tests once in a thousand seeds, and the seeds are fixed.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrl.report.statistics import (
     arm_difference,
     cluster_interval,
+    collapse_step,
+    holm,
+    log_rank,
     mean_interval,
     paired_difference,
     problem_interval,
+    survival,
 )
 
 T_2 = 0.95 * math.sqrt(2 / (1 - 0.95**2))
@@ -162,3 +169,61 @@ def test_arm_difference_where_the_seeds_of_one_arm_agree() -> None:
     found = arm_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])  # then Welch is the t test of the other arm alone
     assert found.p == pytest.approx(p_two_sided_2(2 * math.sqrt(3)))
     assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
+def test_holm_is_the_closed_test_of_bonferroni(p_M: list[float]) -> None:
+    """An hypothesis is rejected where Bonferroni rejects every set of hypotheses that it belongs to."""
+    sets = [s for size in range(1, len(p_M) + 1) for s in itertools.combinations(range(len(p_M)), size)]
+    expected = [max(min(1.0, len(s) * min(p_M[j] for j in s)) for s in sets if i in s) for i in range(len(p_M))]
+    assert holm(p_M) == pytest.approx(expected)
+
+
+def test_holm_leaves_out_what_was_not_tested() -> None:
+    assert holm([0.02, math.nan, 0.03]) == pytest.approx([0.04, math.nan, 0.04], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("reward", "step"),
+    [
+        ([0.4] * 30, None),
+        ([0.0] * 30, None),  # never rose
+        ([0.8] * 20 + [0.0] * 20, 22),  # trailing mean of 5: 0.32 after three zeros
+        ([0.8] * 20 + [0.0] * 10 + [0.5] * 10, None),  # a dip that ends
+        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 5, 41),  # the second one does not
+        ([0.2] * 10 + [0.8] * 10 + [0.3] * 20, 23),
+        ([0.8] * 3, None),
+    ],
+)
+def test_collapse_is_a_loss_of_half_that_lasts(reward: list[float], step: int | None) -> None:
+    assert collapse_step(reward, 5) == step
+
+
+def test_survival_is_kaplan_and_meiers_product() -> None:
+    curve = survival([10, 20, None, 20, None, 40], [50, 50, 15, 50, 50, 50])
+    assert curve.step_E.tolist() == [10, 20, 40]
+    assert curve.share_E == pytest.approx([5 / 6, 5 / 6 * 2 / 4, 5 / 6 * 2 / 4 * 1 / 2])
+    assert (curve.runs, curve.collapsed) == (6, 4)
+    # Greenwood's variance on the scale log(−log S), at the second event.
+    share, spread = 5 / 12, math.sqrt(1 / (6 * 5) + 2 / (4 * 2)) / abs(math.log(5 / 12))
+    assert curve.low_E[1] == pytest.approx(share ** math.exp(1.959964 * spread), rel=1e-5)
+    assert curve.high_E[1] == pytest.approx(share ** math.exp(-1.959964 * spread), rel=1e-5)
+
+
+def test_survival_without_a_collapse_is_empty() -> None:
+    curve = survival([None, None], [50, 50])
+    assert (curve.step_E.size, curve.collapsed) == (0, 0)
+    assert math.isnan(log_rank(([None], [50]), ([None], [50])))
+
+
+def test_log_rank_is_the_hypergeometric_sum() -> None:
+    first, second = ([5, 9, None], [30] * 3), ([12, 20, None, None], [30] * 4)
+    observed = expected = variance = 0.0
+    for step in (5, 9, 12, 20):
+        at_risk = [sum((30 if s is None else s) >= step for s in steps) for steps in (first[0], second[0])]
+        n = sum(at_risk)
+        observed += step in first[0]
+        expected += at_risk[0] / n
+        variance += at_risk[0] / n * at_risk[1] / n
+    z = (observed - expected) / math.sqrt(variance)
+    assert log_rank(first, second) == pytest.approx(math.erfc(abs(z) / math.sqrt(2)))

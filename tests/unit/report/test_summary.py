@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from tailrl.report.data import Results, read_results
 from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
@@ -76,8 +77,9 @@ def test_describe() -> None:
     other = {**full, "correction.sequence": "tis", "correction.sequence_threshold": 3.0}
     assert describe(other)[1] == "sequence weights tis, C = 3"
     both = {**other, "correction.token": "mask", "correction.token_threshold": 1.5, "clip.ratio": "decoupled"}
+    both |= {"clip.low": 0.2, "clip.high": 0.28}
     assert describe(both)[1:4] == [
-        "clipped ratio, decoupled",
+        "clipped ratio, decoupled, from 1 - 0.2 to 1 + 0.28",
         "token weights mask, C = 1.5",
         "sequence weights tis, C = 3",
     ]
@@ -91,7 +93,7 @@ def test_describe() -> None:
         (
             "reinforce",
             {"rule": "entropy", "rho": "e-5", "adapt": "budget", "budget": 0.01},
-            "REINFORCE on the entropy set, rho = e-5, adapted to the budget",
+            "REINFORCE on the entropy set, rho = e-5, adapted to the budget of 0.01",
         ),
         (
             "rloo",
@@ -108,6 +110,121 @@ def test_describe() -> None:
 def test_describe_a_vocabulary(estimator: str, vocabulary: dict[str, Any], clause: str) -> None:
     arm = Arm.model_validate({"estimator": estimator, "vocabulary": vocabulary, "deliberate": True})
     assert describe(flatten(arm.model_dump(mode="json")))[0] == clause
+
+
+VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
+    (
+        {},
+        {
+            "estimator": ("grpo", "reinforce"),
+            "sampler.dtype": ("float32", "float16"),
+            "sampler.kv_cache_dtype": ("fp8_e4m3", "fp8_e5m2"),
+            "correction.token": ("tis", "mask"),
+            "correction.token_threshold": (3.0, 3.0000001),
+            "correction.sequence": ("is", "tis", "mis", "geometric", "reject_k1", "reject_k3"),
+            "correction.veto": (1e-4, 1e-5),
+            "disturbance.staleness": (1, 2),
+            "disturbance.weights": ("float16", "float8_e4m3"),
+            "disturbance.bias": (0.1, 0.2),
+            "disturbance.noise": (0.1, 0.10000001),
+            "disturbance.floor": (0.1, 0.2),
+            "deliberate": (True,),
+        },
+    ),
+    (
+        {"clip": {"ratio": "recompute"}},
+        {"clip.ratio": ("bypass", "decoupled"), "clip.low": (0.1,), "clip.high": (0.3,)},
+    ),
+    ({"correction": {"sequence": "mis"}}, {"correction.sequence_threshold": (3.0, 3.0000001)}),
+    ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
+    ({"vocabulary": {"rule": "top_k", "k": 5}}, {"vocabulary.k": (6,)}),
+    ({"vocabulary": {"rule": "top_p", "p": 0.5}}, {"vocabulary.p": (0.6,)}),
+    (
+        {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "deliberate": True},
+        {
+            "vocabulary.rule": ("entropy",),
+            "vocabulary.rho": ("e-6", "0.3/V", 1e-5),
+            "vocabulary.side": ("sampler", "trainer"),
+            "vocabulary.outside": ("paper_fill",),
+        },
+    ),
+    (
+        {"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "budget", "budget": 0.1}},
+        {"vocabulary.budget": (0.2, 0.20000001)},
+    ),
+    (
+        {"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "difficulty", "rho_easy": "e-4"}},
+        {"vocabulary.rho_easy": ("e-3",)},
+    ),
+]
+"""Arms, and other values of some of their fields: every field of an arm is in one of them."""
+ONE_VALUE = {"sampler.engine", "training"}
+"""Fields that have a single value, or that are compared between arms and not described by themselves."""
+
+
+def every_arm() -> list[Arm]:
+    arms = []
+    for base, fields in VARIED:
+        arms.append(Arm.model_validate(base))
+        for field, values in fields.items():
+            for value in values:
+                data = Arm.model_validate(base).model_dump()
+                *parents, leaf = field.split(".")
+                block = data
+                for parent in parents:
+                    block = block[parent]
+                block[leaf] = value
+                arms.append(Arm.model_validate(data))
+    # One whose adapted threshold alone tells it apart, and all causes at once.
+    arms.append(Arm.model_validate({"disturbance": {"noise": 0.1, "floor": 0.1, "bias": 0.1, "staleness": 2}}))
+    return arms
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """The dotted names of a block's fields, down to those that are no blocks."""
+    found = set()
+    for name, field in model.model_fields.items():
+        blocks = [b for b in (field.annotation, *get_args(field.annotation)) if isinstance(b, type)]
+        blocks = [b for b in blocks if issubclass(b, BaseModel)]
+        found |= set().union(*(leaves(b, f"{prefix}{name}.") for b in blocks)) if blocks else {prefix + name}
+    return found
+
+
+def test_every_field_of_an_arm_is_varied() -> None:
+    """Fails where a setting is added, until it is in `VARIED`; what `describe` makes of it is tested below."""
+    adapt = {"vocabulary.adapt"}
+    assert leaves(Arm) - ONE_VALUE == {field for _, fields in VARIED for field in fields} | adapt
+
+
+def test_arms_that_differ_in_any_field_are_described_differently() -> None:
+    described: dict[str, Arm] = {}
+    for arm in every_arm():
+        words = "; ".join(describe(flatten(arm.model_dump(mode="json"))))
+        assert described.setdefault(words, arm) == arm, words
+    assert len(described) > 50
+
+
+def test_a_setting_that_describe_does_not_know_is_listed() -> None:
+    flat = flatten(Arm().model_dump(mode="json"))
+    assert describe({**flat, "vocabulary.new": 3, "policy.new": 4}) == [*describe(flat), "vocabulary.new = 3"]
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "clauses"),
+    [
+        ({}, []),
+        ({"noise": 0.1}, ["disturbed sampler: noise of 0.1 nats"]),
+        (
+            {"staleness": 2, "weights": "float16", "bias": 0.5, "floor": 0.01},
+            ["disturbed sampler: weights of 2 steps ago, weights rounded to float16, bias of 0.5 nats, floor of 0.01"],
+        ),
+        ({"floor": 0.1, "side": "both"}, ["disturbed sampler and trainer (matched control): floor of 0.1"]),
+    ],
+)
+def test_describe_a_disturbance(disturbance: dict[str, Any], clauses: list[str]) -> None:
+    arm = Arm.model_validate({"disturbance": disturbance})
+    sampled = "sampled by vllm in bfloat16"
+    assert describe(flatten(arm.model_dump(mode="json")))[2:] == [*clauses, sampled]
 
 
 @pytest.fixture

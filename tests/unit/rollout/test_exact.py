@@ -30,8 +30,10 @@ from tailrl.policy import named_weights
 from tailrl.records import Request
 from tailrl.rollout import Decoding, flight
 from tailrl.rollout.exact import ExactSampler
+from tailrl.settings import Disturbance
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("min_p", -13.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
+DIALS = [Disturbance(), Disturbance(bias=0.1, noise=0.3, floor=1e-3)]
 CASES = [(name, dtype) for name in CONFIGS for dtype in ("float32", "bfloat16")]
 
 Pair = tuple[PreTrainedModel, ExactSampler]
@@ -61,7 +63,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int, int]:
-    """Differing and all tokens over random batches, orders, lengths, rules, temperatures and micro-batches."""
+    """Differing and all tokens over random batches, orders, lengths, rules, dials, temperatures and micro-batches."""
     model, sampler = pair
     rng = np.random.default_rng(seed)
     wrong = total = 0
@@ -69,7 +71,8 @@ def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int
         rule, threshold = RULES[turn % len(RULES)]
         count = int(rng.integers(1, largest + 1))
         requests = random_requests(count, int(rng.integers(1, 90)), 1000 * seed + turn, threshold)
-        decoding = Decoding(float(rng.choice([1.0, 0.7])), int(rng.integers(20, 60)), rule)
+        dial = DIALS[turn % len(DIALS)]
+        decoding = Decoding(float(rng.choice([1.0, 0.7])), int(rng.integers(20, 60)), rule, dial)
         sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
         order = rng.permutation(count)
         found = differing(model, [sampled[i] for i in order], decoding, rng.integers(1, count + 1, 6).tolist())

@@ -1,6 +1,6 @@
 """The vLLM engine against plain arithmetic on its own logits, against vLLM's min-p, and against the trainer.
 
-Three engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
+Four engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
 the others with it.
 """
 # Long because the engines are started once: every test that needs one lives here.
@@ -26,6 +26,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
 from tailrl.packing import pack_batch
 from tailrl.policy import create_policy, head_weight, hidden_states, named_weights, save_policy
@@ -33,7 +34,7 @@ from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout import vllm as engine_module
 from tailrl.rollout.vllm import SELF_TEST_TOLERANCE, SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
-from tailrl.settings import SamplerSettings, ScratchPolicy
+from tailrl.settings import Disturbance, SamplerSettings, ScratchPolicy
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 pytestmark = pytest.mark.vllm
@@ -87,12 +88,16 @@ def folder(
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
-    """One engine for each dtype, and one in float32 with so small a cache that sequences are thrown out of it."""
+    """One engine for each dtype, and two in float32: one that caches in 8 bits, and one with so small a cache that
+    sequences are thrown out of it."""
     made: dict[str, VllmSampler] = {}
     for dtype in DTYPES:
         sampler = make_sampler(SamplerSettings(dtype=dtype), folder, MAX_LENGTH, seed=0)
         assert isinstance(sampler, VllmSampler)
         made[dtype] = sampler
+    eight_bits = make_sampler(SamplerSettings(dtype="float32", kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
+    assert isinstance(eight_bits, VllmSampler)
+    made["eight_bits"] = eight_bits
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
         made["cramped"] = VllmSampler(folder, "float32", MAX_LENGTH, seed=0)
@@ -477,6 +482,139 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
     assert abs(delta.mean()) < 0.02
 
 
+def test_a_cache_of_eight_bits_is_a_mismatch_of_its_own(
+    engines: dict[str, VllmSampler], policy: PreTrainedModel, captured: Logits
+) -> None:
+    """Its records are those of its own logits; from the trainer it differs by more than float32's rounding."""
+    sampler = engines["eight_bits"]
+    sampler.load_weights(named_weights(policy))
+    rollouts = sampler.generate(random_requests(100, threshold=-3.0), MIN_P)
+    check_records(rollouts, captured, -3.0)
+    logp = concatenated(rollouts, "logp_infer_T") + concatenated(rollouts, "log_kept_infer_T")
+    delta = trained(policy, rollouts, 1.0).logp_full_T.numpy() - logp
+    assert 0.02 < np.abs(delta).mean() < 1.0
+
+
+# --- the mismatch dial -------------------------------------------------------------------------------
+
+DISTURBANCES: dict[str, Disturbance] = {
+    "noise": Disturbance(noise=0.5),
+    "bias": Disturbance(bias=0.5),
+    "floor": Disturbance(floor=0.1),
+    "all": Disturbance(noise=0.2, bias=0.2, floor=0.01),
+}
+
+
+def disturbed_logits(raw: Logits, requests: Sequence[Request], disturbance: Disturbance) -> Logits:
+    """What is drawn from where the engine's logits are these."""
+    return {
+        (index, position): disturb(logits[None], [requests[index].seed], [position], disturbance)[0]
+        for (index, position), logits in raw.items()
+    }
+
+
+@pytest.mark.parametrize(("rule", "log_rho"), [("full", -np.inf), ("min_p", -3.0)])
+@pytest.mark.parametrize("cause", DISTURBANCES)
+def test_records_are_those_of_the_disturbed_logits(
+    engine: VllmSampler, captured: Logits, cause: str, rule: str, log_rho: float
+) -> None:
+    requests = random_requests(40, threshold=log_rho, seed=7)
+    rollouts = engine.generate(requests, Decoding(0.8, 24, rule, DISTURBANCES[cause]))
+    check_records(rollouts, disturbed_logits(captured, requests, DISTURBANCES[cause]), log_rho)
+    with pytest.raises(AssertionError):
+        check_records(rollouts, captured, log_rho)
+
+
+@pytest.mark.parametrize("cause", DISTURBANCES)
+def test_the_engine_draws_from_the_disturbance_of_its_own_logits(
+    engine: VllmSampler, monkeypatch: pytest.MonkeyPatch, captured: Logits, cause: str
+) -> None:
+    """Its first logits without a disturbance, disturbed here, are what the processor returns with it."""
+    requests, disturbance = random_requests(20, seed=3), DISTURBANCES[cause]
+    engine.generate(requests, Decoding(1.0, 1))
+    expected = disturbed_logits(dict(captured), requests, disturbance)
+    returned: Logits = {}
+    apply = SafeSetProcessor.apply
+
+    def spy(self: SafeSetProcessor, logits: Tensor) -> Tensor:
+        rows = apply(self, logits)
+        returned.update({(self.rows[i].request, len(self.rows[i].tokens)): rows[i].clone() for i in range(len(rows))})
+        return rows
+
+    monkeypatch.setattr(SafeSetProcessor, "apply", spy)
+    engine.generate(requests, Decoding(1.0, 1, "full", disturbance))
+    assert returned.keys() == expected.keys() == {(index, 0) for index in range(20)}
+    for place, logits in expected.items():
+        torch.testing.assert_close(returned[place], logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cause", DISTURBANCES)
+def test_the_self_test_knows_the_disturbance(engine: VllmSampler, cause: str) -> None:
+    decoding = Decoding(0.7, 24, "min_p", DISTURBANCES[cause])
+    assert 0 <= engine.self_test(random_requests(8, threshold=-3.0), decoding) < SELF_TEST_TOLERANCE
+
+
+def test_the_self_test_refuses_another_responses_noise(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = SafeSetProcessor.update_state
+
+    def with_other_seeds(self: SafeSetProcessor, batch_update: BatchUpdate | None) -> None:
+        follow(self, batch_update)
+        for index, row in self.rows.items():
+            row.seed = index
+
+    monkeypatch.setattr(SafeSetProcessor, "update_state", with_other_seeds)
+    requests = random_requests(8, seed=4)
+    assert engine32.self_test(requests, PLAIN) < SELF_TEST_TOLERANCE
+    with pytest.raises(StudyError, match="not those of the distribution it samples from"):
+        engine32.self_test(requests, Decoding(1.0, 24, "full", DISTURBANCES["noise"]))
+
+
+def test_a_disturbed_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler) -> None:
+    requests, decoding = random_requests(150, threshold=-3.0), Decoding(1.0, 24, "min_p", DISTURBANCES["all"])
+    together = engine32.generate(requests, decoding)
+    backwards = engine32.generate(requests[::-1], decoding)[::-1]
+    assert [rollout.tokens for rollout in together] == [rollout.tokens for rollout in backwards]
+    plain = engine32.generate(requests, MIN_P)
+    assert sum(left.tokens == right.tokens for left, right in zip(together, plain, strict=True)) < 75
+
+
+def trained_likewise(
+    policy: PreTrainedModel, rollouts: Sequence[Rollout], requests: Sequence[Request], disturbance: Disturbance
+) -> tuple[TokenLogprobs, np.ndarray]:
+    """The matched trainer's log-probs on the full vocabulary, and Σ p² of its undisturbed distribution per state."""
+    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+    places = [(q.seed, t) for q, r in zip(requests, rollouts, strict=True) for t in range(len(r.tokens))]
+    with torch.no_grad():
+        logits_TV = hidden_states(policy, batch.tokens_P, batch.packing)[batch.predict_T] @ head_weight(policy).T
+        matched_TV = disturb(logits_TV, *map(list, zip(*places, strict=True)), disturbance)
+        return token_logprobs(matched_TV, batch.targets_T, "full"), logits_TV.softmax(-1).square().sum(-1).numpy()
+
+
+@pytest.mark.parametrize("cause", DISTURBANCES)
+def test_a_matched_trainer_agrees_with_a_float32_engine(
+    engine32: VllmSampler, policy: PreTrainedModel, cause: str
+) -> None:
+    requests, disturbance = random_requests(100, seed=5), DISTURBANCES[cause]
+    rollouts = engine32.generate(requests, Decoding(1.0, 24, "full", disturbance))
+    matched, _ = trained_likewise(policy, rollouts, requests, disturbance)
+    np.testing.assert_allclose(matched.logp_full_T, concatenated(rollouts, "logp_infer_T"), atol=1e-4, rtol=0)
+    alone = trained(policy, rollouts, 1.0).logp_full_T.numpy() - concatenated(rollouts, "logp_infer_T")
+    assert np.abs(alone).mean() > 0.02
+
+
+def test_noise_in_the_engine_makes_the_k3_of_its_size(engine32: VllmSampler, policy: PreTrainedModel) -> None:
+    """E[k3] of a sampled token is σ²/2 (1 − Σ p²), to O(σ⁴) ≤ 9 σ⁴/8; an interval of 99.9 % over the tokens."""
+    sigma, requests = 0.1, random_requests(300, seed=6)
+    disturbance = Disturbance(noise=sigma)
+    rollouts = engine32.generate(requests, Decoding(1.0, 24, "full", disturbance))
+    _, squares = trained_likewise(policy, rollouts, requests, disturbance)
+    delta = trained(policy, rollouts, 1.0).logp_full_T.double().numpy() - concatenated(rollouts, "logp_infer_T")
+    difference = np.expm1(delta) - delta - sigma**2 / 2 * (1 - squares)
+    half_width = 3.29 * difference.std(ddof=1) / math.sqrt(len(difference))
+    assert half_width < sigma**2 / 8
+    assert abs(difference.mean()) < half_width + 9 / 8 * sigma**4
+
+
 # --- the logits processor without an engine ----------------------------------------------------------
 
 
@@ -532,6 +670,28 @@ def test_each_row_has_its_own_rule() -> None:
     assert record.kept_vocab.tolist() == [sum(safe) for safe in expected]
     np.testing.assert_allclose(np.exp(record.log_kept), mass, atol=1e-6)
     assert record.log_kept[0] == 0
+
+
+def test_each_row_has_its_own_disturbance() -> None:
+    """By its request's seed and its own position; each row as if it were alone, the set chosen afterwards."""
+    settings = [Disturbance(), DISTURBANCES["noise"], DISTURBANCES["all"], DISTURBANCES["noise"], Disturbance()]
+    made, tokens = SafeSetProcessor(None, torch.device("cpu"), False), [[], [4], [5, 6], [], [7]]
+    extras = [
+        {"request": i, "seed": 90 + i, "rule": "min_p", "threshold": -2.0, "disturbance": one.model_dump()}
+        for i, one in enumerate(settings)
+    ]
+    rows = [(i, SamplingParams(extra_args=extra), None, tokens[i]) for i, extra in enumerate(extras)]
+    made.update_state(update(added=rows))
+    logits = torch.tensor(np.random.default_rng(0).normal(0, 2, (5, 50)), dtype=torch.float32)
+    expected = [
+        disturb(row[None], [90 + i], [len(tokens[i])], one)[0]
+        for i, (row, one) in enumerate(zip(logits.clone(), settings, strict=True))
+    ]
+    found = made.apply(logits)
+    assert found is logits, "vLLM expects the disturbance in place"
+    for row, before in zip(found, expected, strict=True):
+        assert row.isfinite().tolist() == safe_tokens(softmax(before.tolist()), "min_p", -2.0)
+        assert torch.equal(row[row.isfinite()], before[row.isfinite()])
 
 
 def test_a_row_counts_the_tokens_sampled_so_far() -> None:

@@ -1,4 +1,4 @@
-"""Every estimator × clip × correction × vocabulary: what the schema admits trains, and what it refuses says why.
+"""Every estimator × clip × correction × vocabulary × disturbance: what is admitted trains, what is refused says why.
 
 All combinations are validated. Those that are admitted are too many to train in a test, so a covering subset is: every
 pair of choices that any admitted arm has together, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that
@@ -47,6 +47,16 @@ VOCABULARIES: dict[str, Choice] = {
     "trainer": {**MIN_P, "side": "trainer"},
     "fill_trainer": {**MIN_P, "side": "trainer", "outside": "paper_fill"},
 }
+DISTURBANCES: dict[str, Choice] = {
+    "none": {},
+    "noise": {"noise": 0.3},
+    "floor": {"floor": 0.01},
+    "bias": {"bias": 0.3},
+    "stale": {"staleness": 1},
+    "rounded": {"weights": "float8_e4m3"},
+    "all": {"noise": 0.1, "floor": 0.01, "bias": 0.1, "staleness": 1, "weights": "float16"},
+    "matched": {"noise": 0.3, "floor": 0.01, "bias": 0.3, "weights": "bfloat16", "side": "both"},
+}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "clip": (None, "recompute", "bypass", "decoupled"),
@@ -54,6 +64,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "sequence": ("none", *SEQUENCE_WEIGHTS),
     "veto": (None, 1e-4),
     "vocabulary": tuple(VOCABULARIES),
+    "disturbance": tuple(DISTURBANCES),
     "minibatches": (1, 2),
     "deliberate": (False, True),
 }
@@ -85,6 +96,7 @@ def arm_of(choice: Choice) -> Choice:
         "estimator": choice["estimator"],
         "clip": choice["clip"] and {"ratio": choice["clip"]},
         "vocabulary": VOCABULARIES[choice["vocabulary"]],
+        "disturbance": DISTURBANCES[choice["disturbance"]],
         "correction": {name: choice[name] for name in ("token", "sequence", "veto")},
         "deliberate": choice["deliberate"],
     }
@@ -130,14 +142,15 @@ def test_the_factors_are_those_of_the_schema() -> None:
     assert choices("Correction", "sequence") == set(FACTORS["sequence"])
     for key, default in (("rule", "full"), ("adapt", "none"), ("side", "both"), ("outside", "drop")):
         assert choices("Vocabulary", key) == {v.get(key, default) for v in VOCABULARIES.values()}, key
+    assert set(schema["Disturbance"]["properties"]) == {key for cause in DISTURBANCES.values() for key in cause}
     assert choices("Vocabulary", "rule") == set(RULES)
 
 
 def test_every_combination_is_admitted_or_refused_with_its_reason() -> None:
-    """The arm alone, for all; minibatches belong to the study and are below. The estimator does not matter here."""
+    """The arm alone; minibatches belong to the study and are below. Estimator and disturbance do not matter here."""
     counts = {"admitted": 0, "refused": 0}
     for choice in every_combination():
-        if choice["estimator"] != "rloo" or choice["minibatches"] > 1:
+        if choice["estimator"] != "rloo" or choice["minibatches"] > 1 or choice["disturbance"] != "none":
             continue
         expected = reasons(choice)
         try:

@@ -15,26 +15,34 @@ from tailrl.training import loop
 
 EXACT = {"engine": "exact", "dtype": "float32"}
 ZERO = ("kl", "k3_kl", "delta_abs_mean", "delta_abs_max", "log_ppl_diff", "log_ppl_abs_diff", "chi2_token", "chi2_seq")
+DIAL = {"bias": 0.1, "noise": 0.2, "floor": 1e-3, "weights": "bfloat16"}
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
     "dvp": {"vocabulary": {"rule": "min_p", "rho": 0.22}},
     "dvp_mis": {"vocabulary": {"rule": "min_p", "rho": 0.22}, "correction": {"sequence": "mis", "veto": 1e-4}},
+    "matched": {"vocabulary": {"rule": "min_p", "rho": 0.22}, "disturbance": {**DIAL, "side": "both"}},
 }
+
+
+def run_steps(
+    arm: dict[str, Any], policy_folder: Path, problems: list[Problem], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, float]]:
+    """The metrics of each step."""
+    # A random policy solves nothing: without this there would be no gradient, and the weights would stay.
+    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    write_problems(problems, out / "problems.jsonl")
+    run = run_of({**arm, "sampler": EXACT}, token_budget=90)
+    loop.train(run, 0, policy_folder, out / "problems.jsonl", out / "out", out / "wandb")
+    lines = (out / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == STEPS
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_nothing_differs(
     arm: str, policy_folder: Path, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A random policy solves nothing: without this there would be no gradient, and the weights would stay.
-    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
-    write_problems(problems, tmp_path / "problems.jsonl")
-    run = run_of({**ARMS[arm], "sampler": EXACT}, arm, token_budget=90)
-    loop.train(run, 0, policy_folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in lines]
-    assert len(steps) == STEPS
-    for step in steps:
+    for step in run_steps(ARMS[arm], policy_folder, problems, tmp_path, monkeypatch):
         for group in ("rollout_corr", "rollout_corr_unmasked"):
             assert {name: step[f"{group}/{name}"] for name in ZERO} == dict.fromkeys(ZERO, 0.0)
         for of in ("mean", "min"):
@@ -46,6 +54,13 @@ def test_nothing_differs(
     assert (tokens["logp_train_masked"] == tokens["logp_infer_masked"]).all()
     if arm != "naive":
         assert (tokens["logp_train_masked"] > tokens["logp_train"]).any()
+
+
+def test_a_disturbed_sampler_is_seen(
+    policy_folder: Path, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = run_steps({"disturbance": {"noise": 0.2}}, policy_folder, problems, tmp_path, monkeypatch)
+    assert all(step["rollout_corr/k3_kl"] > 1e-3 for step in steps)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])

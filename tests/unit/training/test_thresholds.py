@@ -3,10 +3,11 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from tailrl.settings import Vocabulary
-from tailrl.training.thresholds import LOWEST_LOG_RHO, Thresholds
+from tailrl.training.thresholds import LOWEST_LOG_RHO, TOLERANCE, Thresholds
 
 BUDGET = Vocabulary(rule="min_p", rho="e-13", adapt="budget", budget=0.02)
 DIFFICULTY = Vocabulary(rule="min_p", rho="e-12", adapt="difficulty", rho_easy="e-4")
@@ -55,6 +56,55 @@ def test_the_budget_follows_a_policy_that_becomes_sure() -> None:
         if step >= 40:
             assert lost == pytest.approx(0.02, rel=0.15)
         thresholds.observe([0], [0.5], lost)
+
+
+@pytest.mark.parametrize("power", [3.0, 4.0, 6.0, 12.0, 40.0, 150.0])
+@pytest.mark.parametrize("rho", ["e-9", "e-2"])
+def test_the_budget_is_met_where_the_lost_mass_falls_steeply(power: float, rho: str) -> None:
+    """Half of the error, whatever the slope, would swing around the target for ever from a power of 4 on."""
+    thresholds = Thresholds(BUDGET.model_copy(update={"rho": rho}), 600)
+    errors = []
+    for _ in range(80):
+        lost = 24 * min(1.0, math.exp(power * (thresholds.of(0) + 5)))
+        errors.append(abs(math.log(lost / 0.02)))
+        thresholds.observe([0], [0.5], lost)
+    assert max(errors[-20:]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("above", [24.0, 0.03])
+@pytest.mark.parametrize("below", [0.0, 1e-9, 0.012])
+def test_the_threshold_settles_at_a_jump(above: float, below: float) -> None:
+    """Many tokens of one probability: no ρ loses the budget. It stays where the loss jumps over it, within 0.1."""
+    thresholds, found = Thresholds(BUDGET, 600), []
+    for _ in range(160):
+        found.append(thresholds.of(0))
+        thresholds.observe([0], [0.5], above if found[-1] > -5 else below)
+    assert max(abs(value + 5) for value in found[-40:]) < 0.1
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.07])
+@pytest.mark.parametrize("power", [0.5, 1.0, 4.0, 20.0])
+def test_noise_and_drift_do_not_drive_the_threshold_away(power: float, drift: float) -> None:
+    """Measured with an error of 30 %, of a policy whose tail halves every ten steps: rms within the tolerance."""
+    rng, thresholds, errors = np.random.default_rng(0), Thresholds(BUDGET.model_copy(update={"rho": "e-50"}), 600), []
+    for step in range(300):
+        lost = 0.02 * math.exp(power * (thresholds.of(0) + 50) - drift * step)
+        errors.append(math.log(lost / 0.02))
+        thresholds.observe([0], [0.5], lost * math.exp(rng.normal(0, 0.3)))
+    assert np.sqrt(np.mean(np.square(errors[100:]))) < TOLERANCE
+
+
+def test_the_gain_comes_back_when_the_target_moves() -> None:
+    """After a steep stretch has made it small, a flat one that has moved by five nats is met within forty steps."""
+    thresholds = Thresholds(BUDGET, 600)
+    gains = []
+    for power, centre in ((60.0, -12.9), (1.0, -8.0)):
+        for _ in range(40):
+            lost = 0.02 * math.exp(power * (thresholds.of(0) - centre))
+            thresholds.observe([0], [0.5], lost)
+        gains.append(thresholds.gain)
+        assert abs(math.log(lost / 0.02)) <= TOLERANCE
+    assert gains[0] < 0.05 < gains[1]
 
 
 def test_one_step_moves_the_threshold_by_half_the_error_and_no_more_than_e_squared() -> None:

@@ -35,3 +35,6 @@ def grpo(rewards_PG: Tensor) -> Tensor:
 
 
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"rloo": rloo, "reinforce": reinforce, "grpo": grpo}
+
+STEP_WIDE = frozenset({"reinforce"})
+"""Estimators that look at the rewards of the whole step; the others look at one prompt's group at a time."""

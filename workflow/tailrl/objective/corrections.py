@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tailrl.errors import StudyError
 from tailrl.settings import Correction
 
 
@@ -25,8 +26,8 @@ class Weights:
         weight_T: what multiplies each token's term of the loss: the token's weight times its sequence's.
         raw_N: exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside the trainer's set.
         used_N: the weight that a sequence is left with: its own, or the mean of its tokens' weights.
-        rejected_N: sequences to which the correction's threshold gives weight 0.
-        masked_T: tokens to which the correction's threshold gives weight 0.
+        rejected_N: sequences that the correction's threshold rejects; a weight too small for float32 is no rejection.
+        masked_T: tokens that the correction's threshold rejects.
         vetoed_N: sequences that the veto discards.
     """
 
@@ -54,59 +55,70 @@ def sequence_any(flags_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     return sequence_sum(flags_T.float(), sequence_T, count) > 0
 
 
-# --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N] ------------------------------
+# --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
+
+Judged = tuple[Tensor, Tensor]
+"""Weights, and which of them are 0 because the rule rejects."""
+
+
+def _judge(weight: Tensor, rejected: Tensor) -> Judged:
+    return weight.masked_fill(rejected, 0.0), rejected
 
 
 def _ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     return sequence_sum(delta_T, sequence_T, count).exp()
 
 
-def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Tensor:
+def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Judged:
     """exp(Δ_y): the weight of Theorem 5.3, unbiased and of unbounded variance."""
-    return _ratio(delta_T, sequence_T, count)
+    ratio_N = _ratio(delta_T, sequence_T, count)
+    return _judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
 
 
-def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """min(exp(Δ_y), C)."""
-    return _ratio(delta_T, sequence_T, count).clamp(max=threshold)
+    ratio_N, rejected_N = sequence_is(delta_T, sequence_T, count, threshold)
+    return ratio_N.clamp(max=threshold), rejected_N
 
 
-def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """exp(Δ_y) where it is at most C, else 0."""
     ratio_N = _ratio(delta_T, sequence_T, count)
-    return ratio_N.masked_fill(ratio_N > threshold, 0.0)
+    return _judge(ratio_N, ratio_N > threshold)
 
 
-def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where the geometric mean of the token ratios lies within [1/C, C], else 0."""
     mean_N = sequence_mean(delta_T, sequence_T, count)
-    return (mean_N.abs() <= torch.tensor(threshold).log()).float()
+    return _judge(torch.ones_like(mean_N), mean_N.abs() > torch.tensor(threshold).log())
 
 
-def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where |mean_t K1| ≤ threshold (K1 = −Δ), else 0; two-sided, since K1 has either sign."""
-    return (sequence_mean(-delta_T, sequence_T, count).abs() <= threshold).float()
+    mean_N = sequence_mean(-delta_T, sequence_T, count)
+    return _judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
 
 
-def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Tensor:
+def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where mean_t K3 ≤ threshold (K3 = e^Δ − Δ − 1 ≥ 0), else 0."""
-    return (sequence_mean(delta_T.expm1() - delta_T, sequence_T, count) <= threshold).float()
+    mean_N = sequence_mean(delta_T.expm1() - delta_T, sequence_T, count)
+    return _judge(torch.ones_like(mean_N), mean_N > threshold)
 
 
-# --- weights of a token: (Δ_T, threshold) → weight [T] ------------------------------------------------
+# --- weights of a token: (Δ_T, threshold) → weight [T], rejected [T] ----------------------------------
 
 
-def token_tis(delta_T: Tensor, threshold: float) -> Tensor:
+def token_tis(delta_T: Tensor, threshold: float) -> Judged:
     """min(exp(Δ_t), C) for each token."""
-    return delta_T.exp().clamp(max=threshold)
+    return _judge(delta_T.exp().clamp(max=threshold), torch.zeros_like(delta_T, dtype=torch.bool))
 
 
-def token_mask(delta_T: Tensor, threshold: float) -> Tensor:
+def token_mask(delta_T: Tensor, threshold: float) -> Judged:
     """exp(Δ_t) where it lies within [1/C, C], else 0."""
-    return delta_T.exp().masked_fill(delta_T.abs() > torch.tensor(threshold).log(), 0.0)
+    return _judge(delta_T.exp(), delta_T.abs() > torch.tensor(threshold).log())
 
 
-SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
+SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
     "is": sequence_is,
     "tis": sequence_tis,
     "mis": mis,
@@ -114,7 +126,7 @@ SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
     "reject_k1": reject_k1,
     "reject_k3": reject_k3,
 }
-TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Tensor]] = {"tis": token_tis, "mask": token_mask}
+TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis, "mask": token_mask}
 
 
 @torch.no_grad()
@@ -127,22 +139,34 @@ def correct(delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, 
         sequence_T: int64 [T], the sequence that each token belongs to.
         count: N; a sequence without a token gets weight 1 (an empty product).
         correction: which weights, which thresholds, which veto.
+
+    Raises:
+        StudyError: a sequence's weight exceeds the largest number of the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
     """
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T = delta_T.masked_fill(outside_T, 0.0)
     raw_N = _ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
     token_T, sequence_N = torch.ones_like(delta_T), torch.ones_like(raw_N)
+    masked_T, rejected_N, vetoed_N = (
+        torch.zeros_like(outside_T),
+        torch.zeros_like(outside_N),
+        torch.zeros_like(outside_N),
+    )
     if correction.token != "none":
-        token_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
+        token_T, masked_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
     if correction.sequence != "none":
-        sequence_N = SEQUENCE_WEIGHTS[correction.sequence](delta_T, sequence_T, count, correction.limit)
-    rejected_N, masked_T = sequence_N == 0, token_T == 0
-    vetoed_N = torch.zeros_like(outside_N)
+        sequence_N, rejected_N = SEQUENCE_WEIGHTS[correction.sequence](delta_T, sequence_T, count, correction.limit)
     if correction.veto is not None:
         vetoed_N = sequence_any((delta_T < torch.tensor(correction.veto).log()) | outside_T, sequence_T, count)
     gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N
     sequence_N = sequence_N.masked_fill(gone_N, 0.0)
     weight_T = token_T * sequence_N[sequence_T]
+    if sequence_N.isinf().any() or weight_T.isinf().any():
+        largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
+        raise StudyError(
+            f"correction.sequence: {correction.sequence}: a response's weight exp(Δ_y) at Δ_y = {largest:.3g} nats is "
+            f"beyond {str(delta_T.dtype).removeprefix('torch.')}; tis bounds such weights, mis and a veto drop them"
+        )
     tokens_N = sequence_sum(torch.ones_like(token_T), sequence_T, count)
     used_N = torch.where(tokens_N > 0, sequence_mean(weight_T, sequence_T, count), sequence_N)
     return Weights(weight_T, raw_N, used_N, rejected_N, masked_T, vetoed_N)

@@ -9,12 +9,13 @@ from pathlib import Path
 from tailrl.report import ablation, figures, tables
 from tailrl.report.axes import save_svg
 from tailrl.report.data import Results, read_results
+from tailrl.report.gradients import write_gradients
 from tailrl.report.page import page
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
 from tailrl.study import Study
 
-__all__ = ["write_ablation", "write_report"]
+__all__ = ["write_ablation", "write_gradients", "write_report"]
 
 FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"

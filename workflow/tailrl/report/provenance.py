@@ -10,13 +10,14 @@ import numpy as np
 from pydantic import BaseModel
 
 from tailrl.report.data import Results, TrainedRun
-from tailrl.settings import Correction, Run
+from tailrl.settings import Arm, Correction, Run
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases that are the work itself: generation, scoring, gradients and update."""
 
-_IN_WORDS = ("study", "arm", "estimator", "vocabulary.", "correction.", "sampler.", "clip.")
-"""Settings that `describe` already puts into words, or that do not change what is computed."""
+_NAMES = {"study", "arm"}
+_OWN = Arm.model_fields.keys() - {"training"}
+"""The blocks of a run's settings that are its arm's own: `describe` says all of them."""
 
 ASSUMED = "(assumed)"
 """How the typed study marks, in a field's description, a value that no paper confirms."""
@@ -30,10 +31,13 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_DEFAULTS = flatten(Arm().model_dump(mode="json"))
+
+
 def describe_arms(results: Results) -> dict[str, str]:
     """Each arm in words; settings beyond the usual ones are listed where the arms differ in them."""
     flat = {arm: flatten(results.runs[arm][0].record["settings"]) for arm in results.arms}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings if not key.startswith(_IN_WORDS))
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings if _block(key) not in _NAMES | _OWN)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
     return {
         arm: "; ".join([*describe(settings), *(f"{key} = {settings.get(key)}" for key in differing)])
@@ -42,31 +46,74 @@ def describe_arms(results: Results) -> dict[str, str]:
 
 
 def describe(flat: Mapping[str, Any]) -> list[str]:
-    """An arm's own settings (dotted keys) as clauses."""
-    estimator = str(flat.get("estimator", "an unrecorded estimator")).upper()
-    rule = flat.get("vocabulary.rule", "full")
-    number = next((f"{n} = {flat[f'vocabulary.{n}']}" for n in ("rho", "k", "p") if flat.get(f"vocabulary.{n}")), "")
-    details = [
-        number,
-        "" if flat.get("vocabulary.adapt", "none") == "none" else f"adapted to the {flat['vocabulary.adapt']}",
-        "" if flat.get("vocabulary.side", "both") == "both" else f"in the {flat['vocabulary.side']} only",
-        "paper's fill outside" if flat.get("vocabulary.outside") == "paper_fill" else "",
-    ]
+    """An arm's own settings (dotted keys) as clauses: two arms that differ in any of them are described differently.
+
+    Each clause takes the settings that it spells out from those that are left; what no clause took is listed by its
+    key, unless it has its default.
+    """
+    left = {key: value for key, value in flat.items() if _block(key) in _OWN}
+    clauses = [_objective(left), *_clip(left), *_weights(left), *_disturbance(left)]
+    sampler = [left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype")]
+    clauses.append(f"sampled by {sampler[0]} in {sampler[1]}")
+    return clauses + [f"{key} = {value}" for key, value in left.items() if value != _DEFAULTS.get(key)]
+
+
+def _objective(left: dict[str, Any]) -> str:
+    """Estimator and vocabulary."""
+    rule = left.pop("vocabulary.rule", "full")
     where = "all tokens" if rule == "full" else f"the {rule.replace('_', '-')} set"
-    clauses = [", ".join(filter(None, [f"{estimator} on {where}", *details]))]
-    if flat.get("clip.ratio"):
-        clauses.append(f"clipped ratio, {flat['clip.ratio']}")
-    token, sequence = flat.get("correction.token", "none"), flat.get("correction.sequence", "none")
-    if token != "none":
-        clauses.append(f"token weights {token}, C = {flat.get('correction.token_threshold')}")
-    if sequence != "none":
-        clauses.append(f"sequence weights {sequence}, C = {_sequence_limit(flat):g}")
-    if token == sequence == "none":
-        clauses.append("no weights")
-    if flat.get("correction.veto") is not None:
-        clauses.append(f"veto below a token ratio of {flat['correction.veto']}")
-    clauses.append(f"sampled by {flat.get('sampler.engine')} in {flat.get('sampler.dtype')}")
+    details = [f"{str(left.pop('estimator', 'an unrecorded estimator')).upper()} on {where}"]
+    details += [f"{name} = {value}" for name in ("rho", "k", "p") if (value := left.pop(f"vocabulary.{name}", None))]
+    adapt = left.pop("vocabulary.adapt", "none")
+    if adapt == "budget":
+        details.append(f"adapted to the budget of {left.pop('vocabulary.budget', None)}")
+    elif adapt == "difficulty":
+        details.append(f"adapted to the difficulty, up to rho = {left.pop('vocabulary.rho_easy', None)}")
+    if (side := left.pop("vocabulary.side", "both")) != "both":
+        details.append(f"in the {side} only")
+    if left.get("vocabulary.outside") == "paper_fill":
+        del left["vocabulary.outside"]
+        details.append("paper's fill outside")
+    return ", ".join(details)
+
+
+def _clip(left: dict[str, Any]) -> list[str]:
+    if not left.get("clip.ratio"):
+        return []
+    ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
+    return [f"clipped ratio, {ratio}, from 1 - {low} to 1 + {high}"]
+
+
+def _weights(left: dict[str, Any]) -> list[str]:
+    """The correction: weights and veto."""
+    clauses = []
+    if (token := left.get("correction.token", "none")) != "none":
+        del left["correction.token"]
+        clauses.append(f"token weights {token}, C = {_number(left.pop('correction.token_threshold', None))}")
+    if (sequence := left.get("correction.sequence", "none")) != "none":
+        limit = _sequence_limit(left)
+        del left["correction.sequence"]
+        left.pop("correction.sequence_threshold", None)
+        clauses.append(f"sequence weights {sequence}, C = {_number(limit)}")
+    clauses = clauses or ["no weights"]
+    if (veto := left.pop("correction.veto", None)) is not None:
+        clauses.append(f"veto below a token ratio of {veto}")
     return clauses
+
+
+def _disturbance(left: dict[str, Any]) -> list[str]:
+    """The mismatch dial; nothing where it is off."""
+    words = {
+        "staleness": "weights of {} steps ago",
+        "weights": "weights rounded to {}",
+        "bias": "bias of {} nats",
+        "noise": "noise of {} nats",
+        "floor": "floor of {}",
+    }
+    causes = [text.format(value) for name, text in words.items() if (value := left.pop(f"disturbance.{name}", None))]
+    side = left.pop("disturbance.side", "sampler")
+    where = "sampler and trainer (matched control)" if side == "both" else side
+    return [f"disturbed {where}: {', '.join(causes)}"] if causes else []
 
 
 def work_share(run: TrainedRun) -> float:
@@ -142,6 +189,15 @@ def _sequence_limit(flat: Mapping[str, Any]) -> float:
     return Correction(
         sequence=flat["correction.sequence"], sequence_threshold=flat.get("correction.sequence_threshold")
     ).limit
+
+
+def _number(value: float | None) -> str:
+    """In full, so that no two numbers look alike."""
+    return str(value).removesuffix(".0")
+
+
+def _block(key: str) -> str:
+    return key.split(".")[0]
 
 
 def _hardware(record: Mapping[str, Any]) -> str:

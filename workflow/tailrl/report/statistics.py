@@ -7,6 +7,7 @@ rollouts). A single unit gives no interval: its ends are NaN, and so is p.
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,93 @@ def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
         warnings.simplefilter("ignore", RuntimeWarning)
         test = stats.ttest_ind(first, second, equal_var=False)
     return _difference(mean, test, n)
+
+
+def holm(p_M: ArrayLike) -> NDArray[np.float64]:
+    """Holm's adjusted p of M tests, (M,): below α each with probability at most α that any of them is wrong.
+
+    NaN entries are tests that could not be made: they stay NaN and do not count.
+    """
+    p = np.asarray(p_M, dtype=np.float64)
+    order = np.argsort(p)[: int((~np.isnan(p)).sum())]
+    adjusted = np.full(p.size, math.nan)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(order.size, 0, -1)), 1.0)
+    return adjusted
+
+
+def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
+    """The step at which a run's reward collapsed for good, or None where it did not.
+
+    With m the mean reward over the last `window` steps: the first step of the stretch, up to the end of the run, in
+    which m is below half of the highest m until then. A dip that ends does not count, nor a reward that never rose.
+
+    Args:
+        reward_N: (N,), mean reward of each step; not negative.
+        window: steps of the trailing mean; the first window - 1 steps cannot collapse.
+    """
+    reward = np.asarray(reward_N, dtype=np.float64)
+    if reward.size < window:
+        return None
+    means = np.convolve(reward, np.full(window, 1 / window), mode="valid")
+    fine = np.flatnonzero(means >= 0.5 * np.maximum.accumulate(means))
+    first = int(fine[-1]) + 1
+    return first + window - 1 if first < means.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """The share of runs that have not collapsed, after each step at which one did; with its interval.
+
+    Attributes:
+        step_E, share_E, low_E, high_E: (E,), the Kaplan-Meier estimate and its log-log interval at E events.
+        runs, collapsed: how many runs, and how many of them collapsed.
+    """
+
+    step_E: NDArray[np.float64]
+    share_E: NDArray[np.float64]
+    low_E: NDArray[np.float64]
+    high_E: NDArray[np.float64]
+    runs: int
+    collapsed: int
+
+
+def survival(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> Survival:
+    """Kaplan and Meier's estimate from the collapse step of each of R runs (None: alive at its last step)."""
+    curve = stats.ecdf(_censored(collapse_R, steps_R)).sf
+    died = np.diff(curve.probabilities, prepend=1.0) < 0
+    with warnings.catch_warnings():
+        # The interval is not defined where all are alive or all have collapsed.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ends = curve.confidence_interval(CONFIDENCE, method="log-log")
+    return Survival(
+        np.asarray(curve.quantiles, dtype=np.float64)[died],
+        np.asarray(curve.probabilities, dtype=np.float64)[died],
+        np.asarray(ends.low.probabilities, dtype=np.float64)[died],
+        np.asarray(ends.high.probabilities, dtype=np.float64)[died],
+        len(collapse_R),
+        sum(step is not None for step in collapse_R),
+    )
+
+
+def log_rank(
+    first: tuple[Sequence[int | None], Sequence[int]], second: tuple[Sequence[int | None], Sequence[int]]
+) -> float:
+    """Two-sided p of the log-rank test that two arms collapse alike; NaN where no run of either did.
+
+    Args:
+        first: collapse step of each run and the run's length, steps, as `survival` takes them.
+        second: likewise.
+    """
+    if all(step is None for step in (*first[0], *second[0])):
+        return math.nan
+    return float(stats.logrank(_censored(*first), _censored(*second)).pvalue)
+
+
+def _censored(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> stats.CensoredData:
+    """Steps survived: exact where the run collapsed, at least its length where it did not."""
+    died = [step for step in collapse_R if step is not None]
+    alive = [length for step, length in zip(collapse_R, steps_R, strict=True) if step is None]
+    return stats.CensoredData(uncensored=died, right=alive)
 
 
 def _standard_error(values: NDArray[np.float64]) -> float:

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 
+from tailrl.disturbance import UNDISTURBED
 from tailrl.records import Request, Rollout
-from tailrl.settings import SamplerSettings
+from tailrl.settings import Disturbance, SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,14 @@ class Decoding:
         temperature: divides the logits, before everything else.
         max_new_tokens: longest response, tokens.
         rule: of the safe set on the engine's own distribution (`vocabulary.RULES`); its number comes with each request.
+        disturbance: of that distribution, before its safe set is chosen (`disturbance.disturb`); what it says of
+            weights is not the engine's business, which has the weights that it was handed.
     """
 
     temperature: float
     max_new_tokens: int
     rule: str = "full"
+    disturbance: Disturbance = UNDISTURBED
 
 
 class Sampler(Protocol):
@@ -51,7 +55,7 @@ def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int
     """The engine that `settings` names, shaped for a policy; hand it the weights before it generates.
 
     Args:
-        settings: engine and dtype.
+        settings: engine and dtypes.
         policy_folder: a Hugging Face folder, of which the configuration alone is read.
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request's random stream has its own.
@@ -62,4 +66,4 @@ def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int
         return ExactSampler(policy_folder, settings.dtype, max_length)
     from tailrl.rollout.vllm import VllmSampler
 
-    return VllmSampler(policy_folder, dtype=settings.dtype, max_length=max_length, seed=seed)
+    return VllmSampler(policy_folder, settings.dtype, max_length, seed, settings.kv_cache_dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.errors import StudyError
-from tailrl.operators import exact_logprobs, head_logits
+from tailrl.operators import Scoring, exact_logprobs, head_logits
 from tailrl.packing import pack_batch
 from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states
 from tailrl.records import Request, Rollout
@@ -66,10 +66,12 @@ class ExactSampler:
         limits = response_limits(requests, decoding, self.max_length)
         responses = _Responses(len(requests), max(limits))
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
+        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         while flight.admit():
             step = flight.step()
-            logits_SV = head_logits(step.hidden_SH, weight_VH, decoding.temperature)
-            drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, step.place_S.tolist())
+            places = step.place_S.tolist()
+            logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
+            drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
             responses.add(step, drawn)
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
@@ -108,8 +110,11 @@ class ExactSampler:
         batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
         hidden_TH = hidden_states(self.model, batch.tokens_P, batch.packing)[batch.predict_T]
         threshold_T1 = torch.tensor([r.threshold for r in requests])[batch.sequence_T, None]
+        seeds = [request.seed for request, rollout in zip(requests, rollouts, strict=True) for _ in rollout.tokens]
+        places = [place for rollout in rollouts for place in range(len(rollout.tokens))]
+        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         scored = exact_logprobs(
-            hidden_TH, head_weight(self.model), batch.targets_T, decoding.rule, threshold_T1, decoding.temperature
+            hidden_TH, head_weight(self.model), batch.targets_T, threshold_T1, scoring, seeds, places
         )
         same_T = np.ones(len(batch.targets_T), bool)
         for name, values_T in (

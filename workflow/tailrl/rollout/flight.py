@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_bias, padded
+from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_bias, rounded_up
 from tailrl.packing import micro_batches, pack
 from tailrl.policy import exact_hidden_states, key_group
 from tailrl.records import Request
@@ -28,11 +28,11 @@ class KeyValueCache:
     def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
         config = model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads, length = config.num_key_value_heads, padded(length, KEYS)
+        heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
         layers = range(config.num_hidden_layers)
         row_bytes = 2 * len(layers) * heads * size * length * model.dtype.itemsize
         fitting = max(ROWS, CACHE_BYTES // row_bytes // ROWS * ROWS)
-        self.rows = min(padded(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
+        self.rows = min(rounded_up(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
         self.group = key_group(config)
         self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
         self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
@@ -40,7 +40,7 @@ class KeyValueCache:
 
     def step(self, position_S: Tensor) -> None:
         """The next tokens of the first S rows stand at these positions."""
-        self.length = padded(int(position_S.max()) + 1, KEYS)
+        self.length = rounded_up(int(position_S.max()) + 1, KEYS)
         self.bias_S1RM = future_bias(position_S[:, None], self.group, self.length)
         _, heads, size, length = self.key[0].shape
         first_BD = torch.arange(len(position_S) * heads * size).view(-1, size) * length
@@ -145,7 +145,7 @@ class Flight:
 
     def step(self) -> Step:
         """Run one token of every sequence in flight through the model."""
-        used = slice(padded(self.alive, ROWS))
+        used = slice(rounded_up(self.alive, ROWS))
         request_S, position_S = self.request_S[used], self.position_S[used]
         self.cache.step(position_S)
         return Step(

@@ -36,7 +36,7 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
     """One token from the safe set of each row: the largest of logit plus Gumbel noise.
 
     Args:
-        logits_SV: float32, after the temperature.
+        logits_SV: float32, after the temperature and any disturbance.
         rule: name of the safe set's rule.
         threshold_S1: its number for each row: ln ρ, k or p.
         seeds: of each row's response.

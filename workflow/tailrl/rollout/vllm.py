@@ -3,7 +3,7 @@
 vLLM returns the log-prob of a sampled token under the distribution that it was drawn from, but neither the
 mass nor the size of a safe set, and one mode of log-probs serves the whole engine. So a logits processor of
 our own does the masking inside the engine, after the temperature, and keeps log Z' and |V'_S| of every
-sampled token; then log π_infer = log π'^mp + log Z'.
+sampled token; then log π_infer = log π'^mp + log Z'. A disturbance comes first: it changes what π_infer is.
 
 This is the only module that imports vLLM.
 """
@@ -29,9 +29,11 @@ from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
+from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding
+from tailrl.settings import Disturbance
 from tailrl.vocabulary import logit_cut
 
 SEQUENCES_IN_FLIGHT = 128
@@ -42,11 +44,13 @@ SELF_TEST_TOLERANCE = 1e-4
 
 @dataclass(slots=True)
 class _Row:
-    """A row of the engine's batch: whose it is, its threshold, and its running list of sampled tokens."""
+    """A row of the engine's batch: whose it is, what is done to it, and its running list of sampled tokens."""
 
     request: int
+    seed: int
     rule: str
     threshold: float
+    disturbance: Disturbance
     tokens: list[int]
 
 
@@ -61,7 +65,7 @@ class SafeSetRecord:
 
 
 class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
-    """Masks the logits outside the safe set, and records log Z' and |V'_S| for every row of every step.
+    """Disturbs the logits, masks those outside the safe set, and records log Z' and |V'_S| of every row and step.
 
     A row that vLLM runs again (a preempted request) records the same position again; the last entry is the one that
     was sampled from.
@@ -71,10 +75,11 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
         self.rows: dict[int, _Row] = {}
         self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
         self.captured: list[tuple[int, int, Tensor]] | None = None
-        """Where set to a list: request, position and logits (before the mask) of every row, for a self-test."""
+        """Where set to a list: request, position and logits (as they come) of every row, for a self-test."""
 
     def is_argmax_invariant(self) -> bool:
-        """The most probable token is always safe; saying so also puts the mask after the temperature."""
+        """Said so that vLLM calls it after the temperature. The most probable token is always safe; noise may make
+        another one the most probable, but no request is greedy, and only those would skip the processor."""
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -86,7 +91,12 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
         for index, params, _, tokens in batch_update.added:
             given = params.extra_args or {}
             self.rows[index] = _Row(
-                given.get("request", -1), given.get("rule", "full"), given.get("threshold", 0.0), tokens
+                request=given.get("request", -1),
+                seed=given.get("seed", 0),
+                rule=given.get("rule", "full"),
+                threshold=given.get("threshold", 0.0),
+                disturbance=Disturbance.model_validate(given.get("disturbance", {})),
+                tokens=tokens,
             )
         for source, target, direction in batch_update.moved:
             moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
@@ -96,10 +106,14 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
                 self.rows[source] = displaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Mask float32 logits [rows, V] in place; each row's rule came with its request."""
+        """Disturb and mask float32 logits [rows, V] in place; each row's settings came with its request."""
         rows = [self.rows[index] for index in range(logits.shape[0])]
         if self.captured is not None:
             self.captured.extend((row.request, len(row.tokens), logits[i].clone()) for i, row in enumerate(rows))
+        for disturbance in {row.disturbance for row in rows if row.disturbance.on_logits}:
+            chosen = [index for index, row in enumerate(rows) if row.disturbance == disturbance]
+            seeds, positions = [rows[index].seed for index in chosen], [len(rows[index].tokens) for index in chosen]
+            logits[chosen] = disturb(logits[chosen], seeds, positions, disturbance)
         log_kept = torch.zeros(len(rows), device=logits.device)
         kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
         rules = {row.rule for row in rows} - {"full"}
@@ -155,11 +169,14 @@ class WorkerExtension:
 class VllmSampler:
     """A `Sampler` over one vLLM engine in this process."""
 
-    def __init__(self, policy_folder: Path, dtype: str, max_length: int, seed: int) -> None:
+    def __init__(
+        self, policy_folder: Path, dtype: str, max_length: int, seed: int, kv_cache_dtype: str = "auto"
+    ) -> None:
         try:
             self.llm = LLM(
                 model=str(policy_folder),
                 dtype=dtype,
+                kv_cache_dtype=kv_cache_dtype,
                 # The engine starts empty and is handed every weight, head included: where a reload leaves out a
                 # tied head, vLLM's packed copy of the old one stays in place.
                 load_format="dummy",
@@ -200,6 +217,7 @@ class VllmSampler:
         longest = max(len(request.prompt_tokens) for request in requests)
         if longest >= self.max_length:
             raise StudyError(f"a prompt of {longest} tokens leaves no room in the policy's {self.max_length} tokens")
+        disturbance = decoding.disturbance.model_dump()
         params = [
             SamplingParams(
                 temperature=decoding.temperature,
@@ -209,7 +227,13 @@ class VllmSampler:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                extra_args={"request": index, "rule": decoding.rule, "threshold": request.threshold},
+                extra_args={
+                    "request": index,
+                    "seed": request.seed,
+                    "rule": decoding.rule,
+                    "threshold": request.threshold,
+                    "disturbance": disturbance,
+                },
             )
             for index, request in enumerate(requests)
         ]
@@ -229,8 +253,11 @@ class VllmSampler:
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """Whether the engine's log-probs are those of the masked, renormalised distribution that it samples from.
 
+        The engine's logits are taken as they come and disturbed here anew, by the requests' seeds: a row that got
+        another response's noise would show.
+
         Returns:
-            The largest difference, nats, from a float64 log-softmax over the safe set of the engine's own logits.
+            The largest difference, nats, from a float64 log-softmax over the safe set of these logits.
 
         Raises:
             StudyError: it exceeds `SELF_TEST_TOLERANCE`: every ratio would be off by as much, in silence.
@@ -239,10 +266,11 @@ class VllmSampler:
         rollouts = self.generate(requests, decoding)
         captured = self.llm.collective_rpc("capture_logits", args=(False,))[0]
         worst = 0.0
-        for request, position, logits in captured:
-            rollout = rollouts[request]
+        for index, position, raw in captured:
+            rollout, request = rollouts[index], requests[index]
             if position < len(rollout.tokens):
-                cut = logit_cut(logits[None], decoding.rule, requests[request].threshold)[0]
+                logits = disturb(raw[None], [request.seed], [position], decoding.disturbance)[0]
+                cut = logit_cut(logits[None], decoding.rule, request.threshold)[0]
                 log_sum = logits.double().masked_fill(logits < cut, -torch.inf).logsumexp(-1)
                 expected = logits[rollout.tokens[position]].double() - log_sum
                 worst = max(worst, abs(expected.item() - float(rollout.logp_infer_T[position])))

@@ -8,6 +8,7 @@ sample the same problems with the same random numbers.
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from tailrl.policy import (
     encode_prompt,
     load_policy,
     load_tokenizer,
-    named_weights,
     required_length,
     save_policy,
 )
@@ -35,6 +35,7 @@ from tailrl.seeding import derive_seed
 from tailrl.settings import Run
 from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker
+from tailrl.training.handover import Handover
 from tailrl.training.step import Sample, Stopwatch, update
 from tailrl.training.thresholds import Thresholds
 
@@ -64,13 +65,24 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         model.set_attn_implementation(EXACT_ATTENTION)
     length = required_length(problems, prompts, settings.max_new_tokens, model.config)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
     sampler = make_sampler(run.sampler, policy_folder, length, seed)
-    sampler.load_weights(named_weights(model))
+    hand_over = Handover(sampler, run.disturbance)
+    hand_over(model)
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
+    if run.floor_defeats_pruning(model.config.vocab_size):
+        warnings.warn(
+            f"arm {run.arm}: the floor of {run.disturbance.floor:g} lifts every token over the cut of "
+            f"{run.vocabulary.rule}, which prunes nothing on the disturbed side at the rho that it starts from",
+            stacklevel=1,
+        )
     rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
-    decoding = Decoding(settings.temperature, settings.max_new_tokens, rule)
+    decoding = Decoding(settings.temperature, settings.max_new_tokens, rule, run.disturbance)
     order = problem_order(len(problems), settings.prompts, seed)
     tested = sampler.self_test(
         step_requests(prompts[:4], [thresholds.of(0)] * len(prompts[:4]), 2, seed, step=-1), decoding
@@ -92,14 +104,15 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
                 rewards_PG = rewards(rollouts, answers, tokenizer).reshape(settings.prompts, settings.group_size)
             advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
             samples = [
-                Sample(*parts) for parts in zip(rollouts, advantages, (r.threshold for r in requests), strict=True)
+                Sample(rollout, advantage, request.threshold, request.seed)
+                for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
             ]
             try:
                 loss, norm, record = update(model, optimizer, samples, run, derive_seed("deal", seed, step), watch)
             except StudyError as error:
                 raise StudyError(f"arm {run.arm}, seed {seed}, step {step}: {error}") from None
             with watch.phase("weights"):
-                sampler.load_weights(named_weights(model))
+                hand_over(model)
             with watch.phase("metrics"):
                 metrics = {
                     "train/step": float(step),

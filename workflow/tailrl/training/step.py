@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tailrl.disturbance import UNDISTURBED, disturb, rounded_parameters
 from tailrl.errors import StudyError
+from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
-from tailrl.objective.corrections import Weights, correct, sequence_sum
-from tailrl.objective.losses import clipped_ratio, policy_gradient
-from tailrl.operators import exact_logprobs
+from tailrl.objective.corrections import Weights, sequence_sum
+from tailrl.objective.surrogate import surrogate
+from tailrl.operators import Scoring, exact_logprobs
 from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
@@ -127,11 +129,12 @@ def _mean(values: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout as the trainer sees it: its advantage, and the number of its safe set's rule."""
+    """One rollout as the trainer sees it: its advantage, the number of its safe set's rule, its request's seed."""
 
     rollout: Rollout
     advantage: float
     threshold: float
+    seed: int
 
 
 def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[TokenLogprobs, Batch]:
@@ -144,12 +147,20 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
     rule = "full" if run.vocabulary.side == "sampler" else run.vocabulary.rule
     fill = run.vocabulary.outside == "paper_fill"
+    threshold_T1 = threshold_N[batch.sequence_T, None]
+    temperature = run.training.temperature
+    # The matched control: what is scored, as full and as constrained, is the distribution that was sampled from.
+    matched = run.disturbance.side == "both" and run.disturbance.on_logits
+    places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
+    seeds, positions = [seed for seed, _ in places], [position for _, position in places]
     if run.sampler.engine == "exact":
-        threshold_T1 = threshold_N[batch.sequence_T, None]
-        temperature = run.training.temperature
-        return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
-    logits_TV = (hidden_TH @ weight_VH.T).float() / run.training.temperature
-    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_N[batch.sequence_T, None], fill), batch
+        scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
+        return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, positions), batch
+    if matched:
+        logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
+        logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
+        return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
+    return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
 
 
 @torch.no_grad()
@@ -198,41 +209,36 @@ def accumulate_gradients(
         chosen = [samples[i] for i in group]
         with watch.phase("forward"):
             logprobs, batch = forward_logprobs(model, chosen, run)
-            logp_T, device = logprobs.logp_T, logprobs.logp_T.device
+            device = logprobs.logp_T.device
             logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
-            logp_old_T = logp_T.detach() if old is None else torch.cat([old[i] for i in group])
-            outside_T = logprobs.outside_T | logp_old_T.isneginf()
-            logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
-            delta_T = logp_old_T - logp_infer_T
-            weights = correct(delta_T, outside_T, batch.sequence_T, len(group), run.correction)
             advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
-            clipped_T = torch.zeros_like(logprobs.outside_T)
-            if run.clip is None:
-                loss = policy_gradient(logp_T, advantage_T, weights.weight_T, len(samples))
-            else:
-                # A token outside the set has ratio 0 in every convention: no term, no gradient.
-                weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
-                if run.clip.ratio == "decoupled":
-                    # Not 0 × exp(Δ): a rejected token may have a ratio that overflows.
-                    weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
-                reference_T = logp_infer_T if run.clip.ratio == "bypass" else logp_old_T
-                bounds = (run.clip.low, run.clip.high)
-                loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, bounds, len(samples))
-                clipped_T &= ~outside_T
-            loss_sum += loss.item()
+            part = surrogate(
+                logprobs,
+                logp_infer_T,
+                advantage_T,
+                batch.sequence_T,
+                len(group),
+                len(samples),
+                run.correction,
+                run.clip,
+                None if old is None else torch.cat([old[i] for i in group]),
+            )
+            loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
-        if not (np.isfinite(loss_sum) and logprobs.logp_full_T.isfinite().all()):
+        if not logprobs.logp_full_T.isfinite().all():
             raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
+        if not np.isfinite(loss_sum):
+            raise StudyError(f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not")
         with watch.phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
         record.logp_infer.append(logp_infer_T)
         record.log_kept_infer.append(_concatenate([s.rollout.log_kept_infer_T for s in chosen], device))
         record.kept_vocab_infer.append(_concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device))
         record.sequence.append(batch.sequence_T + record.sequences)
         record.advantage.append(advantage_T)
-        record.clipped.append(clipped_T)
-        record.weights.append(weights)
+        record.clipped.append(part.clipped_T)
+        record.weights.append(part.weights)
         record.sequences += len(group)
     return loss_sum
 
@@ -262,16 +268,18 @@ def update(
         StudyError: a loss or a norm that is not finite.
     """
     record, losses, norms = StepRecord(), [], []
+    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"):
+        with watch.phase("forward"), rounded_parameters(model, coarse):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        with rounded_parameters(model, coarse):
+            losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record

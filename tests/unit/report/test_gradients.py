@@ -1,0 +1,108 @@
+"""Medians, ranges and the comparison with the first arm, from a file written by hand."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrl.errors import StudyError
+from tailrl.report.gradients import (
+    LOWEST,
+    gradient_figure,
+    read_qualities,
+    summarise,
+    write_gradients,
+)
+
+ERRORS = {"naive": [1.0, 2.0, 4.0], "dvp": [0.5, 3.0, 3.0]}
+DOSES = (("none", 0.0), ("noise", 0.1), ("floor", 0.01))
+
+
+def line(model: int, mismatch: str, dose: float, arm: str, **values: float | None) -> dict[str, Any]:
+    names = ("divergence", "bias", "bias_constrained", "deviation", "error", "direction", "cosine", "cosine_half_width")
+    return {"model": model, "mismatch": mismatch, "dose": dose, "arm": arm, **dict.fromkeys(names, 0.25), **values}
+
+
+LINES = [
+    line(m, *dose, arm, error=ERRORS[arm][m], direction=None if arm == "dvp" and m == 0 else 0.5, bias=0.0)
+    for m in range(3)
+    for dose in DOSES
+    for arm in ERRORS
+]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LINES), encoding="utf-8")
+    settings = {"draws": 7, "seed": 0, "vocabulary_size": 5, "length": 2, "prompts": 3, "group_size": 4}
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"quality": settings}}), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_summary_is_the_median_and_range_over_models(results: Path) -> None:
+    found = summarise(read_qualities(results / "quality.jsonl"))
+    assert [(s.mismatch, s.dose, s.arm) for s in found] == [(*dose, arm) for dose in DOSES for arm in ERRORS]
+    naive, dvp = found[:2]
+    assert (naive.error.median, naive.error.low, naive.error.high) == (2, 1, 4)
+    assert (dvp.models, dvp.less_error, naive.less_error) == (3, 2, 0)
+    ratio = dvp.error_ratio
+    assert (ratio.median, ratio.low, ratio.high) == (0.75, 0.5, 1.5), "each model by its own reference"
+    assert (dvp.direction.median, dvp.direction.low) == (0.5, 0.5), "a missing value is left out"
+
+
+def test_equal_but_for_rounding_is_not_less(results: Path) -> None:
+    rows = read_qualities(results / "quality.jsonl")
+    close = [{**row, "error": 1.0 if row["arm"] == "naive" else 1.0 - 1e-12} for row in rows]
+    assert [s.less_error for s in summarise(close)] == [0] * 6
+
+
+def test_nothing_known_is_nan(results: Path) -> None:
+    rows = [{**row, "direction": math.nan} for row in read_qualities(results / "quality.jsonl")]
+    assert math.isnan(summarise(rows)[0].direction.median)
+
+
+def test_what_is_written(results: Path) -> None:
+    write_gradients(results, results / "out")
+    with (results / "out" / "gradient_quality.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["error_median"] for row in rows] == ["2", "3"] * 3
+    page = (results / "out" / "gradient_quality.md").read_text(encoding="utf-8")
+    assert "3 random models (seed 0): 5 tokens, responses of 2, steps of 3 prompts with 4 responses" in page
+    assert "## Noise σ on every logit (nats): 0.1" in page
+    assert "| dvp | 0 | 0.25 | 0.25 | 3 (0.5 to 3) | 0.5 | 0.25 | 2 of 3 |" in page
+    assert (results / "out" / "gradient_quality.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_figure_has_a_column_for_each_mismatch_and_starts_without_any(results: Path) -> None:
+    figure = gradient_figure(summarise(read_qualities(results / "quality.jsonl")))
+    assert len(figure.axes) == 4 * 2
+    assert [label.get_text() for label in figure.axes[-2].get_xticklabels()] == ["0", "0.1"]
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["0", "0.01"]
+    drawn = figure.axes[0].get_lines()[0].get_ydata()
+    assert list(drawn) == [LOWEST["bias"]] * 2, "a bias of 0 has its place on a log axis"
+    error = figure.axes[4]
+    assert list(error.get_lines()[1].get_ydata()) == [0.75, 0.75]
+
+
+def test_without_any_mismatch_there_is_one_column(results: Path) -> None:
+    rows = [row for row in read_qualities(results / "quality.jsonl") if row["mismatch"] == "none"]
+    assert len(gradient_figure(summarise(rows)).axes) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no line"),
+        ("{\n", "part 1: not a JSON object"),
+        ("[1]\n", "part 1: not a JSON object"),
+        (json.dumps(LINES[0]) + "\n" + json.dumps({"model": 1}) + "\n", "line 2: has no mismatch"),
+    ],
+)
+def test_what_cannot_be_used_is_named(results: Path, text: str, words: str) -> None:
+    (results / "quality.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(StudyError, match=words) as caught:
+        write_gradients(results, results / "out")
+    assert str(caught.value).startswith(str(results / "quality.jsonl"))
