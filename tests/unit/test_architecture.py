@@ -19,6 +19,7 @@ LAYERS = [
         "errors",
         "seeding",
         "base_settings",
+        "sampler_settings",
         "settings",
         "gradient_settings",
         "study",
@@ -129,7 +130,8 @@ def test_imports_go_one_way(module: str) -> None:
 def test_the_bottom_layer_knows_little() -> None:
     known = {
         "base_settings": set(),
-        "settings": {"base_settings"},
+        "sampler_settings": {"base_settings"},
+        "settings": {"base_settings", "sampler_settings"},
         "gradient_settings": {"settings"},
         "study": {"errors", "settings", "gradient_settings"},
         "records": {"errors"},

@@ -8,25 +8,23 @@ import json
 import math
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sampler_fixture import PlainSampler
 from step_fixture import DVP, GROUP, PROMPTS, RHO, STEPS, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tailrl.errors import StudyError
-from tailrl.metrics import METRICS
+from tailrl.metrics import METRICS, VERIFICATION
 from tailrl.policy import load_policy, load_tokenizer, named_weights
 from tailrl.records import Problem, Rollout, write_problems
 from tailrl.rollout import Decoding
 from tailrl.settings import Run
 from tailrl.training.loop import problem_order, rewards, step_requests, train
 from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients, optimizer_step
-
-if TYPE_CHECKING:
-    from conftest import ExactSampler
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -207,14 +205,14 @@ def trained(files: Path, policy: Path, run: Run, seed: int = 5, name: str = "out
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_run_over_an_exact_engine(
-    files: Path, policy_folder: Path, exact_samplers: list["ExactSampler"], arm: str
+    files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], arm: str
 ) -> None:
     run = make_run(arm)
     metrics = trained(files, policy_folder, run)
     assert [line["train/step"] for line in metrics] == [0, 1, 2]
     assert [line["train/learning_rate"] for line in metrics] == pytest.approx([5e-4, 1e-3, 1e-3])
     for line in metrics:
-        assert line.keys() == METRICS.keys()
+        assert line.keys() == METRICS.keys() - VERIFICATION.keys()
         # The sampler is the trainer: nothing differs but the order of float32 sums.
         assert 0 <= line["rollout_corr/k3_kl"] < 1e-6 and line["rollout_corr_unmasked/k3_kl"] < 1e-6
         assert line["rollout_corr_raw/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
@@ -239,7 +237,7 @@ def test_a_run_over_an_exact_engine(
     assert record["sampler_self_test"] == 0.0
     assert record["wall_seconds"] > record["startup_seconds"] > 0
 
-    [sampler] = exact_samplers
+    [sampler] = plain_samplers
     [(tested, decoding)] = sampler.tested
     assert decoding == Decoding(0.8, 8, "full" if arm == "naive" else "min_p")
     assert len(tested) == 8 and {request.threshold for request in tested} == {run.vocabulary.threshold(600)}
@@ -254,14 +252,14 @@ def test_a_run_over_an_exact_engine(
 
 
 def test_a_task_may_be_as_small_as_a_step(
-    files: Path, policy_folder: Path, problems: list[Problem], exact_samplers: list["ExactSampler"]
+    files: Path, policy_folder: Path, problems: list[Problem], plain_samplers: list[PlainSampler]
 ) -> None:
     write_problems(problems[:2], files / "problems.jsonl")
     assert len(trained(files, policy_folder, make_run("dvp", steps=1))) == 1
-    assert len(exact_samplers[0].tested[0][0]) == 4
+    assert len(plain_samplers[0].tested[0][0]) == 4
 
 
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 def test_a_seed_gives_its_run_again(files: Path, policy_folder: Path) -> None:
     """To the bit, in the metrics and in the policy; only times differ. Another arm starts with the same problems."""
     runs = [
@@ -275,7 +273,7 @@ def test_a_seed_gives_its_run_again(files: Path, policy_folder: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 @pytest.mark.parametrize("arm", ["naive", "dvp"])
 def test_a_policy_of_nan_is_one_sentence(
     files: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch, arm: str

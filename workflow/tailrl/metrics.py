@@ -23,6 +23,14 @@ _WEIGHTS = {
     "rollout_is_eff_sample_size": "effective sample size as a fraction of the responses, 1 / mean(w_norm²)",
 }
 
+VERIFICATION = {
+    "verification/rounds": "rounds of proposal and scoring pass until every response of the step was done",
+    "verification/agreement": "fraction of the judged tokens that the engine and the trainer drew alike",
+    "verification/proposed_per_kept": "tokens that the engine proposed for each token of the responses",
+    "verification/seconds": "seconds in the scoring passes, a part of time/rollout",
+}
+"""Logged where the trainer verifies what the engine draws, and nowhere else."""
+
 METRICS: dict[str, str] = {
     "train/step": "number of the update, from 0",
     "train/loss": "the policy-gradient loss; its value says little, its gradient is the estimator",
@@ -68,4 +76,5 @@ METRICS: dict[str, str] = {
     "time/metrics": "seconds in the diagnostics and in logging the step before",
     "time/step": "seconds of the whole step",
     "throughput/tokens_per_second": "response tokens per second of the whole step",
+    **VERIFICATION,
 }

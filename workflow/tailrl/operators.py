@@ -16,7 +16,7 @@ PyTorch promises no such thing. What differs on a CPU, and what is done about it
 The backward is autograd's, correct but not batch-invariant, which it need not be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -188,6 +188,13 @@ def head_logits(
     return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
 
 
+def logit_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+    """Runs of rows whose logits are held at once."""
+    size = max(1, CHUNK_LOGITS // (vocabulary * ROWS)) * ROWS
+    for start in range(0, rows, size):
+        yield slice(start, start + size)
+
+
 def exact_logprobs(
     hidden_TH: Tensor,
     weight_VH: Tensor,
@@ -208,10 +215,8 @@ def exact_logprobs(
         seeds: see `head_logits`.
         places: likewise.
     """
-    size = max(1, CHUNK_LOGITS // (len(weight_VH) * ROWS)) * ROWS
     parts = []
-    for start in range(0, len(tokens_T), size):
-        rows = slice(start, start + size)
+    for rows in logit_chunks(len(tokens_T), len(weight_VH)):
         logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)

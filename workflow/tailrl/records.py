@@ -30,11 +30,14 @@ class Request:
         prompt_tokens: token ids.
         seed: of the response's own random stream.
         threshold: the number of the safe set's rule for this response (ln ρ, k or p).
+        start: tokens of the response that are there already, at the end of `prompt_tokens`: the first one to be
+            sampled stands at this place of the response.
     """
 
     prompt_tokens: tuple[int, ...]
     seed: int
     threshold: float = 0.0
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from tailrl.base_settings import ScratchPolicy as ScratchPolicy
 from tailrl.base_settings import Settings as Settings
 from tailrl.base_settings import Task as Task
 from tailrl.base_settings import WarmStart as WarmStart
+from tailrl.sampler_settings import Disturbance as Disturbance
+from tailrl.sampler_settings import SamplerSettings as SamplerSettings
 
 # --- arms --------------------------------------------------------------------------------------------
 
@@ -152,78 +154,6 @@ class Clip(Settings):
     high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient where the advantage is > 0")
 
 
-class SamplerSettings(Settings):
-    """The engine that samples, and the number format it computes in."""
-
-    engine: Literal["vllm", "exact"] = Field(
-        "vllm",
-        description="the rollout engine; exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
-    )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="dtype of the engine's weights and activations; exact takes the trainer's, float32"
-    )
-    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="dtype of cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
-    )
-
-    @model_validator(mode="after")
-    def _trainable(self) -> Self:
-        if self.engine == "exact" and self.dtype != "float32":
-            raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
-        if self.engine == "exact" and self.kv_cache_dtype != "auto":
-            raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
-        return self
-
-
-class Disturbance(Settings):
-    """A mismatch of known size between sampler and trainer, one cause a field; all are off by default.
-
-    It comes on top of what the two engines differ by anyway. Causes may be combined: `tailrl.disturbance` says in which
-    order they act.
-    """
-
-    staleness: int = Field(
-        0, ge=0, description="steps: the engine samples with the weights of so many steps ago, at first the base policy"
-    )
-    weights: Literal["float16", "bfloat16", "float8_e4m3"] | None = Field(
-        None,
-        description="the engine's weights are rounded to this dtype when they are handed over; float8_e4m3: matrices "
-        "alone, each scaled to the dtype's range; null: not rounded",
-    )
-    bias: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
-    )
-    noise: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
-    )
-    floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")
-    side: Literal["sampler", "both"] = Field(
-        "sampler", description="both: the trainer's distribution is disturbed likewise, a control without mismatch"
-    )
-
-    @model_validator(mode="after")
-    def _matched(self) -> Self:
-        if self.side == "both" and self.staleness:
-            raise ValueError(
-                "side: both does not go with staleness, which has no matched control: a trainer with the weights of "
-                "earlier steps would train an earlier policy"
-            )
-        if self.side == "both" and not (self.on_logits or self.weights):
-            raise ValueError("side: both says nothing where no cause is on")
-        return self
-
-    @property
-    def on_logits(self) -> bool:
-        """Whether any cause acts on the logits, and not on the weights."""
-        return self.bias > 0 or self.noise > 0 or self.floor > 0
-
-
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -304,6 +234,12 @@ class Evaluation(Settings):
     temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples: the same for every policy")
+
+    @model_validator(mode="after")
+    def _without_trainer(self) -> Self:
+        if self.sampler.verify:
+            raise ValueError("sampler.verify needs a trainer, which an evaluation does not have")
+        return self
 
 
 class Problems(Settings):

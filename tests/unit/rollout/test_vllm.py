@@ -6,6 +6,7 @@ the others with it.
 # Long because the engines are started once: every test that needs one lives here.
 
 import gc
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from definitions import safe_tokens, softmax
+from step_fixture import run_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from vllm import LLM, SamplingParams
@@ -28,14 +30,19 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
+from tailrl.metrics import METRICS
+from tailrl.noise import gumbel
 from tailrl.packing import pack_batch
 from tailrl.policy import create_policy, head_weight, hidden_states, named_weights, save_policy
-from tailrl.records import Request, Rollout
+from tailrl.records import Problem, Request, Rollout, write_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout import vllm as engine_module
+from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import SELF_TEST_TOLERANCE, SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
 from tailrl.settings import Disturbance, SamplerSettings, ScratchPolicy
-from tailrl.vocabulary import TokenLogprobs, token_logprobs
+from tailrl.training import loop
+from tailrl.vocabulary import TokenLogprobs, safe_set, token_logprobs
 
 pytestmark = pytest.mark.vllm
 
@@ -764,3 +771,58 @@ def test_more_prompt_tokens_than_the_engine_takes_in_one_step(engine32: VllmSamp
     assert sum(len(request.prompt_tokens) for request in requests) > budget
     rollouts = engine32.generate(requests, Decoding(1.0, 10, "min_p"))
     check_records(rollouts, captured, -3.0)
+
+
+# --- draws from shared noise -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "log_rho"), [("full", -np.inf), ("min_p", -3.0)])
+def test_shared_noise_draws_the_largest_of_logit_plus_noise(
+    engine: VllmSampler, captured: Logits, rule: str, log_rho: float
+) -> None:
+    requests = [
+        replace(request, start=index % 3) for index, request in enumerate(random_requests(30, threshold=log_rho))
+    ]
+    decoding = Decoding(1.0, 20, rule, Disturbance(noise=0.3), shared_noise=True)
+    rollouts = engine.generate(requests, decoding)
+    for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
+        assert len(rollout.tokens) <= 20 - request.start
+        for position, token in enumerate(rollout.tokens):
+            place = [request.seed], [request.start + position]
+            logits_1V = disturb(captured[index, position][None], *place, decoding.disturbance)
+            safe_1V = safe_set(logits_1V, rule, request.threshold)
+            score_1V = (logits_1V + gumbel(*place, V)).masked_fill(~safe_1V, -torch.inf)
+            assert int(score_1V.argmax()) == token
+
+
+def test_the_trainer_verifies_what_vllm_proposes(engine: VllmSampler, policy: PreTrainedModel, folder: Path) -> None:
+    """The responses are those of the exact engine; float32 agrees nearly always, bfloat16 less often."""
+    exact = ExactSampler(folder, "float32", MAX_LENGTH)
+    exact.load_weights(named_weights(policy))
+    requests = random_requests(40, threshold=-6.0)
+    sampler = VerifiedSampler(engine, exact.model, STOP_TOKENS, MAX_LENGTH)
+    found = sampler.generate(requests, MIN_P)
+    assert all(map(same_bits, found, exact.generate(requests, MIN_P)))
+    agreement = sampler.metrics()["verification/agreement"]
+    assert agreement > (0.999 if engine.dtype == torch.float32 else 0.8)
+
+
+def test_a_verified_run_has_no_mismatch(
+    engines: dict[str, VllmSampler],
+    folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def verified_by(*arguments: Any) -> VerifiedSampler:
+        return VerifiedSampler(engines["bfloat16"], arguments[-1], STOP_TOKENS, MAX_LENGTH)
+
+    monkeypatch.setattr(loop, "make_sampler", verified_by)
+    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    write_problems(problems, tmp_path / "problems.jsonl")
+    run = run_of({"vocabulary": {"rule": "min_p", "rho": 0.01}, "sampler": {"verify": True}})
+    loop.train(run, 0, folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["rollout_corr/delta_abs_max"] for line in lines} == {0.0}
+    assert all(line["train/grad_norm"] > 0 and line["verification/agreement"] > 0.8 for line in lines)
+    assert lines[0].keys() == METRICS.keys()

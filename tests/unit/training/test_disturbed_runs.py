@@ -6,12 +6,13 @@ The engine is the trainer's own model, so that what the two differ by is the dis
 import json
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from definitions import disturbed, safe_tokens
+from sampler_fixture import PlainSampler
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -23,9 +24,6 @@ from tailrl.settings import Disturbance
 from tailrl.training.handover import Handover
 from tailrl.training.loop import train
 from tailrl.training.step import Stopwatch, update
-
-if TYPE_CHECKING:
-    from conftest import ExactSampler
 
 STEPS = 4
 CAUSES: dict[str, dict[str, Any]] = {
@@ -58,12 +56,12 @@ def trained(files: Path, policy: Path, arm: dict[str, Any], **training: Any) -> 
 
 
 def test_an_engine_that_is_two_steps_behind(
-    files: Path, policy_folder: Path, exact_samplers: list["ExactSampler"]
+    files: Path, policy_folder: Path, plain_samplers: list[PlainSampler]
 ) -> None:
     """Step n samples with the weights of step max(0, n − 2), to the bit."""
     for staleness in (0, 2):
         trained(files, policy_folder, {"disturbance": {"staleness": staleness}})
-    fresh, stale = (sampler.handed for sampler in exact_samplers)
+    fresh, stale = (sampler.handed for sampler in plain_samplers)
     assert len(fresh) == len(stale) == STEPS + 1
     first = dict(named_weights(load_policy(policy_folder)))
     for handed in stale[:3]:
@@ -74,9 +72,9 @@ def test_an_engine_that_is_two_steps_behind(
     assert all(torch.equal(stale[3][name], fresh[1][name]) for name in first)
 
 
-def test_staleness_shows_as_mismatch(files: Path, policy_folder: Path, exact_samplers: list["ExactSampler"]) -> None:
+def test_staleness_shows_as_mismatch(files: Path, policy_folder: Path, plain_samplers: list[PlainSampler]) -> None:
     fresh, stale = (trained(files, policy_folder, {"disturbance": {"staleness": k}}) for k in (0, 2))
-    assert len(exact_samplers) == 2
+    assert len(plain_samplers) == 2
     assert max(line["rollout_corr/k3_kl"] for line in fresh) < 1e-6
     assert stale[0]["rollout_corr/k3_kl"] < 1e-6 < 1e-4 < stale[1]["rollout_corr/k3_kl"]
 
@@ -87,9 +85,7 @@ def test_the_handover_is_of_copies_of_earlier_weights(
     model: PreTrainedModel, policy_folder: Path, staleness: int, dtype: str | None
 ) -> None:
     """Changed in place after each call, as an optimizer does."""
-    from conftest import ExactSampler
-
-    sampler = ExactSampler(policy_folder)
+    sampler = PlainSampler(policy_folder)
     hand_over = Handover(sampler, Disturbance.model_validate({"staleness": staleness, "weights": dtype}))
     history = []
     for _ in range(5):
@@ -106,7 +102,7 @@ def test_the_handover_is_of_copies_of_earlier_weights(
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_staleness_of_nothing_is_no_disturbance(
-    files: Path, policy_folder: Path, exact_samplers: list["ExactSampler"], staleness: int
+    files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], staleness: int
 ) -> None:
     """With k = 0 a run is the undisturbed one to the bit; with k = 1 it is not."""
     timed = ("time/", "throughput/")
@@ -117,7 +113,7 @@ def test_staleness_of_nothing_is_no_disturbance(
         ]
         for disturbance in ({}, {"staleness": staleness})
     )
-    assert len(exact_samplers) == 2
+    assert len(plain_samplers) == 2
     assert (plain == other) == (staleness == 0)
 
 
@@ -126,7 +122,7 @@ def test_staleness_of_nothing_is_no_disturbance(
 
 @pytest.mark.parametrize("vocabulary", [{}, DVP], ids=["full", "min_p"])
 @pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 def test_the_matched_control_has_no_mismatch(
     files: Path, policy_folder: Path, cause: str, vocabulary: dict[str, Any]
 ) -> None:
@@ -147,7 +143,7 @@ def test_the_matched_control_has_no_mismatch(
     assert one[0]["rollout_corr_unmasked/delta_abs_mean"] > least
 
 
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 def test_noise_on_one_side_has_the_size_that_it_is_given(files: Path, policy_folder: Path) -> None:
     """K1 and K3 of sampled tokens of a nearly flat policy: σ²/2 each; an interval of 99.9 % over the tokens."""
     sigma = 0.3
@@ -213,7 +209,7 @@ def test_the_sampler_side_leaves_the_trainer_alone(model: PreTrainedModel) -> No
     assert results[0][2] == pytest.approx(results[1][2], rel=0, abs=0, nan_ok=True)
 
 
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 def test_a_budget_that_starts_below_the_floor_is_warned_of(files: Path, policy_folder: Path) -> None:
     budget = {"rule": "min_p", "rho": "e-13", "adapt": "budget", "budget": 0.1}
     with pytest.warns(UserWarning, match=r"arm test: the floor of 0\.1 lifts every token over the cut of min_p"):

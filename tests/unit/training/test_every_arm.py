@@ -11,11 +11,12 @@ import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from sampler_fixture import PlainSampler
 from step_fixture import run_of
 
 from tailrl.errors import StudyError
@@ -27,9 +28,6 @@ from tailrl.settings import Arm
 from tailrl.study import parse_study
 from tailrl.training.loop import train
 from tailrl.vocabulary import RULES
-
-if TYPE_CHECKING:
-    from conftest import ExactSampler
 
 Choice = dict[str, Any]
 
@@ -223,7 +221,7 @@ def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dic
     return [json.loads(line) for line in (files / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("exact_samplers")
+@pytest.mark.usefixtures("plain_samplers")
 @pytest.mark.parametrize("choice", COVERING, ids=name_of)
 def test_what_is_admitted_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
     metrics = trained(files, policy_folder, arm_of(choice), minibatches=choice["minibatches"])
@@ -242,13 +240,13 @@ def test_what_is_admitted_trains(files: Path, policy_folder: Path, choice: Choic
 
 @pytest.mark.parametrize("vocabulary", ["budget", "difficulty"])
 def test_an_adapted_threshold_reaches_both_sides(
-    files: Path, policy_folder: Path, exact_samplers: list["ExactSampler"], vocabulary: str
+    files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], vocabulary: str
 ) -> None:
     """It changes with the steps, and the sampler's sets stay those of the trainer."""
     metrics = trained(files, policy_folder, arm_of({**COVERING[0], "clip": None, "vocabulary": vocabulary}), steps=4)
     thresholds = [line["dvp/threshold"] for line in metrics]
     assert len(set(thresholds)) > 1
-    assert len(exact_samplers) == 1
+    assert len(plain_samplers) == 1
     for line in metrics:
         kept = line["dvp/kept_vocab_per_token_train"]
         assert kept == pytest.approx(line["dvp/kept_vocab_per_token_rollout"], abs=0.2)

@@ -6,13 +6,16 @@ The rest of the package knows the protocol only; `make_sampler` imports the engi
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from tailrl.disturbance import UNDISTURBED
 from tailrl.records import Request, Rollout
 from tailrl.settings import Disturbance, SamplerSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,15 @@ class Decoding:
         rule: of the safe set on the engine's own distribution (`vocabulary.RULES`); its number comes with each request.
         disturbance: of that distribution, before its safe set is chosen (`disturbance.disturb`); what it says of
             weights is not the engine's business, which has the weights that it was handed.
+        shared_noise: draw argmax(log π + g) with the Gumbel noise of `noise.gumbel`, by the response's seed and the
+            token's place: another engine on the same noise draws the same token where it can. No log-probs then.
     """
 
     temperature: float
     max_new_tokens: int
     rule: str = "full"
     disturbance: Disturbance = UNDISTURBED
+    shared_noise: bool = False
 
 
 class Sampler(Protocol):
@@ -50,8 +56,14 @@ class Sampler(Protocol):
         """Replace the policy by these named tensors (any dtype; the engine casts to its own)."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What the engine says of the last batch, by the names in `tailrl.metrics`."""
+        ...
 
-def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int, seed: int) -> Sampler:
+
+def make_sampler(
+    settings: SamplerSettings, policy_folder: Path, max_length: int, seed: int, trainer: "PreTrainedModel | None" = None
+) -> Sampler:
     """The engine that `settings` names, shaped for a policy; hand it the weights before it generates.
 
     Args:
@@ -59,7 +71,16 @@ def make_sampler(settings: SamplerSettings, policy_folder: Path, max_length: int
         policy_folder: a Hugging Face folder, of which the configuration alone is read.
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request's random stream has its own.
+        trainer: the model that is trained, where it is to verify what the engine draws.
     """
+    if settings.verify:
+        from tailrl.rollout.sampling import stop_tokens
+        from tailrl.rollout.verified import VerifiedSampler
+
+        if trainer is None:
+            raise RuntimeError("a verified sampler needs the trainer's model")
+        proposer = make_sampler(settings.model_copy(update={"verify": False}), policy_folder, max_length, seed)
+        return VerifiedSampler(proposer, trainer, stop_tokens(policy_folder), max_length)
     if settings.engine == "exact":
         from tailrl.rollout.exact import ExactSampler
 

@@ -52,6 +52,10 @@ class ExactSampler:
         self.model.load_state_dict(dict(weights))
         self.has_weights = True
 
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
+
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`: here the same to the bit.
@@ -67,9 +71,10 @@ class ExactSampler:
         responses = _Responses(len(requests), max(limits))
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
+        start_N = torch.tensor([request.start for request in requests])
         while flight.admit():
             step = flight.step()
-            places = step.place_S.tolist()
+            places = (step.place_S + start_N[step.request_S]).tolist()
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
             responses.add(step, drawn)

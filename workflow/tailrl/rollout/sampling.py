@@ -1,7 +1,7 @@
 """What an engine of our own needs besides a forward: where responses end, and how a token is drawn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -30,6 +30,20 @@ class Drawn:
     logp_S: Tensor
     log_kept_S: Tensor
     kept_vocab_S: Tensor
+
+    def first(self, count: int) -> "Drawn":
+        """Those of the first rows alone."""
+        return Drawn(*(getattr(self, field.name)[:count] for field in fields(self)))
+
+    def split(self, lengths: Sequence[int]) -> list["Drawn"]:
+        """Runs of rows, one after another."""
+        columns = (getattr(self, field.name).split(list(lengths)) for field in fields(self))
+        return [Drawn(*parts) for parts in zip(*columns, strict=True)]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Drawn"]) -> "Drawn":
+        """The rows of several, one after another."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], places: Sequence[int]) -> Drawn:
@@ -80,4 +94,7 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
         raise StudyError("a prompt holds no token: there is nothing to predict the first token from")
     if max(lengths) >= max_length:
         raise StudyError(f"a prompt of {max(lengths)} tokens leaves no room in the policy's {max_length} tokens")
-    return [min(decoding.max_new_tokens, max_length - length) for length in lengths]
+    return [
+        min(decoding.max_new_tokens - request.start, max_length - length)
+        for request, length in zip(requests, lengths, strict=True)
+    ]

@@ -31,6 +31,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
+from tailrl.noise import gumbel
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding
 from tailrl.settings import Disturbance
@@ -48,10 +49,17 @@ class _Row:
 
     request: int
     seed: int
+    start: int
     rule: str
     threshold: float
     disturbance: Disturbance
+    shared_noise: bool
     tokens: list[int]
+
+    @property
+    def place(self) -> int:
+        """Which token of its response comes next."""
+        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +101,11 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
             self.rows[index] = _Row(
                 request=given.get("request", -1),
                 seed=given.get("seed", 0),
+                start=given.get("start", 0),
                 rule=given.get("rule", "full"),
                 threshold=given.get("threshold", 0.0),
                 disturbance=Disturbance.model_validate(given.get("disturbance", {})),
+                shared_noise=given.get("shared_noise", False),
                 tokens=tokens,
             )
         for source, target, direction in batch_update.moved:
@@ -112,8 +122,8 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
             self.captured.extend((row.request, len(row.tokens), logits[i].clone()) for i, row in enumerate(rows))
         for disturbance in {row.disturbance for row in rows if row.disturbance.on_logits}:
             chosen = [index for index, row in enumerate(rows) if row.disturbance == disturbance]
-            seeds, positions = [rows[index].seed for index in chosen], [len(rows[index].tokens) for index in chosen]
-            logits[chosen] = disturb(logits[chosen], seeds, positions, disturbance)
+            seeds, places = [rows[index].seed for index in chosen], [rows[index].place for index in chosen]
+            logits[chosen] = disturb(logits[chosen], seeds, places, disturbance)
         log_kept = torch.zeros(len(rows), device=logits.device)
         kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
         rules = {row.rule for row in rows} - {"full"}
@@ -129,6 +139,14 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
             log_kept = logits.logsumexp(-1) - log_sum
             kept_vocab = safe.sum(-1, dtype=torch.int32)
         self.records.append(([row.request for row in rows], [len(row.tokens) for row in rows], log_kept, kept_vocab))
+        drawn = [index for index, row in enumerate(rows) if row.shared_noise]
+        if drawn:
+            seeds, places = [rows[index].seed for index in drawn], [rows[index].place for index in drawn]
+            noise = gumbel(seeds, places, logits.shape[1]).to(logits.device)
+            token = (logits[drawn] + noise).argmax(-1)
+            # One token is left: vLLM can draw no other.
+            logits[drawn] = -torch.inf
+            logits[drawn, token] = 0.0
         return logits
 
     def take(self) -> SafeSetRecord:
@@ -221,7 +239,7 @@ class VllmSampler:
         params = [
             SamplingParams(
                 temperature=decoding.temperature,
-                max_tokens=min(decoding.max_new_tokens, self.max_length - len(request.prompt_tokens)),
+                max_tokens=min(decoding.max_new_tokens - request.start, self.max_length - len(request.prompt_tokens)),
                 seed=request.seed,
                 stop_token_ids=self.stop_tokens,
                 logprobs=0,
@@ -230,9 +248,11 @@ class VllmSampler:
                 extra_args={
                     "request": index,
                     "seed": request.seed,
+                    "start": request.start,
                     "rule": decoding.rule,
                     "threshold": request.threshold,
                     "disturbance": disturbance,
+                    "shared_noise": decoding.shared_noise,
                 },
             )
             for index, request in enumerate(requests)
@@ -269,7 +289,8 @@ class VllmSampler:
         for index, position, raw in captured:
             rollout, request = rollouts[index], requests[index]
             if position < len(rollout.tokens):
-                logits = disturb(raw[None], [request.seed], [position], decoding.disturbance)[0]
+                place = request.start + position
+                logits = disturb(raw[None], [request.seed], [place], decoding.disturbance)[0]
                 cut = logit_cut(logits[None], decoding.rule, request.threshold)[0]
                 log_sum = logits.double().masked_fill(logits < cut, -torch.inf).logsumexp(-1)
                 expected = logits[rollout.tokens[position]].double() - log_sum
@@ -286,6 +307,10 @@ class VllmSampler:
         self.llm.collective_rpc("set_weights", args=(cast,))
         self.llm.reset_prefix_cache()
         self.has_weights = True
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
 
 
 def _rollout(request: Request, output: Any, log_kept: NDArray[np.float32], kept_vocab: NDArray[np.int32]) -> Rollout:

@@ -61,7 +61,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     problems = read_problems(problems_file)
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
-    if run.sampler.engine == "exact":
+    if run.sampler.exact:
         model.set_attn_implementation(EXACT_ATTENTION)
     length = required_length(problems, prompts, settings.max_new_tokens, model.config)
     optimizer = torch.optim.AdamW(
@@ -71,7 +71,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    sampler = make_sampler(run.sampler, policy_folder, length, seed)
+    sampler = make_sampler(run.sampler, policy_folder, length, seed, model)
     hand_over = Handover(sampler, run.disturbance)
     hand_over(model)
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
@@ -123,6 +123,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
                     **_reward_metrics(rewards_PG),
                     **_response_metrics(rollouts),
                     **record.metrics(),
+                    **sampler.metrics(),
                 }
                 thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), metrics["dvp/lost_mass_per_response"])
                 if step % settings.keep_tokens_every == 0:

@@ -153,7 +153,7 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
     seeds, positions = [seed for seed, _ in places], [position for _, position in places]
-    if run.sampler.engine == "exact":
+    if run.sampler.exact:
         scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
         return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, positions), batch
     if matched:

@@ -1,0 +1,179 @@
+"""Speculative verification: a fast engine proposes a whole response, and the trainer decides every token of it.
+
+Both sides draw a token as argmax_k(log π(k) + g_k) with the same Gumbel noise g, a function of the response's seed, the
+place and the token. By itself either side's draw is a sample of its own policy; where the two policies are close the
+draws are nearly always the same token. The trainer scores the proposal in one packed forward and makes its own draw at
+every place, given the tokens before it. Up to the first place where the draws differ, the proposal is what the trainer
+would have sampled token by token; there the trainer's draw is taken, and the engine goes on from it. So the response is
+distributed exactly as the trainer's policy in its scoring pass, whatever the engine does: a bad engine costs rounds,
+never a bias, and no probability is asked of it. With batch-invariant operators under the trainer
+(`policy.EXACT_ATTENTION`) the log-probs that the loss is made of are the very bits that were drawn from.
+
+The test is argmax against argmax, not the accept-or-resample of speculative decoding, which needs the engine's
+distribution; at a total variation distance of d between the two, draws from shared Gumbel noise differ with a
+probability of at most 2 d / (1 + d).
+"""
+
+import time
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.disturbance import UNDISTURBED
+from tailrl.operators import Scoring, head_logits, logit_chunks, pad_rows
+from tailrl.packing import micro_batches, pack_batch
+from tailrl.policy import head_weight, hidden_states
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding, Sampler
+from tailrl.rollout.sampling import Drawn, draw, response_limits
+
+VERIFIED_TOKENS = 4096
+"""Most tokens in one packed row of the scoring pass."""
+
+
+class VerifiedSampler:
+    """A `Sampler` whose responses are the trainer's own, proposed by another sampler."""
+
+    def __init__(
+        self, proposer: Sampler, trainer: PreTrainedModel, stop_tokens: Sequence[int], max_length: int
+    ) -> None:
+        self.proposer = proposer
+        self.trainer = trainer
+        self.stop_tokens = frozenset(stop_tokens)
+        self.max_length = max_length
+        self.counts = _Counts()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`: of the proposing engine alone, the trainer's are where they are."""
+        self.proposer.load_weights(weights)
+
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """0: the log-probs are the trainer's own; the proposing engine's are never used."""
+        return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """What the last batch cost; see `tailrl.metrics`."""
+        return self.counts.metrics()
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
+        self.counts = _Counts()
+        responses = [
+            _Response(request, limit)
+            for request, limit in zip(requests, response_limits(requests, decoding, self.max_length), strict=True)
+        ]
+        # A disturbance that the trainer does not share is the proposer's alone.
+        shared = decoding if decoding.disturbance.side == "both" else replace(decoding, disturbance=UNDISTURBED)
+        going = responses
+        while going:
+            proposals = self.proposer.generate([r.continued() for r in going], replace(decoding, shared_noise=True))
+            begun = time.perf_counter()
+            drawn = self._draw(going, proposals, shared)
+            kept = [
+                response.accept(proposal.tokens, tokens)
+                for response, proposal, tokens in zip(going, proposals, drawn, strict=True)
+            ]
+            self.counts.add_round(kept, [len(p.tokens) for p in proposals], time.perf_counter() - begun)
+            going = [r for r in going if not r.ended(self.stop_tokens)]
+        return [response.rollout(self.stop_tokens) for response in responses]
+
+    def _draw(self, responses: Sequence["_Response"], proposals: Sequence[Rollout], decoding: Decoding) -> list[Drawn]:
+        """The trainer's own draws at every place of every proposal, given the proposal's tokens before it."""
+        requests, proposed = [r.continued() for r in responses], [p.tokens for p in proposals]
+        drawn: dict[int, Drawn] = {}
+        lengths = [len(r.prompt_tokens) + len(tokens) for r, tokens in zip(requests, proposed, strict=True)]
+        for group in micro_batches(lengths, VERIFIED_TOKENS):
+            row = self._draw_row([requests[i] for i in group], [proposed[i] for i in group], decoding)
+            drawn.update(zip(group, row.split([len(proposed[i]) for i in group]), strict=True))
+        return [drawn[i] for i in range(len(requests))]
+
+    def _draw_row(self, requests: Sequence[Request], proposed: Sequence[Sequence[int]], decoding: Decoding) -> Drawn:
+        """The same for the sequences of one packed row, one after another."""
+        weight_VH = head_weight(self.trainer)
+        batch = pack_batch([request.prompt_tokens for request in requests], proposed, weight_VH.device)
+        hidden_TH = hidden_states(self.trainer, batch.tokens_P, batch.packing)[batch.predict_T]
+        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
+        pairs = list(zip(requests, proposed, strict=True))
+        seeds = [request.seed for request, tokens in pairs for _ in tokens]
+        places = [request.start + place for request, tokens in pairs for place in range(len(tokens))]
+        threshold_T1 = torch.tensor([request.threshold for request in requests])[batch.sequence_T, None]
+        parts = []
+        for rows in logit_chunks(len(seeds), len(weight_VH)):
+            logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
+            count = len(seeds[rows])
+            missing = [0] * (len(logits_RV) - count)
+            of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*places[rows], *missing]
+            parts.append(draw(logits_RV, decoding.rule, *of_row).first(count))
+        return Drawn.joined(parts)
+
+
+@dataclass(slots=True)
+class _Response:
+    """A response on its way: the trainer's draws so far."""
+
+    request: Request
+    limit: int
+    drawn: list[Drawn] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+
+    def continued(self) -> Request:
+        """The request for the rest of the response."""
+        prompt_tokens = (*self.request.prompt_tokens, *self.tokens)
+        return replace(self.request, prompt_tokens=prompt_tokens, start=self.request.start + len(self.tokens))
+
+    def accept(self, proposed: Sequence[int], drawn: Drawn) -> int:
+        """Take the draws up to the first that differs from the proposal, and that one; how many did not differ."""
+        differs_T = drawn.token_S != torch.tensor(proposed)
+        agreed = int(differs_T.nonzero()[0]) if differs_T.any() else len(proposed)
+        taken = drawn.first(min(agreed + 1, len(proposed)))
+        self.drawn.append(taken)
+        self.tokens += tuple(taken.token_S.tolist())
+        return agreed
+
+    def ended(self, stop_tokens: Set[int]) -> bool:
+        """Whether the last token ends the response, or it is as long as it may be."""
+        return self.tokens[-1] in stop_tokens or len(self.tokens) == self.limit
+
+    def rollout(self, stop_tokens: Set[int]) -> Rollout:
+        """The response with the trainer's log-probs."""
+        drawn = Drawn.joined(self.drawn)
+        return Rollout(
+            self.request.prompt_tokens,
+            self.tokens,
+            drawn.logp_S.float().cpu().numpy(),
+            drawn.log_kept_S.float().cpu().numpy(),
+            drawn.kept_vocab_S.to(torch.int32).cpu().numpy(),
+            stopped=self.tokens[-1] in stop_tokens,
+        )
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The price of one batch."""
+
+    rounds: int = 0
+    proposed: int = 0
+    judged: int = 0
+    agreed: int = 0
+    seconds: float = 0.0
+
+    def add_round(self, agreed: Sequence[int], proposed: Sequence[int], seconds: float) -> None:
+        """One proposal for each response on its way, of which the first tokens agreed."""
+        self.rounds += 1
+        self.proposed += sum(proposed)
+        # What follows a difference is not judged: it has another context than the trainer's draw.
+        self.judged += sum(min(a + 1, p) for a, p in zip(agreed, proposed, strict=True))
+        self.agreed += sum(agreed)
+        self.seconds += seconds
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "verification/rounds": float(self.rounds),
+            "verification/agreement": self.agreed / max(1, self.judged),
+            "verification/proposed_per_kept": self.proposed / max(1, self.judged),
+            "verification/seconds": self.seconds,
+        }
