@@ -13,7 +13,8 @@ PyTorch promises no such thing. What differs on a CPU, and what is done about it
   does not matter. One softmax over all keys is row-wise as it stands, since trailing zeros stay zeros in each of its
   lanes.
 
-The backward is autograd's, correct but not batch-invariant, which it need not be.
+The backward is autograd's, correct but not batch-invariant, which it need not be. It keeps the probabilities of every
+layer's attention: memory grows with the square of the length.
 """
 
 from collections.abc import Callable, Iterator, Sequence

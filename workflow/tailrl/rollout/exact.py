@@ -42,7 +42,8 @@ class ExactSampler:
             )
         self.model = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, dtype), attn_implementation=EXACT_ATTENTION
-        ).requires_grad_(False)
+        )
+        self.model.eval().requires_grad_(False)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder))
         self.has_weights = False

@@ -20,14 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrl.errors import StudyError
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import (
-    EXACT_ATTENTION,
-    encode_prompt,
-    load_policy,
-    load_tokenizer,
-    required_length,
-    save_policy,
-)
+from tailrl.policy import EXACT_ATTENTION, encode_prompt, load_policy, load_tokenizer, required_length, save_policy
 from tailrl.provenance import provenance
 from tailrl.records import Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler

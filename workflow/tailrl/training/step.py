@@ -151,16 +151,16 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     temperature = run.training.temperature
     # The matched control: what is scored, as full and as constrained, is the distribution that was sampled from.
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
+    if not (run.sampler.exact or matched):
+        return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
     places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
     seeds, positions = [seed for seed, _ in places], [position for _, position in places]
     if run.sampler.exact:
         scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
         return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, positions), batch
-    if matched:
-        logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
-        logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
-        return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
-    return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
+    logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
+    logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
+    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
 
 
 @torch.no_grad()
