@@ -10,8 +10,8 @@ alone, five bytes each, and both backward products are sparse sums over them, wh
 matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
 the backward instead. Rows whose coefficient is zero (no advantage, a rejected sequence) are skipped either way.
 
-Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
-computed again.
+Logits are float32 whatever the inputs are, float64 where one of those is. On a CUDA device `logprobs_triton` takes
+over, but for float64, where every chunk is computed again.
 """
 
 from typing import Any, cast
@@ -53,6 +53,11 @@ def constrained_logprobs(
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
             raise StudyError(f"NaN or Inf in the {name}")
+    if hidden_TH.is_cuda and torch.float64 not in (hidden_TH.dtype, weight_VH.dtype):
+        from tailrl import logprobs_triton  # a CPU needs no Triton
+
+        cut = -torch.inf if log_rho is None else log_rho
+        return logprobs_triton.constrained_logprobs(hidden_TH, weight_VH, tokens_T, cut, temperature, paper_fill)
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
     return TokenLogprobs(
         *cast(
