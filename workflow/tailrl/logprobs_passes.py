@@ -51,7 +51,7 @@ class Pushes:
         chosen_T: int64, the sampled token, −1 where it is outside the set.
         max_T: the largest logit.
         cut_T: the smallest safe logit.
-        norm_T: log of what exp(z) is divided by in a probability.
+        norm_T: log of what exp(z − max z) is divided by in a probability.
         scale_T: what the probability of a safe token is multiplied with: −c, over the temperature.
         chosen_gradient_T: the sampled token's own gradient: c (1 − p), over the temperature.
     """
@@ -228,7 +228,7 @@ def _spread_kept(gradient_KU: Tensor, rows_K: Tensor, pushes: Pushes, kept: Kept
     spread_kept[len(rows_K), blocks](
         *(gradient_KU, rows_K, kept.count_TB, kept.start_TB, kept.entry_n),
         *(place_S, pad(place_S[ends_B - 1] + 1, (1, 0))),
-        *(pushes.scale_T * (pushes.max_T - pushes.norm_T).exp(), pushes.chosen_T, pushes.chosen_gradient_T),
+        *(pushes.scale_T * (-pushes.norm_T).exp(), pushes.chosen_T, pushes.chosen_gradient_T),
         *(gradient_KU.shape[1], stretch.first // BLOCK_TOKENS, kept.count_TB.shape[1]),
         BLOCK=BLOCK_TOKENS,
         STEP=ENTRIES_STEP,
@@ -248,7 +248,7 @@ def _spread_computed(
         place_C = stretch.place_S[chosen_C.clamp(0, len(stretch.place_S) - 1)].masked_fill(~there_C, -1)
         spread_computed[len(rows_C), _blocks(width)](
             *(gradient_AU[part], product(hidden_AH[part], stretch.weight_UH.T), rows_C),
-            *(pushes.cut_T, pushes.norm_T, pushes.scale_T, place_C, pushes.chosen_gradient_T),
+            *(pushes.cut_T, pushes.max_T + pushes.norm_T, pushes.scale_T, place_C, pushes.chosen_gradient_T),
             *(stretch.count, width, 1 / temperature),
             BLOCK=BLOCK_TOKENS,
             num_warps=WARPS,

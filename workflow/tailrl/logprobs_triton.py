@@ -93,21 +93,21 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
             raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
         outside_T = sums.chosen_C < cut_T
-        log_safe_T = sums.max_C + sums.safe_C.log()
-        log_all_T = sums.max_C + sums.all_C.log()
-        norm_T = log_safe_T
+        # All from the largest logit: a log-prob near 0 is then exact to its own size, not to that of the logits.
+        chosen_T, log_safe_T, log_all_T = sums.chosen_C - sums.max_C, sums.safe_C.log(), sums.all_C.log()
+        norm_T, fill_T = log_safe_T, PAPER_FILL - sums.max_C
         if paper_fill:
-            norm_T = torch.logaddexp(log_safe_T, (len(weight) - sums.kept_C).float().log() + PAPER_FILL)
-        logp_T = sums.chosen_C.masked_fill(outside_T, PAPER_FILL) - norm_T
+            norm_T = torch.logaddexp(log_safe_T, (len(weight) - sums.kept_C).float().log() + fill_T)
+        logp_T = torch.where(outside_T, fill_T, chosen_T) - norm_T
         if not paper_fill:
             logp_T.masked_fill_(outside_T, 0.0)
-        entropy_T = sums.safe_C.log() - sums.moment_C / sums.safe_C
-        rest = (sums.chosen_C - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)
+        entropy_T = log_safe_T - sums.moment_C / sums.safe_C
+        rest = (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
-        # p of the sampled token apart from the output: whoever holds that may change it in place.
-        chosen_T, rest_T = tokens_T.masked_fill(outside_T, -1), -logp_T.expm1()
-        rows = (sums.max_C, cut_T, norm_T, chosen_T, rest_T, outside_T)
+        inside_T = tokens_T.masked_fill(outside_T, -1)
+        # 1 − p of the sampled token; not its log-prob itself, for whoever holds that may change it in place.
+        rows = (inside_T, sums.max_C, cut_T, norm_T, -logp_T.expm1())
         ctx.save_for_backward(hidden_TH, weight_VH, *rows, *(getattr(kept, name) for name in Kept.__slots__))
         ctx.settings = (temperature, paper_fill)
         return logp_T, *rest
@@ -117,12 +117,12 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad_T is None:
             return (None,) * 7
-        hidden_TH, weight_VH, max_T, cut_T, norm_T, chosen_T, rest_T, outside_T, *kept = ctx.saved_tensors
+        hidden_TH, weight_VH, tokens_T, max_T, cut_T, norm_T, rest_T, *kept = ctx.saved_tensors
         temperature, paper_fill = ctx.settings
         # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
-        inside_T = grad_T.masked_fill(outside_T, 0.0) / temperature
+        inside_T = grad_T.masked_fill(tokens_T < 0, 0.0) / temperature
         scale_T = -grad_T / temperature if paper_fill else -inside_T
-        pushes = Pushes(chosen_T, max_T, cut_T, norm_T, scale_T, inside_T * rest_T)
+        pushes = Pushes(tokens_T, max_T, cut_T, norm_T, scale_T, inside_T * rest_T)
         hidden, weight = _operands(hidden_TH, weight_VH)
         wanted = ctx.needs_input_grad[:2]
         d_hidden, d_weight = gradients(hidden, weight, pushes, Kept(*kept), temperature, wanted)
