@@ -161,7 +161,7 @@ def _keep(
     kept.start_TB[part] = (end_CB - kept.count_TB[part]).int()
     kept.again_T[part] = end_CB[:, -1] > len(kept.entry_n)
     used_1.copy_(end_CB[-1, -1:])
-    keep_safe[end_CB.shape](
+    keep_safe[len(max_C), end_CB.shape[1]](
         *(logits_CV, max_C, cut_C, kept.count_TB[part], kept.start_TB[part], kept.again_T[part]),
         *(kept.active_V, kept.entry_n, *scale),
         BLOCK=BLOCK_TOKENS,

@@ -1,34 +1,37 @@
-"""The constrained log-prob on a CUDA device, for safe sets that are a distance below the row's largest logit.
+"""The constrained log-prob on a CUDA device, for safe sets that begin a distance below the row's largest logit.
 
-Same meaning and same interface as `logprobs.constrained_logprobs`, which calls it. Its cost in units of one dense
-product of T rows with a head of V × H (three are the least: logits, and a product for either gradient), at T = 16,384,
-V = 151,936, H = 2,048 in bf16, where a unit is 10.2 TFLOP, 13 to 14 ms of an H100's time, and where reading or writing
-T × V numbers at 3 TB/s takes 3.3 ms in float32, 1.7 ms in bf16. An estimate, made before anything ran:
+It means what `logprobs.constrained_logprobs` means, which calls it. What it should cost, in units of one dense product
+of T rows with a head [V, H], of which three are the least (the logits, and a product for either gradient): an estimate
+made before anything ran, at T = 16,384, V = 151,936, H = 2,048 in bf16. A unit is then 10.2 TFLOP or 13 to 14 ms of an
+H100, and T × V numbers are read or written in 3.3 ms as float32, in 1.7 ms as bf16, at 3 TB/s.
 
-    logits of C rows, written in float32               1.1      recomputed where nothing is kept: 1.1 more
-    read for the sums, read again for the safe sums    0.5      without a mask once: 0.25
-    gradient by the logits, written in bf16            0.15     without a mask: logits read, gradient written: 0.4
-    its two products                                   2.0 × the share of the vocabulary that is safe in some row
-    copies and casts of weights                        0.15
-                                                       3.9 with a mask, 5.0 without: 1.3 and 1.7 times the least
+                                                  with a mask    without
+    logits, written as float32                       1.1           1.1
+    read for the sums, the safe sums, the entries    0.75          0.25
+    logits again, written and read                    –            1.35
+    gradient by the logits, written as bf16          0.15          0.15
+    its two products, × the tokens safe in any row   2.0           2.0
+    copies and casts of weights and their gradient   0.15          0.15
+                                                     4.15          5.0
+    over three                                       1.4           1.7
 
-The products are cuBLAS's and the kernels only pass over its results. A forward that held its logits on the chip would
-save the first two lines' traffic, 0.6 units, but pay a second product for the safe sums, which need the final maximum,
-and run at the three quarters or so of cuBLAS's speed that a Triton product reaches. Skipping tiles in the backward
-saves less than it seems: of safe sets of 6 % that cover 44 % of the columns within 32 rows, nearly every tile of 64
-columns has an entry. So:
+The products are cuBLAS's; Triton's kernels only pass over what they make. The alternatives were worse on paper:
 
-- The forward keeps the safe entries of exp(z − max z), four bytes each in bf16, up to KEPT_BYTES; the backward writes
-  them out as a dense gradient, one stretch of the vocabulary at a time, and the third product, the logits again, falls
-  away. Rows whose entries found no room, and all rows where there is no mask, are computed again.
-- The backward's products leave out every token that is safe in no row, one by one rather than by block, by gathering
-  the other rows of the weight; and the rows whose coefficient is zero.
-- Stretches go over the vocabulary, not over rows: a stretch of the weight's gradient is then finished in one product,
-  and what is added up over stretches is the T × H of the hidden states.
+- A forward that never writes its logits saves 1 unit of traffic, but needs the product twice, for the safe sums wait
+  for the final maximum, and a product in Triton runs at some three quarters of cuBLAS's speed.
+- Tiles without a safe token are rare: where 32 neighbouring rows keep 44 % of the tokens, nearly every tile of 32 rows
+  and 64 tokens has one, and sorting the rows cannot change that. So the products leave out single tokens, those that
+  no row keeps, by gathering the other rows of the weight; and rows whose coefficient is zero.
 
-Products take bf16 where both inputs are bf16, else float32, and add up in float32; the kept entries and the gradient by
-the logits are rounded to the inputs' dtype. The sampled token's own entry, c (1 − p), is made from its log-prob. All
-sums are in a fixed order: results are reproducible to the bit.
+Instead the third product with the head, the logits again in the backward, falls away where there is a mask: the
+forward keeps the safe entries of exp(z − max z), four bytes each, up to KEPT_BYTES, and the backward writes them out
+as a dense gradient. Rows without room, and all rows where there is no mask, are computed again. The backward goes over
+stretches of the vocabulary, not over rows: one product then finishes a stretch of the weight's gradient, and what is
+added up over stretches is only as large as the hidden states.
+
+Products take bf16 where both inputs are bf16, else float32, and add up in float32; kept entries and the gradient by
+the logits are in the dtype of the products. The sampled token's own gradient, c (1 − p), is made from its log-prob
+instead. Every sum has its order, so that results are the same to the bit each time.
 """
 
 from typing import Any, cast
