@@ -92,25 +92,25 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         keep: bool,
     ) -> tuple[Tensor, ...]:
         hidden, weight = _operands(hidden_TH, weight_VH)
-        sums, cut_T, kept = row_sums(hidden, weight, tokens_T, log_rho_T, temperature, keep)
-        if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
+        sums, kept = row_sums(hidden, weight, tokens_T, log_rho_T, temperature, keep)
+        if not torch.isfinite(sums.max_T + sums.chosen_T + sums.all_T + sums.moment_T).all():
             raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
-        outside_T = sums.chosen_C < cut_T
+        outside_T = sums.chosen_T < sums.cut_T
         # All from the largest logit: a log-prob near 0 is then exact to its own size, not to that of the logits.
-        chosen_T, log_safe_T, log_all_T = sums.chosen_C - sums.max_C, sums.safe_C.log(), sums.all_C.log()
-        norm_T, fill_T = log_safe_T, PAPER_FILL - sums.max_C
+        chosen_T, log_safe_T, log_all_T = sums.chosen_T - sums.max_T, sums.safe_T.log(), sums.all_T.log()
+        norm_T, fill_T = log_safe_T, PAPER_FILL - sums.max_T
         if paper_fill:
-            norm_T = torch.logaddexp(log_safe_T, (len(weight) - sums.kept_C).float().log() + fill_T)
+            norm_T = torch.logaddexp(log_safe_T, (len(weight) - sums.kept_T).float().log() + fill_T)
         logp_T = torch.where(outside_T, fill_T, chosen_T) - norm_T
         if not paper_fill:
             logp_T.masked_fill_(outside_T, 0.0)
-        entropy_T = log_safe_T - sums.moment_C / sums.safe_C
-        rest = (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)
+        entropy_T = log_safe_T - sums.moment_T / sums.safe_T
+        rest = (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_T, entropy_T, outside_T)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         inside_T = tokens_T.masked_fill(outside_T, -1)
         # 1 − p of the sampled token; not its log-prob itself, for whoever holds that may change it in place.
-        rows = (inside_T, sums.max_C, cut_T, norm_T, -logp_T.expm1())
+        rows = (inside_T, sums.max_T, sums.cut_T, norm_T, -logp_T.expm1())
         ctx.save_for_backward(hidden_TH, weight_VH, *rows, *(getattr(kept, name) for name in Kept.__slots__))
         ctx.settings = (temperature, paper_fill)
         return logp_T, *rest
