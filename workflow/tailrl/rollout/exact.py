@@ -8,25 +8,19 @@ ones are admitted once there is room for a good many.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.errors import StudyError
-from tailrl.operators import Scoring, exact_logprobs, head_logits
-from tailrl.packing import pack_batch
-from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states
+from tailrl.operators import Scoring, head_logits
+from tailrl.policy import EXACT_ATTENTION, head_weight
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding
+from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.flight import Flight, Step
 from tailrl.rollout.sampling import Drawn, draw, response_limits, stop_tokens
-
-SELF_TEST_SEQUENCES = 96
-SELF_TEST_TOKENS = 24
 
 
 class ExactSampler:
@@ -83,53 +77,9 @@ class ExactSampler:
             flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
 
-    @torch.no_grad()
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """Whether the trainer's packed forward gives every sampled token the very bits that the engine returned.
-
-        The requests are sampled together with repetitions under other seeds, and one of them alone; the trainer scores
-        the responses all in one row, in another order, and three at a time.
-
-        Returns:
-            0, the largest difference in nats.
-
-        Raises:
-            StudyError: a bit differs: on this machine the operators are not what they are meant to be.
-        """
-        repeats = -(-SELF_TEST_SEQUENCES // len(requests))
-        tested = [replace(request, seed=request.seed + turn) for turn in range(repeats) for request in requests]
-        short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, SELF_TEST_TOKENS))
-        sampled = list(zip(tested, self.generate(tested, short), strict=True))
-        few = sampled[: len(requests)]
-        alone = [(tested[0], self.generate(tested[:1], short)[0])]
-        for group in (sampled[::-1], alone + few[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
-            wrong = self._differences([request for request, _ in group], [rollout for _, rollout in group], short)
-            if wrong:
-                raise StudyError(
-                    f"the exact engine is not exact on this machine: {wrong} of the trainer's log-probs differ from "
-                    f"those that were sampled with, in a packed row of {len(group)} responses"
-                )
-        return 0.0
-
-    def _differences(self, requests: Sequence[Request], rollouts: Sequence[Rollout], decoding: Decoding) -> int:
-        """Tokens of which the trainer's log π^mp, log Z or |V_S| is not the engine's, bit for bit."""
-        batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
-        hidden_TH = hidden_states(self.model, batch.tokens_P, batch.packing)[batch.predict_T]
-        threshold_T1 = torch.tensor([r.threshold for r in requests])[batch.sequence_T, None]
-        seeds = [request.seed for request, rollout in zip(requests, rollouts, strict=True) for _ in rollout.tokens]
-        places = [place for rollout in rollouts for place in range(len(rollout.tokens))]
-        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
-        scored = exact_logprobs(
-            hidden_TH, head_weight(self.model), batch.targets_T, threshold_T1, scoring, seeds, places
-        )
-        same_T = np.ones(len(batch.targets_T), bool)
-        for name, values_T in (
-            ("logp_infer_T", scored.logp_T),
-            ("log_kept_infer_T", scored.log_kept_T),
-            ("kept_vocab_infer_T", scored.kept_vocab_T),
-        ):
-            same_T &= np.concatenate([getattr(rollout, name) for rollout in rollouts]) == values_T.numpy()
-        return int((~same_T).sum())
+        """See `exactness.self_test`."""
+        return exactness.self_test(self.generate, self.model, requests, decoding)
 
 
 class _Responses:

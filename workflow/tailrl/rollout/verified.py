@@ -27,7 +27,7 @@ from tailrl.operators import Scoring, head_logits, logit_chunks, pad_rows
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding, Sampler
+from tailrl.rollout import Decoding, Sampler, exactness
 from tailrl.rollout.sampling import Drawn, draw, response_limits
 
 VERIFIED_TOKENS = 4096
@@ -51,8 +51,8 @@ class VerifiedSampler:
         self.proposer.load_weights(weights)
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """0: the log-probs are the trainer's own; the proposing engine's are never used."""
-        return 0.0
+        """See `exactness.self_test`."""
+        return exactness.self_test(self.generate, self.trainer, requests, _shared(decoding))
 
     def metrics(self) -> dict[str, float]:
         """What the last batch cost; see `tailrl.metrics`."""
@@ -66,8 +66,7 @@ class VerifiedSampler:
             _Response(request, limit)
             for request, limit in zip(requests, response_limits(requests, decoding, self.max_length), strict=True)
         ]
-        # A disturbance that the trainer does not share is the proposer's alone.
-        shared = decoding if decoding.disturbance.side == "both" else replace(decoding, disturbance=UNDISTURBED)
+        shared = _shared(decoding)
         going = responses
         while going:
             proposals = self.proposer.generate([r.continued() for r in going], replace(decoding, shared_noise=True))
@@ -109,6 +108,11 @@ class VerifiedSampler:
             of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*places[rows], *missing]
             parts.append(draw(logits_RV, decoding.rule, *of_row).first(count))
         return Drawn.joined(parts)
+
+
+def _shared(decoding: Decoding) -> Decoding:
+    """As the trainer decodes: a disturbance that it does not share is the proposer's alone."""
+    return decoding if decoding.disturbance.side == "both" else replace(decoding, disturbance=UNDISTURBED)
 
 
 @dataclass(slots=True)
