@@ -27,25 +27,15 @@ LAYERS = [
         "modules",
         "provenance",
     },
-    {
-        "packing",
-        "vocabulary",
-        "noise",
-        "disturbance",
-        "operators",
-        "logprobs",
-        "logprobs_chunks",
-        "objective",
-        "mismatch",
-        "tasks",
-    },
+    {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
+    | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking"},
     {"training", "evaluation", "gradients"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking"}
+HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking", "triton": "logprobs_kernels"}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -163,10 +153,11 @@ def test_each_engine_is_imported_in_one_module(library: str) -> None:
 
 
 def test_engines_are_imported_when_they_are_needed() -> None:
-    """vLLM at the top of its own module, and that module inside a function; the others inside functions."""
+    """vLLM and Triton at the top of their own modules, those inside a function; the others inside functions."""
     for module in MODULES:
         loaded = {name for name, at_once in imports(module) if at_once}
         assert not {"tailrl.rollout.vllm", "tailrl.rollout.exact"} & loaded, module
+        assert "tailrl.logprobs_triton" not in loaded, module
         tops = {name.split(".")[0] for name in loaded}
         assert not tops & {"lm_eval", "wandb", "datasets", "math_verify"} or module == "tasks.math_verify_worker", (
             module

@@ -11,8 +11,8 @@ matrix work. A chunk whose safe sets are too large for that to pay, the full voc
 the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are
 skipped either way.
 
-Logits are float32 whatever the inputs are, float64 where one of those is. On a device other than a CPU every chunk is
-computed again.
+Logits are float32 whatever the inputs are, float64 where one of those is. On a CUDA device `logprobs_triton` takes
+over, but for float64, where every chunk is computed again.
 """
 
 from typing import Any, cast
@@ -57,6 +57,12 @@ def constrained_logprobs(
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
             raise StudyError(f"NaN or Inf in the {name}")
+    float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
+    if hidden_TH.is_cuda and rule in ("full", "min_p") and not float64:
+        from tailrl import logprobs_triton  # a CPU needs no Triton
+
+        cut = -torch.inf if rule == "full" else threshold
+        return logprobs_triton.constrained_logprobs(hidden_TH, weight_VH, tokens_T, cut, temperature, paper_fill)
     dtype = _logits_dtype(hidden_TH, weight_VH)
     threshold_T1 = torch.as_tensor(threshold, dtype=dtype, device=hidden_TH.device).expand(len(hidden_TH), 1)
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
