@@ -170,7 +170,7 @@ def divergence_explodes(results: Results) -> Iterator[Finding]:
         fewest = min(ratios, key=lambda ratio: ratio.n)
         if not any(exploded):
             largest = 10 ** float(np.fmax.reduce(np.concatenate(growth)))
-            words = f"k3 explodes in no run; where it grows most, it ends at {largest:.2g} times its start"
+            words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
             yield replace(_measured(arms, fewest, _powers(ratios[0]), words), outcome=UNTESTABLE)
             continue
         words = "; ".join(
@@ -280,8 +280,8 @@ def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
     for found in _score(results, roles.is_dvp_mis):
         naive = float(np.mean([score.avg_at_k for score in results.evaluations[found.arms[1]].scores]))
         sizes = {"as points": GAIN, "as relative": GAIN * naive}
-        said = [f"{'inside' if found.low <= size <= found.high else 'outside'} it {how}" for how, size in sizes.items()]
-        where = "" if math.isnan(found.low) else f"; the paper's 26.55 % lies {', '.join(said)}"
+        said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
+        where = "" if math.isnan(found.low) else f"; of this interval the paper's 26.55 % is {', '.join(said)}"
         yield replace(found, words=found.words + where)
 
 
@@ -290,7 +290,7 @@ def _score(results: Results, remedy: roles.Role) -> Iterator[Finding]:
         found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
         ends = (found.mean, found.low, found.high)
         points = _interval(*[100 * end for end in ends], form="+.1f")
-        words = f"avg@k of {arms[0]} is {points} points from that of {arms[1]}"
+        words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
         yield _measured(arms, found, ends, words, *one_sided(found))
 
 
@@ -334,7 +334,7 @@ def _powers(logs: Difference) -> tuple[float, float, float]:
     return mean, low, high
 
 
-def _interval(mean: float, low: float, high: float, *, form: str = ".2g") -> str:
+def _interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
     return f"{mean:{form}}" + ("" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]")
 
 
