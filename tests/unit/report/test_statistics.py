@@ -236,6 +236,7 @@ def excess(first: list[int | None], second: list[int | None]) -> float:
         ([5, 9, None], [12, 20, None, None]),
         ([5, 9, 9], [9, None, None]),  # ties
         ([None, None], [3, 4, 5]),
+        ([1, 2, None], [7, None, 6, 7]),
         ([1], [None]),
     ],
 )
