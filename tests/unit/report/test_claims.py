@@ -1,6 +1,7 @@
 """Each claim in each outcome, the arms that may speak to it, and how often it is reproduced where it is false."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -262,40 +263,34 @@ def test_survival_comparisons_are_one_family() -> None:
 def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
     """No claim holds, each at the edge of where it would: no effect, a k3 of 0.001, a growth of 10 times."""
 
-    def rewards() -> list[Any]:
-        return falling(*(int(step) if step < STEPS - 6 else None for step in rng.integers(6, 80, seeds)))
+    def rewards(runs: int) -> list[Any]:
+        return falling(*(int(step) if step < STEPS - 6 else None for step in rng.integers(6, 80, runs)))
 
     def scores() -> list[float]:
         return list(rng.normal(0.5, 0.05, seeds))
 
-    size = 10 ** rng.normal(-2, 0.3, (seeds, 2))
-    delta = (size * rng.choice([-1, 1], (seeds, 2))).tolist()
+    delta = rng.normal(0, 0.01, (seeds, 2)).tolist()
     grown = [ends(1e-4, 1e-4 * 10**power) for power in rng.normal(1, 0.5, seeds)]
     masked = list(10 ** rng.normal(-3, 0.5, seeds))
     return {
-        "naive": made(NAIVE, delta=delta, unmasked=grown, reward=rewards(), score=scores()),
+        "naive": made(NAIVE, delta=delta, unmasked=grown, reward=rewards(seeds), score=scores()),
         "dvp": made(DVP, masked=masked, unmasked=[1e-4] * seeds, score=scores()),
-        "exact": made(EXACT, reward=rewards()),
-        "noise": made(NOISE, reward=rewards()),
-        "matched": made(MATCHED, reward=rewards()),
+        "dvp_mis": made(DVP_MIS, score=scores()),
+        "exact": made(EXACT, reward=rewards(5)),
+        "noise": made(NOISE, reward=rewards(5)),
+        "matched": made(MATCHED, reward=rewards(5)),
     }
 
 
-def test_where_no_claim_holds_few_are_reproduced() -> None:
-    """At the level of 2.5 % in each family of tests, within 3.3 standard errors of its 400 studies."""
+def test_where_no_claim_holds_few_are_decided() -> None:
+    """At the level of 2.5 % for either verdict in each family of tests, within 3.3 standard errors of 400 studies."""
     rng, trials = np.random.default_rng(11), 400
-    wrong: dict[str, int] = {}
+    family_of = {claim.statement: claim.family for claim in CLAIMS}
+    wrong: Counter[tuple[str, str]] = Counter()
     for _ in range(trials):
-        lines = judge(results_of(**null_study(rng)))
-        families = {
-            claim.family for claim in CLAIMS for line in lines
-            if (line.claim, line.verdict) == (claim.statement, REPRODUCED)
-        }  # fmt: skip
-        for family in families:
-            wrong[family] = wrong.get(family, 0) + 1
-    error = 3.3 * math.sqrt(0.025 * 0.975 / trials)
-    rates = {family: count / trials for family, count in wrong.items()}
-    assert max(rates.values()) <= 0.025 + error, rates
-    # Student's tests use their level up; the permutations, of few runs, may stay below it.
-    assert all(rates.get(family, 0) >= 0.025 - error for family in ("size", "sign", "stable", "explosion", "score"))
-    assert "exact" not in rates
+        wrong.update({(family_of[line.claim], line.verdict) for line in judge(results_of(**null_study(rng)))})
+    most = trials * (0.025 + 3.3 * math.sqrt(0.025 * 0.975 / trials))
+    for family in family_of.values():
+        assert max(wrong[family, REPRODUCED], wrong[family, CONTRADICTED]) <= most, family
+    # Without one in 400 the level would be far below 2.5 %; permutations of few runs may well be.
+    assert all(wrong[family, REPRODUCED] for family in ("size", "sign", "stable", "explosion", "score"))

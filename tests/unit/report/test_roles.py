@@ -7,6 +7,7 @@ from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, made, res
 
 from tailrl.report import roles
 
+CLIP = {"ratio": "recompute", "low": 0.2, "high": 0.2}
 ROLES = (roles.is_naive, roles.is_dvp, roles.is_dvp_mis)
 
 
@@ -14,7 +15,7 @@ ROLES = (roles.is_naive, roles.is_dvp, roles.is_dvp_mis)
     ("changes", "role"),
     [
         (NAIVE, roles.is_naive),
-        ({"clip": {"ratio": "recompute"}}, roles.is_naive),
+        ({"clip": CLIP}, roles.is_naive),
         ({"correction": {"sequence": "mis"}}, None),
         ({"correction": {"token": "tis"}}, None),
         ({"correction": {"veto": 1e-4}}, None),
@@ -63,6 +64,11 @@ def test_where_the_mismatch_comes_from(changes: dict[str, Any], places: tuple[bo
 
 def test_every_cause_of_the_dial_is_known() -> None:
     assert {key for key in settings_of({})["disturbance"] if key != "side"} == {*roles.CAUSES}
+
+
+def test_an_arm_with_a_setting_of_another_version_plays_no_part() -> None:
+    results = results_of(old=made({"correction": {"weight": "mis"}}), new=made(NAIVE), clipped=made({"clip": CLIP}))
+    assert roles.arms_as(results, roles.is_naive) == ["new", "clipped"]
 
 
 def test_an_arm_without_a_record_of_the_dial_is_undisturbed() -> None:

@@ -67,8 +67,9 @@ def both(*roles: Role) -> Role:
 
 
 def arms_as(results: Results, role: Role) -> list[str]:
-    """The arms that play a part, in the order of the study."""
-    return [arm for arm in results.arms if role(settings_of(results, arm))]
+    """The arms that play a part, in the order of the study; none whose record holds a setting that is not known."""
+    settings = {arm: settings_of(results, arm) for arm in results.arms}
+    return [arm for arm, own in settings.items() if _known(own) and role(own)]
 
 
 def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
@@ -91,6 +92,12 @@ def policy_name(settings: Mapping[str, Any]) -> str:
         size = [settings.get(f"policy.{name}") for name in ("layers", "hidden_size", "vocabulary_size")]
         return "from scratch, {} layers of {}, V = {}".format(*size)
     return str(settings.get("policy.path", "not recorded"))
+
+
+def _known(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings that make an arm are today's: under an older name a weight would seem not to be there."""
+    blocks = {key.split(".")[0] for key in DEFAULTS}
+    return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
 
 
 def _shared(settings: Mapping[str, Any], apart: tuple[str, ...]) -> dict[str, Any]:
