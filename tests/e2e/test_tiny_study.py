@@ -20,7 +20,7 @@ RUNS = [(arm, seed) for arm in ARMS for seed in SEEDS]
 TRAINED = [f"train {arm}, seed {seed}" for arm, seed in RUNS]
 EVALUATED = [f"evaluate {arm}" for arm in ("base", *ARMS)]
 REPORTED = ["report.html", "tables, figures and summary"]
-FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
+FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_every_output_exists(results: Path) -> None:
     for arm, seed in RUNS:
         files += [f"train/{arm}/seed{seed}/{name}" for name in ("metrics.jsonl", "tokens.npz", "run.json")]
     files += [f"figures/{figure}.svg" for figure in FIGURES] + [f"tables/{figure}.csv" for figure in FIGURES]
+    files += [f"tables/{table}.csv" for table in ("policies", "differences", "claims")]
     files += ["summary.md", "summary.html", "report.html", "data/problems.json", "base/warm_start.json"]
     assert [file for file in files if not (results / file).is_file() or not (results / file).stat().st_size] == []
 

@@ -1,6 +1,6 @@
 # Tables, figures, the summary, and one HTML page of them; one target for each ablation.
 
-FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
+FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 
 # What a report does not read must not make it stale.
 reported = study.model_copy(update={"gradient_quality": GradientQuality()})
@@ -36,6 +36,8 @@ rule summarise:
             for table, caption in (
                 ("evaluation", "evaluation"),
                 ("differences", "differences"),
+                ("claims", "claims"),
+                ("survival", "survival"),
             )
         ],
         more_tables=[
@@ -60,7 +62,7 @@ rule html:
         rules.summarise.output,
         [
             f"workflow/report/{name}.rst"
-            for name in ("workflow", "summary", "differences")
+            for name in ("workflow", "summary", "differences", "claims")
         ],
         page=rules.summarise.output.page,
     output:

@@ -14,11 +14,12 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.report import write_ablation, write_report
+from tailrl.report.claims import CLAIMS
 from tailrl.study import Study
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-NAMES = {"training", "mismatch", "delta", "kept", "evaluation", "time"}
+NAMES = {"training", "survival", "mismatch", "delta", "kept", "evaluation", "time"}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -36,7 +37,7 @@ def report(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_the_files_of_a_report(report: Path) -> None:
     assert {path.name for path in report.iterdir()} == {"summary.md", "summary.html", "figures", "tables"}
     assert {path.stem for path in (report / "figures").iterdir()} == NAMES
-    assert {path.stem for path in (report / "tables").iterdir()} == NAMES | {"policies", "differences"}
+    assert {path.stem for path in (report / "tables").iterdir()} == NAMES | {"policies", "differences", "claims"}
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
 
 
@@ -73,7 +74,24 @@ def test_policies_and_differences(report: Path) -> None:
     policies = rows(report / "tables" / "policies.csv")
     assert [(row["arm"], row["seed"]) for row in policies[:2]] == [("base", "0"), ("naive", "0")]
     assert len(policies) == 1 + 4 * 3
-    assert len(rows(report / "tables" / "differences.csv")) == 6
+    differences = rows(report / "tables" / "differences.csv")
+    assert len(differences) == 6
+    assert all(float(row["seeds_p_holm"]) >= float(row["seeds_p"]) for row in differences)
+
+
+def test_claims_and_survival(whole: tuple[Study, Path], report: Path) -> None:
+    claims = rows(report / "tables" / "claims.csv")
+    assert list(dict.fromkeys(row["claim"] for row in claims)) == [claim.statement for claim in CLAIMS]
+    grows = claims[0]
+    assert (grows["verdict"], grows["arms"], grows["seeds"]) == ("reproduced", "naive", "3")
+    # Δ was made with standard deviation 0.05 (1 - p): the tail's is near 0.05, and a head's token's p mostly 1.
+    assert float(grows["effect"]) > 10
+    assert float(grows["low"]) < float(grows["effect"]) < float(grows["high"])
+    assert {row["verdict"] for row in claims if "collapses" in row["claim"]} == {"not testable at this scale"}
+    survival = rows(report / "tables" / "survival.csv")
+    assert [(row["arm"], row["step"], row["collapsed"]) for row in survival] == [
+        (arm, "0", "0") for arm in whole[0].arms
+    ]
 
 
 def test_one_seed_one_step_one_arm(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:

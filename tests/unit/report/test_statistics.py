@@ -13,14 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrl.report.statistics import (
+    Difference,
     arm_difference,
     cluster_interval,
     collapse_step,
+    difference_from,
     holm,
     log_rank,
     mean_interval,
+    one_sided,
     paired_difference,
     problem_interval,
+    share_difference,
     survival,
 )
 
@@ -216,14 +220,88 @@ def test_survival_without_a_collapse_is_empty() -> None:
     assert math.isnan(log_rank(([None], [50]), ([None], [50])))
 
 
-def test_log_rank_is_the_hypergeometric_sum() -> None:
-    first, second = ([5, 9, None], [30] * 3), ([12, 20, None, None], [30] * 4)
-    observed = expected = variance = 0.0
-    for step in (5, 9, 12, 20):
-        at_risk = [sum((30 if s is None else s) >= step for s in steps) for steps in (first[0], second[0])]
-        n = sum(at_risk)
-        observed += step in first[0]
-        expected += at_risk[0] / n
-        variance += at_risk[0] / n * at_risk[1] / n
-    z = (observed - expected) / math.sqrt(variance)
-    assert log_rank(first, second) == pytest.approx(math.erfc(abs(z) / math.sqrt(2)))
+def excess(first: list[int | None], second: list[int | None]) -> float:
+    """Observed minus expected collapses of the first arm: at each step, of as many collapses, its share at risk."""
+    total = 0.0
+    for step in {s for s in (*first, *second) if s is not None}:
+        at_risk = [sum((30 if s is None else s) >= step for s in steps) for steps in (first, second)]
+        died = (*first, *second).count(step)
+        total += first.count(step) - died * at_risk[0] / sum(at_risk)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([5, 9, None], [12, 20, None, None]),
+        ([5, 9, 9], [9, None, None]),  # ties
+        ([None, None], [3, 4, 5]),
+        ([1, 2, None], [7, None, 6, 7]),
+        ([1], [None]),
+    ],
+)
+def test_log_rank_is_the_share_of_splits_with_as_many_collapses_too_many(
+    first: list[int | None], second: list[int | None]
+) -> None:
+    runs = [*first, *second]
+    chosen = itertools.combinations(range(len(runs)), len(first))
+    sums = [excess([runs[i] for i in own], [s for i, s in enumerate(runs) if i not in own]) for own in chosen]
+    for one, other, sign in ((first, second, 1), (second, first, -1)):
+        expected = np.mean([sign * total >= sign * excess(first, second) - 1e-9 for total in sums])
+        assert log_rank((one, [30] * len(one)), (other, [30] * len(other))) == pytest.approx(expected)
+
+
+def test_log_rank_of_many_runs_is_near_the_normal_approximation() -> None:
+    rng = np.random.default_rng(3)
+    drawn = rng.integers(1, 40, 40), rng.integers(5, 50, 40)
+    first, second = ([int(step) if step < 30 else None for step in steps] for steps in drawn)
+    variance = 0.0
+    for step in {s for s in (*first, *second) if s is not None}:
+        at_risk = [sum((30 if s is None else s) >= step for s in steps) for steps in (first, second)]
+        n, died = sum(at_risk), (*first, *second).count(step)
+        variance += died * at_risk[0] * at_risk[1] * (n - died) / n**2 / max(1, n - 1)
+    expected = math.erfc(excess(first, second) / math.sqrt(2 * variance)) / 2
+    assert log_rank((first, [30] * 40), (second, [30] * 40)) == pytest.approx(expected, abs=0.015)
+
+
+def test_log_rank_of_few_runs_holds_its_level() -> None:
+    """Where scipy's, by chi-square, does not: three runs an arm, all of one and none of the other."""
+    assert log_rank(([5, 6, 7], [30] * 3), ([None] * 3, [30] * 3)) == pytest.approx(1 / 20)
+    rng, trials, level = np.random.default_rng(1), 600, 0.05
+    p = [
+        log_rank(*(([int(s) if s < 30 else None for s in rng.integers(1, 60, 5)], [30] * 5) for _ in range(2)))
+        for _ in range(trials)
+    ]
+    assert np.nanmean(np.array(p) <= level) <= level + 3.3 * math.sqrt(level * (1 - level) / trials)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [((56, 70), (48, 80), (0.0524, 0.3339)), ((10, 10), (0, 20), (0.6791, 1.0)), ((0, 5), (0, 5), (-0.4345, 0.4345))],
+)
+def test_share_difference_is_newcombes(
+    first: tuple[int, int], second: tuple[int, int], ends: tuple[float, float]
+) -> None:
+    """His tenth method, Statistics in Medicine 17 (1998) 873, Table II; the last by its formula."""
+    found = share_difference(first, second)
+    assert found.mean == pytest.approx(first[0] / first[1] - second[0] / second[1])
+    assert (found.low, found.high) == pytest.approx(ends, abs=5e-5)
+    assert found.n == min(first[1], second[1])
+
+
+def test_difference_from_a_number() -> None:
+    found = difference_from([1.0, 2.0, math.nan, 3.0], 0.5)
+    assert (found.mean, found.n) == (1.5, 3)
+    assert found.low == pytest.approx(1.5 - T_2 / math.sqrt(3))
+    assert found.p == pytest.approx(p_two_sided_2(1.5 * math.sqrt(3)))
+    assert difference_from([2.0, 2.0], 1.0).p == 0.0
+    assert difference_from([2.0, 2.0], 2.0).p == 1.0
+    assert math.isnan(difference_from([2.0], 1.0).p)
+    assert difference_from([math.nan], 1.0).n == 0
+
+
+def test_one_sided_halves_the_side_that_was_seen() -> None:
+    assert one_sided(Difference(1.0, 0.5, 1.5, 0.02, 3)) == pytest.approx((0.01, 0.99))
+    assert one_sided(Difference(-1.0, -1.5, -0.5, 0.02, 3)) == pytest.approx((0.99, 0.01))
+    assert one_sided(Difference(0.0, -1.0, 1.0, 1.0, 3)) == (0.5, 0.5)
+    assert all(math.isnan(p) for p in one_sided(Difference(1.0, math.nan, math.nan, math.nan, 1)))

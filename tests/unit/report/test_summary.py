@@ -13,6 +13,7 @@ from tailrl.report.provenance import assumed_keys, describe, describe_arms, flat
 from tailrl.report.statistics import Difference, Interval
 from tailrl.report.summary import percent, points, short, spread, summarize, table, verdict
 from tailrl.report.tables import Comparison
+from tailrl.report.verdicts import judge
 from tailrl.settings import Arm
 from tailrl.study import Study
 
@@ -24,29 +25,38 @@ SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
 
 
 @pytest.mark.parametrize(
-    ("seeds", "problems", "words"),
+    ("seeds", "seeds_p", "problems", "problems_p", "words"),
     [
-        (ABOVE, ABOVE, "dvp is above naive at this mismatch"),
-        (BELOW, BELOW, "dvp is below naive at this mismatch"),
-        (UNCLEAR, ABOVE, "these trained policies differ, but no more than training runs of one arm may"),
-        (ABOVE, UNCLEAR, "the seeds differ consistently, but other problems might not show it"),
-        (UNCLEAR, UNCLEAR, "no difference seen at this mismatch; only differences beyond 4.0 points are ruled out"),
-        (SINGLE, ABOVE, "no verdict on the arms, since one seed"),
+        (ABOVE, 0.04, ABOVE, 0.02, "dvp is above naive at this mismatch"),
+        (BELOW, 0.001, BELOW, 0.05, "dvp is below naive at this mismatch"),
+        (UNCLEAR, 1.0, ABOVE, 0.02, "these trained policies differ, but no more than training runs of one arm may"),
+        (ABOVE, 0.06, ABOVE, 0.02, "these trained policies differ, but no more than training runs of one arm may"),
+        (ABOVE, 0.02, UNCLEAR, 1.0, "the seeds differ consistently, but other problems might not show it"),
+        (ABOVE, 0.02, ABOVE, 0.06, "the seeds differ consistently, but other problems might not show it"),
+        (
+            UNCLEAR,
+            1.0,
+            UNCLEAR,
+            1.0,
+            "no difference shown at this mismatch; by itself it rules out differences beyond 4",
+        ),
+        (ABOVE, 0.06, ABOVE, 0.06, "no difference shown at this mismatch; by itself it rules out differences beyond 9"),
+        (SINGLE, NAN, ABOVE, 0.02, "no verdict on the arms, since one seed"),
     ],
 )
-def test_verdict(seeds: Difference, problems: Difference, words: str) -> None:
-    text = verdict(Comparison("dvp", "naive", seeds, problems), {"dvp": 0.001, "naive": 0.02})
+def test_verdict(seeds: Difference, seeds_p: float, problems: Difference, problems_p: float, words: str) -> None:
+    text = verdict(Comparison("dvp", "naive", seeds, seeds_p, problems, problems_p), {"dvp": 0.001, "naive": 0.02})
     assert text.startswith(f"**dvp against naive**: {words}")
     assert "(unmasked k3: naive 0.02, dvp 0.001 nats)" in text
     assert points(problems) in text
 
 
 def test_verdict_gives_p_and_leaves_out_what_was_not_recorded() -> None:
-    text = verdict(Comparison("dvp", "naive", UNCLEAR, BELOW), {"dvp": NAN, "naive": NAN})
-    assert "p = 0.400" in text
-    assert "p < 0.001" in text
+    text = verdict(Comparison("dvp", "naive", UNCLEAR, 0.8, BELOW, 0.0002), {"dvp": NAN, "naive": NAN})
+    assert "p = 0.400, by Holm 0.800)" in text
+    assert "p < 0.001, by Holm < 0.001)" in text
     assert "k3" not in text
-    assert "Welch" not in verdict(Comparison("dvp", "naive", SINGLE, ABOVE), {"dvp": NAN, "naive": NAN})
+    assert "Welch" not in verdict(Comparison("dvp", "naive", SINGLE, NAN, ABOVE, 0.02), {"dvp": NAN, "naive": NAN})
 
 
 def test_numbers_in_words() -> None:
@@ -278,12 +288,16 @@ def test_what_ran_with_an_empty_record(results: Results) -> None:
 
 def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], results: Results) -> None:
     study, _ = whole
-    text = summarize(study, results)
+    verdicts = judge(results)
+    text = summarize(study, results, verdicts)
     assert text.startswith("# synthetic\n\nA made-up study for the report's tests. The same policy")
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
     assert sum(line.startswith("**") for line in text.splitlines()) == 6
+    claims = text.partition("\n## Claims\n")[2].partition("\n## ")[0]
+    assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(verdicts)
+    assert all(f"| **{line.verdict}** | {line.dose} | {line.arms} | " in claims for line in verdicts)
     base = results.base.scores[0].avg_at_k
     assert f"| base | {100 * base:.1f} % [" in text
     assert text.count("nan") == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tailrl.report.data import Evaluation, Results, Score, Tokens, TrainedRun
+from tailrl.report.statistics import holm
 from tailrl.report.tables import (
     NATS,
     compare_arms,
@@ -143,6 +144,9 @@ def test_compare_arms_takes_every_pair_later_minus_earlier() -> None:
     assert [(c.first, c.second) for c in found] == [("y", "x"), ("z", "x"), ("z", "y")]
     assert [c.seeds.mean for c in found] == [-1.0, -0.25, 0.75]
     assert [c.problems.mean for c in found] == [-1.0, -0.25, 0.75]
+    for differences, adjusted in (("seeds", "seeds_p_holm"), ("problems", "problems_p_holm")):
+        expected = holm([getattr(c, differences).p for c in found])
+        assert [getattr(c, adjusted) for c in found] == pytest.approx(expected, nan_ok=True)
     assert compare_arms(results(base=[none], x=[ones])) == []
 
 

@@ -13,11 +13,13 @@ from tailrl.report.gradients import write_gradients
 from tailrl.report.page import page
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
+from tailrl.report.survival import survival_curve, survival_figure
+from tailrl.report.verdicts import judge
 from tailrl.study import Study
 
 __all__ = ["write_ablation", "write_gradients", "write_report"]
 
-FIGURES = ("evaluation", "training", "mismatch", "delta", "kept", "time")
+FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"
 """Where the captions are that Snakemake's report shows too."""
 
@@ -44,7 +46,12 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
     _write_evaluation(read, out)
-    summary = summarize(study, read)
+    survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]
+    tables.write_csv(out / "tables" / "survival.csv", tables.flat_rows(survival))
+    save_svg(survival_figure(read), out / "figures" / "survival.svg")
+    verdicts = judge(read)
+    tables.write_csv(out / "tables" / "claims.csv", tables.flat_rows(verdicts))
+    summary = summarize(study, read, verdicts)
     (out / "summary.md").write_text(summary, encoding="utf-8")
     drawn = [
         (out / "figures" / f"{name}.svg", (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")) for name in FIGURES

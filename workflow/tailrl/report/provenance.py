@@ -31,7 +31,8 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-_DEFAULTS = flatten(Arm().model_dump(mode="json"))
+DEFAULTS = flatten(Arm().model_dump(mode="json"))
+"""An arm's own settings where a study says nothing, by dotted key."""
 
 
 def describe_arms(results: Results) -> dict[str, str]:
@@ -52,10 +53,9 @@ def describe(flat: Mapping[str, Any]) -> list[str]:
     key, unless it has its default.
     """
     left = {key: value for key, value in flat.items() if _block(key) in _OWN}
-    clauses = [_objective(left), *_clip(left), *_weights(left), *_disturbance(left)]
-    sampler = [left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype")]
-    clauses.append(f"sampled by {sampler[0]} in {sampler[1]}")
-    return clauses + [f"{key} = {value}" for key, value in left.items() if value != _DEFAULTS.get(key)]
+    clauses = [_objective(left), *_clip(left), *_weights(left), *describe_disturbance(left)]
+    clauses.append(f"sampled by {describe_sampler(left)}")
+    return clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)]
 
 
 def _objective(left: dict[str, Any]) -> str:
@@ -101,8 +101,8 @@ def _weights(left: dict[str, Any]) -> list[str]:
     return clauses
 
 
-def _disturbance(left: dict[str, Any]) -> list[str]:
-    """The mismatch dial; nothing where it is off."""
+def describe_disturbance(left: dict[str, Any]) -> list[str]:
+    """The mismatch dial in words, taken from the settings (dotted keys) that are left; nothing where it is off."""
     words = {
         "staleness": "weights of {} steps ago",
         "weights": "weights rounded to {}",
@@ -114,6 +114,12 @@ def _disturbance(left: dict[str, Any]) -> list[str]:
     side = left.pop("disturbance.side", "sampler")
     where = "sampler and trainer (matched control)" if side == "both" else side
     return [f"disturbed {where}: {', '.join(causes)}"] if causes else []
+
+
+def describe_sampler(left: dict[str, Any]) -> str:
+    """Engine and dtype, taken from the settings (dotted keys) that are left."""
+    engine, dtype = (left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype"))
+    return f"{engine} in {dtype}"
 
 
 def work_share(run: TrainedRun) -> float:

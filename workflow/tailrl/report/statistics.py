@@ -5,6 +5,7 @@ training run), problems (another set of held-out problems) or clusters of tokens
 rollouts). A single unit gives no interval: its ends are NaN, and so is p.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 """The level of every interval in the report."""
+
+SPLITS = 9_999
+"""Splits of the runs that a permutation test looks at, at most."""
 
 _CONSTANT = 1e-12
 """Values that differ by less than this are equal: rounding, not a variance to divide by."""
@@ -100,11 +104,25 @@ def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
         first_P: (P,), the score of each problem under the first policy.
         second_P: (P,), the same problems under the second.
     """
-    first, second = np.asarray(first_P, dtype=np.float64), np.asarray(second_P, dtype=np.float64)
-    gain = first - second
-    if gain.size < 2 or np.ptp(gain) < _CONSTANT:
-        return _constant_difference(float(gain.mean()), gain.size, repeated=gain.size > 1)
-    return _difference(float(gain.mean()), stats.ttest_rel(first, second), gain.size)
+    return difference_from(np.asarray(first_P, dtype=np.float64) - np.asarray(second_P, dtype=np.float64), 0.0)
+
+
+def difference_from(values_N: ArrayLike, reference: float) -> Difference:
+    """The mean of N independent values, such as one a seed, minus a fixed number.
+
+    Args:
+        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
+        reference: the number, in the same unit.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return Difference(math.nan, math.nan, math.nan, math.nan, 0)
+    mean = float(values.mean()) - reference
+    if values.size < 2 or np.ptp(values) < _CONSTANT:
+        return _constant_difference(mean, values.size, repeated=values.size > 1)
+    test = stats.ttest_1samp(values - reference, 0.0)
+    return _difference(mean, test, values.size)
 
 
 def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
@@ -160,6 +178,10 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     return first + window - 1 if first < means.size else None
 
 
+Collapses = tuple[Sequence[int | None], Sequence[int]]
+"""Of each run of an arm: the step at which it collapsed (None: it did not), and its length in steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survival:
     """The share of runs that have not collapsed, after each step at which one did; with its interval.
@@ -195,18 +217,57 @@ def survival(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> Surviv
     )
 
 
-def log_rank(
-    first: tuple[Sequence[int | None], Sequence[int]], second: tuple[Sequence[int | None], Sequence[int]]
-) -> float:
-    """Two-sided p of the log-rank test that two arms collapse alike; NaN where no run of either did.
+def log_rank(sooner: Collapses, later: Collapses) -> float:
+    """One-sided p of the log-rank test that `sooner` collapses no sooner than `later`; NaN where no run of either did.
+
+    Observed minus expected collapses of an arm are the sum of its runs' scores, 1 (where the run collapsed) less Nelson
+    and Aalen's cumulative hazard at its last step. If the arms are alike, every split of the runs into two arms is
+    equally likely: p is the share of splits with at least that sum, of all of them where there are at most SPLITS, else
+    of so many random ones. Unlike chi-square's, it holds with a handful of runs, which cannot give a small p.
 
     Args:
-        first: collapse step of each run and the run's length, steps, as `survival` takes them.
-        second: likewise.
+        sooner: collapse step of each run and the run's length, steps, as `survival` takes them; at least one run, and
+            lengths that do not depend on the arm.
+        later: likewise.
     """
-    if all(step is None for step in (*first[0], *second[0])):
+    died = [step for step in (*sooner[0], *later[0]) if step is not None]
+    if not died:
         return math.nan
-    return float(stats.logrank(_censored(*first), _censored(*second)).pvalue)
+    runs = [run for arm in (sooner, later) for run in zip(*arm, strict=True)]
+    last_R = np.array([length if step is None else step for step, length in runs])
+    died_R = np.array([step is not None for step, _ in runs])
+    events = np.unique(died)
+    hazard_E = np.cumsum([(died_R & (last_R == step)).sum() / (last_R >= step).sum() for step in events])
+    score_R = died_R - np.concatenate([[0.0], hazard_E])[np.searchsorted(events, last_R, side="right")]
+    size = len(sooner[0])
+    least = score_R[:size].sum() - _CONSTANT
+    if math.comb(len(runs), size) <= SPLITS:
+        return float((score_R[list(itertools.combinations(range(len(runs)), size))].sum(axis=1) >= least).mean())
+    shuffled = np.random.default_rng(0).permuted(np.tile(score_R, (SPLITS, 1)), axis=1)
+    return float((1 + (shuffled[:, :size].sum(axis=1) >= least).sum()) / (1 + SPLITS))
+
+
+def share_difference(first: tuple[int, int], second: tuple[int, int]) -> Interval:
+    """Newcombe's interval of a difference of two shares, from Wilson's of each: right at shares of 0 and 1 too.
+
+    Args:
+        first: how many of how many; at least one of which.
+        second: likewise; n is the smaller number.
+    """
+    (p, low, high), (q, below, above) = _wilson(*first), _wilson(*second)
+    ends = math.hypot(p - low, above - q), math.hypot(high - p, q - below)
+    return Interval(p - q, p - q - ends[0], p - q + ends[1], min(first[1], second[1]))
+
+
+def one_sided(difference: Difference) -> tuple[float, float]:
+    """p of the two one-sided tests behind a two-sided one: that the difference is above 0, and that it is below."""
+    seen, other = difference.p / 2, 1 - difference.p / 2
+    return (seen, other) if difference.mean > 0 else (other, seen)
+
+
+def _wilson(count: int, n: int) -> tuple[float, float, float]:
+    ends = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")
+    return count / n, float(ends.low), float(ends.high)
 
 
 def _censored(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> stats.CensoredData:

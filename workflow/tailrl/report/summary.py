@@ -8,12 +8,16 @@ import numpy as np
 
 from tailrl.report.data import FloatArray, Results
 from tailrl.report.provenance import describe_arms, what_ran
-from tailrl.report.statistics import Difference, Interval, problem_interval
+from tailrl.report.statistics import CONFIDENCE, Difference, Interval, problem_interval
 from tailrl.report.tables import Comparison, compare_arms, gain_over_base, mean_of
+from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
 
 LAST = 0.1
 """The share of the steps, from the end, that the final reward is the mean of."""
+
+LEVEL = round(1 - CONFIDENCE, 9)
+"""The adjusted p up to which a difference is claimed."""
 
 LOST = "1 − Z"
 
@@ -28,11 +32,14 @@ TRAINING_COLUMNS = {
 """Columns that are means over all steps; of the kept mass, what it lacks of 1."""
 
 
-def summarize(study: Study, results: Results) -> str:
-    """summary.md: what was asked, the arms, their scores, the comparisons, and what ran."""
+def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> str:
+    """summary.md: what was asked, the papers' claims, the arms, their scores, the comparisons, and what ran."""
     parts = [
         f"# {study.name}",
         _what_it_is(study, results),
+        "## Claims",
+        _claims_table(verdicts),
+        _claims_note(verdicts),
         "## Arms",
         _arms_table(results),
         "## Held-out score",
@@ -90,7 +97,7 @@ def spread(values_S: FloatArray) -> str:
 
 
 def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
-    """What the intervals of one comparison allow to say.
+    """What one comparison allows to say, with p by Holm over all of them.
 
     Args:
         comparison: the two arms' difference by seeds and by problems.
@@ -99,32 +106,34 @@ def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
     seeds, problems = comparison.seeds, comparison.problems
     size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (comparison.second, comparison.first) if not math.isnan(k3[arm]))
     place = f" (unmasked k3: {size} nats)" if size else ""
-    over_seeds = f"{points(seeds)} points over seeds (Welch, at least {count(seeds.n, 'seed')} an arm{_p(seeds)})"
-    over_problems = f"{points(problems)} points over {problems.n} problems (paired{_p(problems)})"
+    seeds_p, problems_p = comparison.seeds_p_holm, comparison.problems_p_holm
+    units = count(seeds.n, "seed")
+    over_seeds = f"{points(seeds)} points over seeds (Welch, at least {units} an arm{_p(seeds, seeds_p)})"
+    over_problems = f"{points(problems)} points over {problems.n} problems (paired{_p(problems, problems_p)})"
     direction = "above" if seeds.mean > 0 else "below"
     if math.isnan(seeds.low):
         found = "no verdict on the arms, since one seed shows nothing of how much training runs differ"
         over_seeds = f"{points(seeds)} points between single runs"
-    elif _excludes_zero(seeds) and _excludes_zero(problems):
+    elif seeds_p <= LEVEL and problems_p <= LEVEL:
         found = f"{comparison.first} is {direction} {comparison.second} at this mismatch"
-    elif _excludes_zero(problems):
+    elif problems_p <= LEVEL:
         found = "these trained policies differ, but no more than training runs of one arm may"
-    elif _excludes_zero(seeds):
+    elif seeds_p <= LEVEL:
         found = "the seeds differ consistently, but other problems might not show it"
     else:
         largest = 100 * max(abs(seeds.low), abs(seeds.high))
-        found = f"no difference seen at this mismatch; only differences beyond {largest:.1f} points are ruled out"
+        found = f"no difference shown at this mismatch; by itself it rules out differences beyond {largest:.1f} points"
     return f"**{comparison.first} against {comparison.second}**: {found}{place}. {over_seeds}; {over_problems}."
 
 
-def _p(difference: Difference) -> str:
-    if math.isnan(difference.p):
+def _p(difference: Difference, holm: float) -> str:
+    return "" if math.isnan(difference.p) else f", p {_p_value(difference.p, '= ')}, by Holm {_p_value(holm)}"
+
+
+def _p_value(p: float, equals: str = "") -> str:
+    if math.isnan(p):
         return ""
-    return ", p < 0.001" if difference.p < 0.001 else f", p = {difference.p:.3f}"
-
-
-def _excludes_zero(difference: Difference) -> bool:
-    return difference.low > 0 or difference.high < 0
+    return "< 0.001" if p < 0.001 else f"{equals}{p:.3f}"
 
 
 def _what_it_is(study: Study, results: Results) -> str:
@@ -138,6 +147,26 @@ def _what_it_is(study: Study, results: Results) -> str:
         f"otherwise. Every trained policy and the untrained "
         f"one (base) answers the same {problems} held-out problems of `{evaluation.task.name}`, {samples} samples "
         f"each at temperature {evaluation.temperature:g} from the same random streams. Intervals are at 95 %."
+    )
+
+
+def _claims_table(verdicts: Sequence[Verdict]) -> str:
+    header = ("claim", "source", "verdict", "at", "arms", "seeds", "seen", "p", "p, Holm")
+    rows = []
+    for v in verdicts:
+        scope = [v.dose, v.arms, str(v.seeds or "")]
+        rows.append([v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, _p_value(v.p), _p_value(v.p_holm)])
+    return table(header, rows)
+
+
+def _claims_note(verdicts: Sequence[Verdict]) -> str:
+    policy, task = verdicts[0].policy, verdicts[0].task
+    return (
+        f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
+        "claim holds, by Holm over the tests of its family (all survival comparisons; all comparisons of scores; else "
+        f"those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; contradicted: the same of its opposite. The "
+        "table's p are two-sided. Not testable at this scale: no arm, or nothing collapsed or exploded. Endpoints, "
+        "fixed beforehand, effects and their intervals stand in `tables/claims.csv`."
     )
 
 
@@ -197,14 +226,18 @@ def _comparisons(results: Results) -> str:
     if not comparisons:
         return "The study has one arm: there is nothing to compare."
     k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
-    rows = [[c.first, c.second, points(c.seeds), points(c.problems)] for c in comparisons]
+    rows = []
+    for c in comparisons:
+        by_seed = [points(c.seeds), _p_value(c.seeds.p), _p_value(c.seeds_p_holm)]
+        by_problem = [points(c.problems), _p_value(c.problems.p), _p_value(c.problems_p_holm)]
+        rows.append([c.first, c.second, *by_seed, *by_problem])
     note = (
-        f"Points of avg. {count(len(comparisons), 'comparison')}, each at 95 % and not adjusted for their number. Over "
-        "seeds: Welch's interval, what other training runs would show. Over problems: paired on the mean over seeds, "
-        "what other problems would show of these policies. A difference between arms is claimed where both exclude "
-        "zero."
+        f"Points of avg. {count(len(comparisons), 'comparison')}: each interval is at 95 % by itself, and p is given "
+        "raw and adjusted for their number by Holm. Over seeds: Welch's test, what other training runs would show. "
+        "Over problems: paired on the mean over seeds, what other problems would show of these policies. A difference "
+        f"between arms is claimed where both adjusted p are at most {LEVEL:g}."
     )
-    header = ("arm", "minus", "over seeds", "over problems")
+    header = ("arm", "minus", "over seeds", "p", "p, Holm", "over problems", "p", "p, Holm")
     verdicts = [verdict(comparison, k3) for comparison in comparisons]
     return "\n\n".join(itertools.chain([table(header, rows), note], verdicts))
 

@@ -19,6 +19,7 @@ from tailrl.report.statistics import (
     Interval,
     arm_difference,
     cluster_interval,
+    holm,
     mean_interval,
     paired_difference,
     problem_interval,
@@ -221,24 +222,34 @@ def policy_scores(results: Results) -> list[PolicyScore]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """avg@k of arm `first` minus arm `second`, shares of 1, with the error of seeds and that of problems."""
+    """avg@k of arm `first` minus arm `second`, shares of 1, with the error of seeds and that of problems.
+
+    `seeds_p_holm` and `problems_p_holm` are p by Holm over all pairs of arms; the intervals are of the pair by itself.
+    """
 
     first: str
     second: str
     seeds: Difference
+    seeds_p_holm: float
     problems: Difference
+    problems_p_holm: float
 
 
 def compare_arms(results: Results) -> list[Comparison]:
     """Every pair of arms, the later one of the study minus the earlier one."""
-    comparisons = []
-    for index, second in enumerate(results.arms):
-        for first in results.arms[index + 1 :]:
-            scores = [results.evaluations[arm].scores for arm in (first, second)]
-            by_seed = [[score.avg_at_k for score in own] for own in scores]
-            by_problem = [np.mean([score.by_problem for score in own], axis=0) for own in scores]
-            comparisons.append(Comparison(first, second, arm_difference(*by_seed), paired_difference(*by_problem)))
-    return comparisons
+    pairs, seeds, problems = [], [], []
+    for second, first in itertools.combinations(results.arms, 2):
+        scores = [results.evaluations[arm].scores for arm in (first, second)]
+        pairs.append((first, second))
+        seeds.append(arm_difference(*([score.avg_at_k for score in own] for own in scores)))
+        problems.append(paired_difference(*(np.mean([score.by_problem for score in own], axis=0) for own in scores)))
+    adjusted = [holm([difference.p for difference in differences]).tolist() for differences in (seeds, problems)]
+    return [
+        Comparison(*pair, by_seed, seeds_p, by_problem, problems_p)
+        for pair, by_seed, seeds_p, by_problem, problems_p in zip(
+            pairs, seeds, adjusted[0], problems, adjusted[1], strict=True
+        )
+    ]
 
 
 def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> FloatArray:

@@ -1,0 +1,351 @@
+"""What the papers claim, held against a study's results: a function for each claim, which finds where it can be tested.
+
+The arms are found by their settings (`roles`). A function's docstring is the claim's primary endpoint, fixed before any
+result; `verdicts` accounts for how many tests there are, and decides.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tailrl.report import roles
+from tailrl.report.data import FloatArray, Results, TrainedRun
+from tailrl.report.statistics import (
+    Difference,
+    arm_difference,
+    difference_from,
+    log_rank,
+    one_sided,
+    share_difference,
+)
+from tailrl.report.survival import collapses, deepest_loss
+
+REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
+UNTESTABLE = "not testable at this scale"
+
+DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
+MASKED, UNMASKED = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl"
+
+TAIL, HEAD = 5.0, -math.log(0.9)
+"""-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
+
+STABLE = 1e-3
+"""k3, nats per token, that the paper's DVP stays below."""
+
+EXPLOSION = 10.0
+"""k3 explodes in a run where it ends at so many times its start."""
+
+GAIN = 0.2655
+"""DVP + MIS over naive in the paper, which does not say whether in points or relative."""
+
+_PART = 0.1
+"""Share of a run's steps that its start, its end and each stretch of it are."""
+
+_POWERS = 14.0
+"""Powers of ten that a magnitude lies from 1 at most: zeros (below rounding) and overflows count as the nearer end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What some arms show of a claim, before the number of tests is accounted for.
+
+    Attributes:
+        arms: those compared, first the one that the claim is about.
+        seeds: the runs behind it, of the arm with fewest.
+        effect, low, high: the endpoint with its interval over seeds, in the claim's unit; NaN where there is none.
+        words: what was seen.
+        p_for, p_against: one-sided p that the claim's direction holds, and that its opposite does.
+        outcome: where no test decides: a fact, or that there is nothing to test.
+    """
+
+    arms: tuple[str, ...]
+    seeds: int
+    effect: float
+    low: float
+    high: float
+    words: str
+    p_for: float = math.nan
+    p_against: float = math.nan
+    outcome: str | None = None
+
+
+Find = Callable[[Results], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A paper's statement and its source; the unit of the effect; the tests that it is counted with; what it takes."""
+
+    statement: str
+    source: str
+    unit: str
+    family: str
+    needs: str
+    find: Find
+
+
+CLAIMS: list[Claim] = []
+"""Every claim, in the order of the report."""
+
+
+def _claim(statement: str, source: str, *, unit: str, family: str, needs: str) -> Callable[[Find], Find]:
+    """Lists the function that finds where a claim can be tested."""
+
+    def add(find: Find) -> Find:
+        CLAIMS.append(Claim(statement, source, unit, family, needs, find))
+        return find
+
+    return add
+
+
+# --- the tokens --------------------------------------------------------------------------------------
+
+_OWN_NAIVE = roles.both(roles.is_naive, roles.has_own_mismatch)
+_NEEDS_OWN = "naive arm under an engine's own mismatch"
+
+
+@_claim("|Δ| grows with 1 − p", f"{DVP}, Prop. 4.2", unit="ratio", family="size", needs=_NEEDS_OWN)
+def delta_grows(results: Results) -> Iterator[Finding]:
+    """Of sampled tokens, a run's mean |Δ| in the tail (-ln π_train at least 5) over that in the head (π_train above
+    0.9), as a geometric mean over runs: above 1."""
+    for arm in roles.arms_as(results, _OWN_NAIVE):
+        ratios = []
+        for run in results.runs[arm]:
+            nats_T, delta_T = _tokens(run)
+            tail, head = (_log10(_mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL, nats_T < HEAD))
+            ratios.append(float(tail - head))
+        ratio = difference_from(ratios, 0.0)
+        words = f"mean |Δ| in the tail is {_interval(*_powers(ratio))} times that in the head"
+        yield _measured((arm,), ratio, _powers(ratio), words, *one_sided(ratio))
+
+
+@_claim("Sampled tail tokens have −Δ > 0", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
+def delta_is_negative(results: Results) -> Iterator[Finding]:
+    """A run's mean of −Δ over its sampled tokens in the tail (-ln π_train at least 5), as a mean over runs: above 0."""
+    for arm in roles.arms_as(results, _OWN_NAIVE):
+        means = [_mean(-delta_T[nats_T >= TAIL]) for nats_T, delta_T in map(_tokens, results.runs[arm])]
+        mean = difference_from(means, 0.0)
+        ends = (mean.mean, mean.low, mean.high)
+        yield _measured((arm,), mean, ends, f"mean −Δ in the tail is {_interval(*ends)} nats", *one_sided(mean))
+
+
+# --- the divergence ----------------------------------------------------------------------------------
+
+
+@_claim(
+    "DVP keeps the masked KL below 0.001",
+    f"{DVP}, experiments",
+    unit="nats",
+    family="stable",
+    needs="DVP arm under a mismatch",
+)
+def divergence_stays_small(results: Results) -> Iterator[Finding]:
+    """The highest mean of the masked k3 over a tenth of a run's steps, of the stretches that they part the run into, as
+    a geometric mean over runs: below 0.001 nats."""
+    for arm in roles.arms_as(results, roles.both(roles.is_dvp, roles.is_mismatched)):
+        highest_S = _log10([float(np.fmax.reduce(_stretches(run, MASKED))) for run in results.runs[arm]])
+        level = difference_from(highest_S, 0.0)
+        above, below = one_sided(difference_from(highest_S, math.log10(STABLE)))
+        words = f"masked k3 is {_interval(*_powers(level))} nats where it is highest"
+        yield _measured((arm,), level, _powers(level), words, below, above)
+
+
+@_claim(
+    "Naive's KL explodes, DVP's does not",
+    f"{DVP}, Figure 1",
+    unit="ratio",
+    family="explosion",
+    needs="naive arm beside a DVP arm under the same mismatch",
+)
+def divergence_explodes(results: Results) -> Iterator[Finding]:
+    """A run's mean unmasked k3 over the last tenth of its steps over that of the first tenth, as a geometric mean over
+    runs: above 10 under naive and, at the same dose, below 10 under DVP. The effect is naive's."""
+    for arms in roles.pairs(results, roles.both(roles.is_naive, roles.is_mismatched), roles.is_dvp):
+        growth = [np.array([_growth(run) for run in results.runs[arm]]) for arm in arms]
+        ratios = [difference_from(logs_S, 0.0) for logs_S in growth]
+        exploded = [int((logs_S >= math.log10(EXPLOSION)).sum()) for logs_S in growth]
+        fewest = min(ratios, key=lambda ratio: ratio.n)
+        if not any(exploded):
+            largest = 10 ** float(np.fmax.reduce(np.concatenate(growth)))
+            words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
+            yield replace(_measured(arms, fewest, _powers(ratios[0]), words), outcome=UNTESTABLE)
+            continue
+        words = "; ".join(
+            f"{arm}: k3 ends at {_interval(*_powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
+            for arm, ratio, count in zip(arms, ratios, exploded, strict=True)
+        )
+        naive, dvp = (one_sided(difference_from(logs_S, math.log10(EXPLOSION))) for logs_S in growth)
+        both = float(np.max([naive[0], dvp[1]]))  # both parts have to hold: an intersection-union test
+        yield _measured(arms, fewest, _powers(ratios[0]), words, both, dvp[0])
+
+
+@_claim(
+    "The exact engine's k3 is 0 at every step",
+    f"{VEXACT}, zero-mismatch reference",
+    unit="nats",
+    family="exact",
+    needs="arm with the exact engine, undisturbed, and one update a step",
+)
+def exact_is_exact(results: Results) -> Iterator[Finding]:
+    """The largest k3, masked or not, of any step of any run: exactly 0, which a single step refutes. For arms with one
+    update a step, since what later ones score, the policy has learnt from already."""
+    for arm in roles.arms_as(results, roles.has_exact_engine):
+        if roles.settings_of(results, arm).get("training.minibatches", 1) == 1:
+            k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in (MASKED, UNMASKED)])
+            largest, zeros = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
+            known = f", the largest is {largest:.2g} nats" if not math.isnan(largest) else ""
+            outcome = UNDECIDED if not known else REPRODUCED if zeros == k3.size else CONTRADICTED
+            words = f"{zeros} of {k3.size} recorded values are 0{known}"
+            yield Finding((arm,), len(results.runs[arm]), largest, math.nan, math.nan, words, outcome=outcome)
+
+
+# --- the collapse ------------------------------------------------------------------------------------
+
+
+@_claim(
+    "Naive collapses by mismatch alone: with zero mismatch it does not",
+    f"{VEXACT}, finding (a)",
+    unit="share of runs",
+    family="survival",
+    needs="naive arm under a mismatch beside one with the exact engine",
+)
+def collapses_unlike_exact(results: Results) -> Iterator[Finding]:
+    """Naive under a mismatch collapses sooner than naive with the exact engine: one-sided log-rank test, by permutation
+    of the runs. The effect is the difference in the share of runs that collapsed."""
+    control = roles.both(roles.is_naive, roles.has_exact_engine)
+    yield from _survival(results, control, apart=("sampler", "disturbance"))
+
+
+@_claim(
+    "Naive collapses by mismatch alone: as disturbed without one it does not",
+    f"{VEXACT}, finding (a), by a matched control",
+    unit="share of runs",
+    family="survival",
+    needs="naive arm with a disturbed sampler beside its matched control",
+)
+def collapses_unlike_matched(results: Results) -> Iterator[Finding]:
+    """Naive with a disturbed sampler collapses sooner than its matched control, whose trainer is disturbed likewise:
+    one-sided log-rank test, by permutation of the runs. The effect is the difference in the share of runs that
+    collapsed."""
+    control = roles.both(roles.is_naive, roles.is_matched)
+    yield from _survival(results, control, apart=("disturbance.side",))
+
+
+def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> Iterator[Finding]:
+    for arms in roles.pairs(results, roles.both(roles.is_naive, roles.is_mismatched), control, apart=apart):
+        first, second = (collapses(results.runs[arm]) for arm in arms)
+        counts = [(sum(step is not None for step in steps), len(steps)) for steps, _ in (first, second)]
+        if not all(n for _, n in counts):
+            yield _nothing(arms)
+            continue
+        share = share_difference(*counts)
+        words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))
+        found = Finding(arms, share.n, share.mean, share.low, share.high, words)
+        if not any(k for k, _ in counts):
+            lost = 100 * deepest_loss([run for arm in arms for run in results.runs[arm]])
+            deepest = f"; the deepest loss is {lost:.0f} % of a run's best reward" if not math.isnan(lost) else ""
+            yield replace(found, words=f"no run collapsed{deepest}", outcome=UNTESTABLE)
+        else:
+            yield replace(found, p_for=log_rank(first, second), p_against=log_rank(second, first))
+
+
+# --- the held-out score ------------------------------------------------------------------------------
+
+
+@_claim(
+    "DVP ends above naive",
+    f"{DVP}, experiments",
+    unit="share of samples",
+    family="score",
+    needs="DVP arm beside a naive arm under the same mismatch",
+)
+def dvp_ends_above(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of DVP minus that of naive at the same dose, over seeds (Welch): above 0."""
+    yield from _score(results, roles.is_dvp)
+
+
+@_claim(
+    "DVP + MIS ends above naive (by 26.55 %)",
+    f"{DVP}, experiments",
+    unit="share of samples",
+    family="score",
+    needs="DVP + MIS arm beside a naive arm under the same mismatch",
+)
+def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of DVP + MIS minus that of naive at the same dose, over seeds (Welch): above 0. Whether the
+    paper's 26.55 % lies in the interval, as points or relative to naive, is said and not tested."""
+    for found in _score(results, roles.is_dvp_mis):
+        naive = float(np.mean([score.avg_at_k for score in results.evaluations[found.arms[1]].scores]))
+        sizes = {"as points": GAIN, "as relative": GAIN * naive}
+        said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
+        where = "" if math.isnan(found.low) else f"; of this interval the paper's 26.55 % is {', '.join(said)}"
+        yield replace(found, words=found.words + where)
+
+
+def _score(results: Results, remedy: roles.Role) -> Iterator[Finding]:
+    for arms in roles.pairs(results, roles.both(remedy, roles.is_mismatched), roles.is_naive):
+        found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
+        ends = (found.mean, found.low, found.high)
+        points = _interval(*[100 * end for end in ends], form="+.1f")
+        words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
+        yield _measured(arms, found, ends, words, *one_sided(found))
+
+
+# --- measures of one run, and their words ------------------------------------------------------------
+
+
+def _tokens(run: TrainedRun) -> tuple[FloatArray, FloatArray]:
+    """-ln π_train and Δ of a run's sampled tokens, nats, where both are finite."""
+    delta_T = run.tokens.logp_train_T - run.tokens.logp_infer_T
+    return -run.tokens.logp_train_T[np.isfinite(delta_T)], delta_T[np.isfinite(delta_T)]
+
+
+def _stretches(run: TrainedRun, key: str) -> list[float]:
+    """A metric's means over stretches of a tenth of the run's steps; NaN where none of a stretch was recorded."""
+    values_N = run.metric(key)
+    size = math.ceil(_PART * values_N.size)
+    return [_mean(values_N[start : start + size]) for start in range(0, values_N.size, size)]
+
+
+def _growth(run: TrainedRun) -> float:
+    """Powers of ten by which a run's unmasked k3 grows from its first tenth to its last."""
+    values_N = run.metric(UNMASKED)
+    size = math.ceil(_PART * values_N.size)
+    return float(_log10(_mean(values_N[-size:])) - _log10(_mean(values_N[:size])))
+
+
+def _mean(values: FloatArray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def _log10(values: ArrayLike) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log10(values), -_POWERS, _POWERS)
+
+
+def _powers(logs: Difference) -> tuple[float, float, float]:
+    """A mean of logarithms and its interval, as numbers."""
+    with np.errstate(over="ignore"):
+        mean, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
+    return mean, low, high
+
+
+def _interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
+    return f"{mean:{form}}" + ("" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]")
+
+
+def _measured(
+    arms: tuple[str, ...], measure: Difference, ends: Sequence[float], words: str, p_for: float = math.nan,
+    p_against: float = math.nan,
+) -> Finding:  # fmt: skip
+    """A finding on the runs of a measure; that there is nothing to test where it has none."""
+    effect, low, high = ends
+    return Finding(arms, measure.n, effect, low, high, words, p_for, p_against) if measure.n else _nothing(arms)
+
+
+def _nothing(arms: tuple[str, ...]) -> Finding:
+    return Finding(arms, 0, math.nan, math.nan, math.nan, "no run recorded what it takes", outcome=UNTESTABLE)

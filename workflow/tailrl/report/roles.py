@@ -1,0 +1,120 @@
+"""What an arm stands for in a claim: read off the settings that its runs recorded, never off its name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tailrl.report.data import Results
+from tailrl.report.provenance import DEFAULTS, describe_disturbance, describe_sampler, flatten
+
+Role = Callable[[Mapping[str, Any]], bool]
+"""Whether an arm with these settings (dotted keys) plays a part."""
+
+_SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", "task")
+"""The blocks of settings in which two arms must agree for their difference to be that of vocabulary and correction."""
+
+CAUSES = ("staleness", "weights", "bias", "noise", "floor")
+
+
+def settings_of(results: Results, arm: str) -> dict[str, Any]:
+    """The settings of an arm's runs by dotted key, with the default where an older run recorded none."""
+    return DEFAULTS | flatten(results.runs[arm][0].record["settings"])
+
+
+def is_naive(settings: Mapping[str, Any]) -> bool:
+    """All tokens, no weight, no veto, no ratio against the sampler's probabilities."""
+    return (settings["vocabulary.rule"], settings["correction.veto"]) == ("full", None) and _unweighted(settings)
+
+
+def is_dvp(settings: Mapping[str, Any]) -> bool:
+    """The min-p set at a fixed ρ on both sides, and no weight; a veto may be on."""
+    return _pruned(settings) and _unweighted(settings)
+
+
+def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
+    """The same with masked importance weights of the sequence, and of nothing else."""
+    weights = settings["correction.token"], settings["correction.sequence"]
+    return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
+
+
+def is_disturbed(settings: Mapping[str, Any]) -> bool:
+    """Whether any cause of the mismatch dial is on, on whichever side."""
+    return any(settings[f"disturbance.{cause}"] for cause in CAUSES)
+
+
+def is_matched(settings: Mapping[str, Any]) -> bool:
+    """Whether the trainer is disturbed likewise."""
+    return bool(settings["disturbance.side"] == "both")
+
+
+def has_exact_engine(settings: Mapping[str, Any]) -> bool:
+    """The exact engine without disturbance: no mismatch at all."""
+    return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings)
+
+
+def has_own_mismatch(settings: Mapping[str, Any]) -> bool:
+    """An engine other than the exact one, without disturbance: the mismatch is the engine's own."""
+    return not is_disturbed(settings) and not has_exact_engine(settings)
+
+
+def is_mismatched(settings: Mapping[str, Any]) -> bool:
+    """The engine's own mismatch or a disturbed sampler; a matched control is neither."""
+    return not has_exact_engine(settings) and not is_matched(settings)
+
+
+def both(*roles: Role) -> Role:
+    """All of the roles at once."""
+    return lambda settings: all(role(settings) for role in roles)
+
+
+def arms_as(results: Results, role: Role) -> list[str]:
+    """The arms that play a part, in the order of the study; none whose record holds a setting that is not known."""
+    settings = {arm: settings_of(results, arm) for arm in results.arms}
+    return [arm for arm, own in settings.items() if _known(own) and role(own)]
+
+
+def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Arms in two parts, alike in all but vocabulary, correction and the settings `apart` (keys or whole blocks)."""
+    for one in arms_as(results, first):
+        for other in arms_as(results, second):
+            if _shared(settings_of(results, one), apart) == _shared(settings_of(results, other), apart):
+                yield one, other
+
+
+def dose(settings: Mapping[str, Any]) -> str:
+    """The engine and its mismatch in words."""
+    left = dict(settings)
+    return ", ".join([describe_sampler(left), *(describe_disturbance(left) or ["undisturbed"])])
+
+
+def policy_name(settings: Mapping[str, Any]) -> str:
+    """The policy in words."""
+    if settings.get("policy.source") == "scratch":
+        size = [settings.get(f"policy.{name}") for name in ("layers", "hidden_size", "vocabulary_size")]
+        return "from scratch, {} layers of {}, V = {}".format(*size)
+    return str(settings.get("policy.path", "not recorded"))
+
+
+def _known(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings that make an arm are today's: under an older name a weight would seem not to be there."""
+    blocks = {key.split(".")[0] for key in DEFAULTS}
+    return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
+
+
+def _shared(settings: Mapping[str, Any], apart: tuple[str, ...]) -> dict[str, Any]:
+    known = {key: value for key, value in settings.items() if key.split(".")[0] in _SHARED}
+    return {key: value for key, value in known.items() if key not in apart and key.split(".")[0] not in apart}
+
+
+def _pruned(settings: Mapping[str, Any]) -> bool:
+    rule = settings["vocabulary.rule"], settings["vocabulary.side"], settings["vocabulary.adapt"]
+    return rule == ("min_p", "both", "none")
+
+
+def _unweighted(settings: Mapping[str, Any]) -> bool:
+    weights = settings["correction.token"], settings["correction.sequence"]
+    return weights == ("none", "none") and _no_sampler_ratio(settings)
+
+
+def _no_sampler_ratio(settings: Mapping[str, Any]) -> bool:
+    """Whether no clipped ratio corrects for the sampler: bypass and decoupled do."""
+    return settings.get("clip.ratio") in (None, "recompute")
