@@ -29,7 +29,7 @@ VERIFICATION = {
     "verification/proposed_per_kept": "tokens that the engine proposed for each token of the responses",
     "verification/seconds": "seconds in the scoring passes, a part of time/rollout",
 }
-"""Logged where the trainer verifies what the engine draws, and nowhere else."""
+"""Logged besides where the trainer verifies what the engine draws."""
 
 METRICS: dict[str, str] = {
     "train/step": "number of the update, from 0",
@@ -76,5 +76,4 @@ METRICS: dict[str, str] = {
     "time/metrics": "seconds in the diagnostics and in logging the step before",
     "time/step": "seconds of the whole step",
     "throughput/tokens_per_second": "response tokens per second of the whole step",
-    **VERIFICATION,
 }

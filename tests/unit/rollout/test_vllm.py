@@ -30,7 +30,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
-from tailrl.metrics import METRICS
+from tailrl.metrics import METRICS, VERIFICATION
 from tailrl.noise import gumbel
 from tailrl.packing import pack_batch
 from tailrl.policy import create_policy, head_weight, hidden_states, named_weights, save_policy
@@ -825,4 +825,4 @@ def test_a_verified_run_has_no_mismatch(
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert {line["rollout_corr/delta_abs_max"] for line in lines} == {0.0}
     assert all(line["train/grad_norm"] > 0 and line["verification/agreement"] > 0.8 for line in lines)
-    assert lines[0].keys() == METRICS.keys()
+    assert lines[0].keys() == METRICS.keys() | VERIFICATION.keys()

@@ -117,9 +117,10 @@ def describe_disturbance(left: dict[str, Any]) -> list[str]:
 
 
 def describe_sampler(left: dict[str, Any]) -> str:
-    """Engine and dtype, taken from the settings (dotted keys) that are left."""
+    """Engine, dtype and who verifies, taken from the settings (dotted keys) that are left."""
     engine, dtype = (left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype"))
-    return f"{engine} in {dtype}"
+    verified = ", verified by the trainer" if left.pop("sampler.verify", False) else ""
+    return f"{engine} in {dtype}{verified}"
 
 
 def work_share(run: TrainedRun) -> float:
