@@ -144,8 +144,12 @@ def test_random_shapes(
 
 @pytest.mark.parametrize("rows", [0, 1, 255, 256, 257])
 def test_any_number_of_rows(rows: int) -> None:
-    assert_same(make_case(rows), -3.0)
-    assert_same(make_case(rows), None)
+    case = make_case(rows)
+    assert_same(case, -3.0)
+    assert_same(case, None)
+    for name, number in (("entropy", -3.0), ("top_k", 5.0), ("top_p", 0.5)):
+        plain = token_logprobs(case.hidden_TH @ case.weight_VH.T, case.tokens_T, name, number)
+        assert_equal(case, plain, constrained_logprobs(case.hidden_TH, case.weight_VH, case.tokens_T, name, number))
 
 
 @pytest.mark.parametrize("log_rho", [None, -1.0, -6.0])

@@ -42,17 +42,21 @@ def test_one_side_alone_is_refused_unless_it_is_meant(vocabulary: dict[str, Any]
     assert study_with({"vocabulary": {**vocabulary, "side": "both"}})
 
 
-@pytest.mark.parametrize("correction", [{}, {"token": "tis"}, {"sequence": "is"}, {"veto": 1e-4}])
+RATIOS = [{"token": "tis"}, {"token": "mask"}, {"sequence": "is"}, {"sequence": "tis"}, {"sequence": "mis"}]
+NO_RATIOS = [{}, {"veto": 1e-4}, {"sequence": "reject_k1"}, {"sequence": "reject_k3"}, {"sequence": "geometric"}]
+
+
+@pytest.mark.parametrize("correction", RATIOS + NO_RATIOS)
 def test_several_minibatches_need_a_ratio(correction: dict[str, Any]) -> None:
-    """A veto alone is no ratio."""
+    """A veto or a rejection alone is no ratio."""
     arm = {"correction": correction}
     assert study_with(arm, minibatches=1)
-    if "token" in correction or "sequence" in correction:
+    if correction in RATIOS:
         assert study_with(arm, minibatches=2)
         return
     assert refusal(arm, minibatches=2) == (
         "arms.a: with 2 minibatches all but the first train on responses of an older policy; "
-        "add clip or a correction, or say deliberate: true"
+        "add clip or a weight by the ratio, or say deliberate: true"
     )
     assert study_with({**arm, "deliberate": True}, minibatches=2)
     for ratio in ("recompute", "bypass", "decoupled"):
@@ -67,16 +71,18 @@ def test_minibatches_of_an_arm_are_checked_too() -> None:
     assert study_with({"clip": {"ratio": "bypass"}}, prompts=2, group_size=2, minibatches=4)
 
 
-@pytest.mark.parametrize("correction", [{"token": "tis"}, {"token": "mask"}, {"sequence": "mis"}, {"sequence": "is"}])
-def test_bypass_beside_a_correction_would_divide_twice(correction: dict[str, Any]) -> None:
-    arm = {"clip": {"ratio": "bypass"}, "correction": correction}
-    for deliberate in (False, True):
-        assert refusal({**arm, "deliberate": deliberate}) == (
-            "arms.a: clip.ratio: bypass already divides by the sampler's probability; a correction would do so twice"
-        )
-    for ratio in ("recompute", "decoupled"):
-        assert study_with({**arm, "clip": {"ratio": ratio}})
-    assert study_with({"clip": {"ratio": "bypass"}, "correction": {"veto": 1e-4}})
+@pytest.mark.parametrize("ratio", ["bypass", "decoupled"])
+def test_a_clip_beside_a_weight_would_divide_twice(ratio: str) -> None:
+    for correction in RATIOS:
+        for deliberate in (False, True):
+            arm = {"clip": {"ratio": ratio}, "correction": correction, "deliberate": deliberate}
+            assert refusal(arm) == (
+                f"arms.a: clip.ratio: {ratio} already divides by the sampler's probability; "
+                "a weight by the ratio would do so twice"
+            )
+        assert study_with({"clip": {"ratio": "recompute"}, "correction": correction})
+    for correction in NO_RATIOS:
+        assert study_with({"clip": {"ratio": ratio}, "correction": correction})
 
 
 # --- disturbances --------------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
                     entries = cast(Entries, chunk_sums(*inputs)[1])
                 scale_C = factor_T[rows] * (max_T[rows] - norm_T[rows]).exp()
                 add_entries(gradients, entries, scale_C, scaled_TH, weight, rows)
+        del buffer
         add_dense(gradients, dense_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
         gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
@@ -164,7 +165,8 @@ def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
 def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Hidden states over temperature, and the weight, in the dtype of the logits."""
     dtype = _logits_dtype(hidden_TH, weight_VH)
-    return hidden_TH.to(dtype) / temperature, weight_VH.to(dtype)
+    scaled_TH = hidden_TH.to(dtype)
+    return scaled_TH if temperature == 1.0 else scaled_TH / temperature, weight_VH.to(dtype)
 
 
 def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -175,15 +177,17 @@ def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, 
     """
     if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
         raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
-    log_safe_T = sums.max_C + sums.safe_C.log()
-    log_all_T = sums.max_C + sums.all_C.log()
+    # Over the maximum first: a logit of 30 would cost the small differences two digits.
+    chosen_T, log_safe_T, log_all_T = sums.chosen_C - sums.max_C, sums.safe_C.log(), sums.all_C.log()
     outside_T = sums.chosen_C < sums.cut_C
     if paper_fill:
         pruned_T = (vocabulary - sums.kept_C).to(log_safe_T.dtype)
-        norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + PAPER_FILL)
-        logp_T = sums.chosen_C.masked_fill(outside_T, PAPER_FILL) - norm_T
+        filled_T = PAPER_FILL - sums.max_C
+        log_norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + filled_T)
+        logp_T = torch.where(outside_T, filled_T, chosen_T) - log_norm_T
     else:
-        norm_T = log_safe_T
-        logp_T = (sums.chosen_C - norm_T).masked_fill(outside_T, 0.0)
-    entropy_T = sums.safe_C.log() - sums.moment_C / sums.safe_C
-    return logp_T, norm_T, (sums.chosen_C - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)
+        log_norm_T = log_safe_T
+        logp_T = (chosen_T - log_norm_T).masked_fill(outside_T, 0.0)
+    entropy_T = log_safe_T - sums.moment_C / sums.safe_C
+    norm_T = sums.max_C + log_norm_T
+    return logp_T, norm_T, (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)

@@ -142,6 +142,11 @@ class Correction(Settings):
         """Whether any weight (not only a veto) is in use."""
         return self.token != "none" or self.sequence != "none"
 
+    @property
+    def ratio(self) -> bool:
+        """Whether a weight is a probability ratio, and does not merely keep or reject."""
+        return self.token != "none" or self.sequence in ("is", "tis", "mis")
+
 
 class Clip(Settings):
     """PPO's clipped ratio in place of the plain log-prob, for several updates on the same rollouts."""
@@ -200,9 +205,10 @@ class Arm(Settings):
                 "vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
                 "which give a sequence with an outside token weight 0"
             )
-        if self.clip and self.clip.ratio == "bypass" and self.correction.weighted:
+        if self.clip and self.clip.ratio != "recompute" and self.correction.ratio:
             raise ValueError(
-                "clip.ratio: bypass already divides by the sampler's probability; a correction would do so twice"
+                f"clip.ratio: {self.clip.ratio} already divides by the sampler's probability; a weight by the ratio "
+                "would do so twice"
             )
         if self.disturbance.weights == self.sampler.dtype and self.disturbance.side == "sampler":
             raise ValueError(

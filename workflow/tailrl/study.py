@@ -170,10 +170,10 @@ class Study(Settings):
             raise ValueError(f"arms.{arm_name}.training: {_sentences(error)}") from None
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError(f"arms.{arm_name}: more minibatches than responses a step")
-        if training.minibatches > 1 and arm.clip is None and not (arm.correction.weighted or arm.deliberate):
+        if training.minibatches > 1 and arm.clip is None and not (arm.correction.ratio or arm.deliberate):
             raise ValueError(
                 f"arms.{arm_name}: with {training.minibatches} minibatches all but the first train on responses of an "
-                "older policy; add clip or a correction, or say deliberate: true"
+                "older policy; add clip or a weight by the ratio, or say deliberate: true"
             )
         return Run(
             study=self.name,

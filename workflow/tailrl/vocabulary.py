@@ -83,6 +83,8 @@ def entropy(logits_TV: Tensor, log_rho: float | Tensor) -> Tensor:
 def top_k(logits_TV: Tensor, k: float | Tensor) -> Tensor:
     """The k most probable tokens, and those that tie with the last of them."""
     count = logits_TV.shape[-1]
+    if not len(logits_TV):
+        return logits_TV[:, :1]
     place_T1 = torch.as_tensor(k, device=logits_TV.device).long().clamp(1, count).expand(len(logits_TV), 1) - 1
     return logits_TV.topk(int(place_T1.max()) + 1, dim=-1).values.gather(-1, place_T1)
 

@@ -80,11 +80,12 @@ def reasons(choice: Choice) -> list[str]:
     found = []
     if "outside" in vocabulary and (weighted or choice["veto"] or choice["clip"]):
         found.append("vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio")
-    if choice["clip"] == "bypass" and weighted:
-        found.append("clip.ratio: bypass already divides by the sampler's probability")
+    ratio = choice["token"] != "none" or choice["sequence"] in ("is", "tis", "mis")
+    if choice["clip"] in ("bypass", "decoupled") and ratio:
+        found.append(f"clip.ratio: {choice['clip']} already divides by the sampler's probability")
     if "side" in vocabulary and not choice["deliberate"]:
         found.append(f"vocabulary.side: {vocabulary['side']} samples from one distribution and trains another")
-    if choice["minibatches"] > 1 and not (choice["clip"] or weighted or choice["deliberate"]):
+    if choice["minibatches"] > 1 and not (choice["clip"] or ratio or choice["deliberate"]):
         found.append("with 2 minibatches all but the first train on responses of an older policy")
     return found
 
@@ -198,7 +199,7 @@ def test_the_subset_holds_every_pair_that_is_admitted() -> None:
     fill = {"paper_fill", "fill_trainer"}
     for (a, v), (b, w) in every - admitted:
         one_sided = v in ("sampler", "trainer", "fill_trainer") and (b, w) == ("deliberate", False)
-        assert v == "bypass" or w in fill or one_sided, ((a, v), (b, w))
+        assert v in ("bypass", "decoupled") or w in fill or one_sided, ((a, v), (b, w))
 
 
 # --- what is admitted trains -------------------------------------------------------------------------------

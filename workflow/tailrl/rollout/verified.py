@@ -99,7 +99,8 @@ class VerifiedSampler:
         pairs = list(zip(requests, proposed, strict=True))
         seeds = [request.seed for request, tokens in pairs for _ in tokens]
         places = [request.start + place for request, tokens in pairs for place in range(len(tokens))]
-        threshold_T1 = torch.tensor([request.threshold for request in requests])[batch.sequence_T, None]
+        threshold_N = torch.tensor([request.threshold for request in requests], device=weight_VH.device)
+        threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
         for rows in logit_chunks(len(seeds), len(weight_VH)):
             logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
@@ -131,7 +132,7 @@ class _Response:
 
     def accept(self, proposed: Sequence[int], drawn: Drawn) -> int:
         """Take the draws up to the first that differs from the proposal, and that one; how many did not differ."""
-        differs_T = drawn.token_S != torch.tensor(proposed)
+        differs_T = drawn.token_S.cpu() != torch.tensor(proposed)
         agreed = int(differs_T.nonzero()[0]) if differs_T.any() else len(proposed)
         taken = drawn.first(min(agreed + 1, len(proposed)))
         self.drawn.append(taken)
