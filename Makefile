@@ -18,7 +18,7 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
-.PHONY: help venv install reproduce test test-slow bench lint format clean
+.PHONY: help venv install reproduce test test-units test-workflow test-slow bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -28,7 +28,14 @@ reproduce: venv  ## compute the study: tables, figures, report
 	$(IN_VENV) snakemake --cores all $(ARGS)
 
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
-	$(IN_VENV) pytest -m "not slow" $(ARGS)
+	@$(MAKE) --no-print-directory --keep-going -j2 test-units test-workflow
+
+# A core each: the workflow's tests wait for Snakemake most of the time.
+test-units: venv
+	$(IN_VENV) pytest -m "not slow" tests/unit $(ARGS)
+
+test-workflow: venv
+	$(IN_VENV) pytest -m "not slow" tests/workflow tests/e2e $(ARGS)
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
