@@ -10,7 +10,6 @@ over what it is with the inputs loaded and the threads started (Linux; the mark 
 """
 
 import argparse
-import csv
 import gc
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from table import show
 from torch import Tensor
 
 from tailrl.logprobs import constrained_logprobs
@@ -223,11 +223,6 @@ def median_ratio(times: list[float], base: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 3)
 
 
-def markdown(rows: list[dict[str, object]]) -> str:
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    return "\n".join(lines + ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--data", type=Path, default=Path("results/benchmarks/smollm2.pt"), help="made where missing")
@@ -249,13 +244,7 @@ def main() -> None:
     rows = [
         row for size, cases in sizes.items() for row in measure([c for c in cases if available(c)], arguments, *size)
     ]
-    print(markdown(rows))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    show(rows, arguments.out)
 
 
 if __name__ == "__main__":

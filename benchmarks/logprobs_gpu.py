@@ -9,7 +9,6 @@ with the plain definition in float64. Needs torch and Triton alone.
 """
 
 import argparse
-import csv
 import statistics
 import sys
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from logprobs import LENGTH, markdown, median_ratio
+from logprobs import LENGTH, median_ratio
+from table import show
 from torch import Tensor
 
 from tailrl import logprobs
@@ -202,13 +202,7 @@ def main() -> None:
     for log_rho in (LOG_RHO, None):
         check(inputs, log_rho)
     rows = measure(inputs, arguments.repeats)
-    print(markdown(rows))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    show(rows, arguments.out)
 
 
 if __name__ == "__main__":

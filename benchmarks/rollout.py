@@ -8,13 +8,13 @@ ratio is taken within each round, then the median. Speed is in sampled tokens al
 """
 
 import argparse
-import csv
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+
+from table import show
 
 VLLM_DTYPES = ("bfloat16", "float32")
 
@@ -98,11 +98,6 @@ def row(name: str, speeds: dict[str, list[float]], arguments: argparse.Namespace
     }
 
 
-def markdown(rows: Sequence[dict[str, object]]) -> str:
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    return "\n".join(lines + ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--policy", type=Path, help="a Hugging Face folder; by default the default study's shape")
@@ -122,13 +117,7 @@ def main() -> None:
         if arguments.policy is None:
             make_policy(Path(folder))
         rows = measure(arguments, arguments.policy or Path(folder))
-    print(markdown(rows))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    show(rows, arguments.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ mismatch, and under DVP the safe set. Clipping of the gradient, AdamW and the me
 
 import argparse
 import copy
-import csv
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from table import show
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
@@ -205,15 +205,7 @@ def main() -> None:
         }
         for name, values in seconds.items()
     ]
-    print("| " + " | ".join(rows[0]) + " |\n|" + " --- |" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    show(rows, arguments.out)
 
 
 if __name__ == "__main__":

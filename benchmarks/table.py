@@ -1,0 +1,18 @@
+"""What every benchmark does with its rows: print them as a Markdown table and, where asked, write them as CSV."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def show(rows: Sequence[Mapping[str, object]], out: Path | None) -> None:
+    """Print the rows, which have the same columns; `out` is the CSV file, None for none."""
+    print("| " + " | ".join(rows[0]) + " |\n|" + " --- |" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
