@@ -81,6 +81,16 @@ class StepRecord:
         lost_T = -_joined(self.logprobs, "log_kept_T").expm1()
         return sequence_sum(lost_T, torch.cat(self.sequence), self.sequences).mean().item()
 
+    def bias_bounds(self) -> dict[str, float]:
+        """Prop. 5.5 per unit of reward: the paper's bound, and the total variation between the full policy and the
+        constrained one, E[1 − Π_t Z_t], which it bounds."""
+        log_kept_T, sequence_T = _joined(self.logprobs, "log_kept_T").double(), torch.cat(self.sequence)
+        longest = sequence_T.bincount().max()
+        return {
+            "dvp/bias_bound_paper": (longest * -log_kept_T.min().expm1()).item(),
+            "dvp/total_variation": _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
+        }
+
     def metrics(self) -> dict[str, float]:
         """The step's mismatch, weights and vocabulary; the names are in `tailrl.metrics`."""
         logp_T, outside_T = _joined(self.logprobs, "logp_T").detach(), _joined(self.logprobs, "outside_T")
@@ -91,12 +101,12 @@ class StepRecord:
         full_T = self._unmasked()
         mass_T = _joined(self.logprobs, "log_kept_T").exp()
         groups = {
-            "rollout_corr": log_ratio_metrics(*masked, sequence_T[inside_T], self.sequences)
+            "rollout_corr": log_ratio_metrics(
+                logp_T.masked_fill(outside_T, -torch.inf), logp_infer_T, sequence_T, self.sequences, outside_T
+            )
             | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
             | weight_metrics(_joined(self.weights, "used_N")),
-            "rollout_corr_unmasked": log_ratio_metrics(
-                full_T[inside_T], unmasked_infer_T[inside_T], sequence_T[inside_T], self.sequences
-            ),
+            "rollout_corr_unmasked": log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
             "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
         }
         return {
@@ -111,6 +121,7 @@ class StepRecord:
             "dvp/kept_mass_rollout_mean": _mean(log_kept_infer_T.exp()),
             "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
             "dvp/lost_mass_per_response": self.lost_mass_per_response(),
+            **self.bias_bounds(),
             "dvp/kept_vocab_per_token_train": _mean(_joined(self.logprobs, "kept_vocab_T")),
             "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
             "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
