@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from tailrl.logprobs_rows import RowSums
 from tailrl.vocabulary import logit_cut
 
 CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
@@ -41,29 +42,6 @@ class Operands:
         """Hidden states of some rows over the temperature, in the dtype of the logits."""
         hidden_CH = self.hidden_TH[rows].to(self.weight_VH.dtype)
         return hidden_CH if self.temperature == 1.0 else hidden_CH / self.temperature
-
-
-@dataclass(frozen=True, slots=True)
-class RowSums:
-    """What the forward needs of each of C rows, over e = exp(z − max z); all [C].
-
-    Attributes:
-        max_C: the largest logit.
-        cut_C: the smallest safe logit.
-        chosen_C: the sampled token's logit.
-        all_C: Σ e over the vocabulary.
-        safe_C: Σ e over the safe set.
-        moment_C: Σ e (z − max z) over the safe set.
-        kept_C: int64, size of the safe set.
-    """
-
-    max_C: Tensor
-    cut_C: Tensor
-    chosen_C: Tensor
-    all_C: Tensor
-    safe_C: Tensor
-    moment_C: Tensor
-    kept_C: Tensor
 
 
 @dataclass(frozen=True, slots=True)

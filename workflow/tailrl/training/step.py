@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tailrl.disturbance import UNDISTURBED, disturb, rounded_parameters
+from tailrl.disturbance import UNDISTURBED, rounded_parameters
 from tailrl.errors import StudyError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
@@ -22,7 +22,7 @@ from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Rollout
 from tailrl.settings import Run
-from tailrl.vocabulary import TokenLogprobs, token_logprobs
+from tailrl.vocabulary import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -164,14 +164,9 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     if not (run.sampler.exact or matched):
         return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
-    places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
-    seeds, positions = [seed for seed, _ in places], [position for _, position in places]
-    if run.sampler.exact:
-        scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
-        return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, positions), batch
-    logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
-    logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
-    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
+    scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
+    where = (batch.of_tokens([s.seed for s in samples]), batch.places())
+    return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where), batch
 
 
 @torch.no_grad()
@@ -182,11 +177,9 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     """
     old: dict[int, Tensor] = {}
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
-        logprobs, _ = forward_logprobs(model, [samples[i] for i in group], run)
-        parts = torch.split(
-            logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf), [len(samples[i].rollout.tokens) for i in group]
-        )
-        old.update(zip(group, parts, strict=True))
+        logprobs, batch = forward_logprobs(model, [samples[i] for i in group], run)
+        logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
+        old.update(zip(group, logp_T.split(batch.responses_N), strict=True))
     return [old[i] for i in range(len(samples))]
 
 
