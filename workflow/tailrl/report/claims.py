@@ -256,6 +256,52 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
 
 
 @_claim(
+    "Naive ends lower by mismatch alone: than with zero mismatch",
+    f"{VEXACT}, finding (a), in scores",
+    unit="share of samples",
+    family="harm",
+    needs="naive arm under a mismatch beside one with the exact engine",
+)
+def ends_below_exact(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of naive under a mismatch minus that of naive with the exact engine, over seeds (Welch): below 0.
+    The policies answer as they are, undisturbed."""
+    control = roles.both(roles.is_naive, roles.has_exact_engine)
+    yield from _lower(results, control, apart=("sampler", "disturbance"))
+
+
+@_claim(
+    "Naive ends lower by mismatch alone: than as disturbed without one",
+    f"{VEXACT}, finding (a), in scores by a matched control",
+    unit="share of samples",
+    family="harm",
+    needs="naive arm with a disturbed sampler beside its matched control",
+)
+def ends_below_matched(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of naive with a disturbed sampler minus that of its matched control, over seeds (Welch): below 0.
+    The policies answer as they are, undisturbed."""
+    yield from _lower(results, roles.both(roles.is_naive, roles.is_matched), apart=("disturbance.side",))
+
+
+def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> Iterator[Finding]:
+    naive = roles.both(roles.is_naive, roles.is_mismatched)
+    for found in _score(results, naive, control, apart=apart):
+        yield replace(found, p_for=found.p_against, p_against=found.p_for)
+
+
+@_claim(
+    "DVP ends above naive with zero mismatch too",
+    "open question",
+    unit="share of samples",
+    family="zero",
+    needs="DVP arm beside a naive arm, both with the exact engine",
+)
+def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of DVP minus that of naive, both with the exact engine, over seeds (Welch): above 0."""
+    exact = roles.has_exact_engine
+    yield from _score(results, roles.both(roles.is_dvp, exact), roles.both(roles.is_naive, exact))
+
+
+@_claim(
     "DVP ends above naive",
     f"{DVP}, experiments",
     unit="share of samples",
@@ -264,7 +310,7 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
 )
 def dvp_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP minus that of naive at the same dose, over seeds (Welch): above 0."""
-    yield from _score(results, roles.is_dvp)
+    yield from _score(results, roles.both(roles.is_dvp, roles.is_mismatched), roles.is_naive)
 
 
 @_claim(
@@ -277,7 +323,7 @@ def dvp_ends_above(results: Results) -> Iterator[Finding]:
 def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP + MIS minus that of naive at the same dose, over seeds (Welch): above 0. Whether the
     paper's 26.55 % lies in the interval, as points or relative to naive, is said and not tested."""
-    for found in _score(results, roles.is_dvp_mis):
+    for found in _score(results, roles.both(roles.is_dvp_mis, roles.is_mismatched), roles.is_naive):
         naive = float(np.mean([score.avg_at_k for score in results.evaluations[found.arms[1]].scores]))
         sizes = {"as points": GAIN, "as relative": GAIN * naive}
         said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
@@ -285,8 +331,10 @@ def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
         yield replace(found, words=found.words + where)
 
 
-def _score(results: Results, remedy: roles.Role) -> Iterator[Finding]:
-    for arms in roles.pairs(results, roles.both(remedy, roles.is_mismatched), roles.is_naive):
+def _score(
+    results: Results, first: roles.Role, second: roles.Role, *, apart: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    for arms in roles.pairs(results, first, second, apart=apart):
         found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
         ends = (found.mean, found.low, found.high)
         points = _interval(*[100 * end for end in ends], form="+.1f")
