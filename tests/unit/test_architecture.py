@@ -27,6 +27,7 @@ LAYERS = [
         "metrics",
         "modules",
         "provenance",
+        "unlock",
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
@@ -48,6 +49,7 @@ WITHOUT_TORCH = {
     "modules",
     "provenance",
     "tasks",
+    "unlock",
 }
 WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings"}
 LONGEST = 300

@@ -1,5 +1,6 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def arm_results(arms):
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 
 check_writable(results)
+
+
+# For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
+onstart:
+    Path(".snakemake/host").write_text(platform.node())
 
 
 wildcard_constraints:

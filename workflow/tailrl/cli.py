@@ -94,6 +94,13 @@ def schema(_: argparse.Namespace) -> None:
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
 
 
+def unlock(_: argparse.Namespace) -> None:
+    """Remove the lock that a killed Snakemake left in this folder; the lock of a running one stays."""
+    from tailrl.unlock import remove_stale_lock
+
+    remove_stale_lock(Path.cwd())
+
+
 def _seed_and_folder(text: str) -> tuple[int, Path]:
     seed, separator, folder = text.partition("=")
     if not separator or not seed.lstrip("-").isdigit():
@@ -133,6 +140,7 @@ def build_parser() -> argparse.ArgumentParser:
         download: {"--study": text},
         check: {"study": {"nargs": "+"}},
         schema: {},
+        unlock: {},
     }
     for function, arguments in options.items():
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)

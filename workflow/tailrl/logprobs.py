@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError
 from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_dense, add_entries, chunk_sums, chunks
 from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
 
@@ -51,12 +51,12 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a hidden state, the weight or a logit is not finite.
+        NumericalError: a hidden state, the weight or a logit is not finite.
     """
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
-            raise StudyError(f"NaN or Inf in the {name}")
+            raise NumericalError(f"NaN or Inf in the {name}")
     float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
     if hidden_TH.is_cuda and rule in ("full", "min_p") and not float64:
         from tailrl import logprobs_triton  # a CPU needs no Triton
@@ -173,10 +173,10 @@ def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, 
     """log π^mp; the log of what exp(z) is divided by in it; the other fields of TokenLogprobs in their order.
 
     Raises:
-        StudyError: a sum is not finite.
+        NumericalError: a sum is not finite.
     """
     if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
-        raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
+        raise NumericalError("a logit of the policy is not finite, although its hidden states and its head are")
     # Over the maximum first: a logit of 30 would cost the small differences two digits.
     chosen_T, log_safe_T, log_all_T = sums.chosen_C - sums.max_C, sums.safe_C.log(), sums.all_C.log()
     outside_T = sums.chosen_C < sums.cut_C

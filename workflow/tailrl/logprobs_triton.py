@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError
 from tailrl.logprobs_passes import Kept, Pushes, gradients, row_sums
 from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
 
@@ -64,7 +64,7 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a logit is not finite.
+        NumericalError: a logit is not finite.
     """
     log_rho_T = torch.as_tensor(log_rho, dtype=torch.float32, device=hidden_TH.device)
     log_rho_T = log_rho_T.reshape(-1).expand(len(hidden_TH)).contiguous()
@@ -94,7 +94,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         hidden, weight = _operands(hidden_TH, weight_VH)
         sums, kept = row_sums(hidden, weight, tokens_T, log_rho_T, temperature, keep)
         if not torch.isfinite(sums.max_T + sums.chosen_T + sums.all_T + sums.moment_T).all():
-            raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
+            raise NumericalError("a logit of the policy is not finite, although its hidden states and its head are")
         outside_T = sums.chosen_T < sums.cut_T
         # All from the largest logit: a log-prob near 0 is then exact to its own size, not to that of the logits.
         chosen_T, log_safe_T, log_all_T = sums.chosen_T - sums.max_T, sums.safe_T.log(), sums.all_T.log()

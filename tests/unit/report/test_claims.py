@@ -22,7 +22,8 @@ from claims_fixture import (
     results_of,
 )
 
-from tailrl.report.claims import CLAIMS, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.claims import CLAIMS
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference, holm, share_difference
 from tailrl.report.verdicts import Verdict, judge
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrl.disturbance import UNDISTURBED, computing_with, disturb, round_weights
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.corrections import Weights, sequence_sum
@@ -202,7 +202,7 @@ def accumulate_gradients(
         The loss, one mean over all samples.
 
     Raises:
-        StudyError: the loss is not finite.
+        NumericalError: a log-prob or the loss is not finite.
     """
     loss_sum = 0.0
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
@@ -226,9 +226,11 @@ def accumulate_gradients(
             loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
         if not logprobs.logp_full_T.isfinite().all():
-            raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
+            raise NumericalError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         if not np.isfinite(loss_sum):
-            raise StudyError(f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not")
+            raise NumericalError(
+                f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not"
+            )
         with watch.phase("backward"):
             part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
@@ -267,7 +269,7 @@ def update(
         The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
 
     Raises:
-        StudyError: a loss or a norm that is not finite.
+        NumericalError: a log-prob, a loss or a norm is not finite; what the updates before it changed stays.
     """
     record, losses, norms = StepRecord(), [], []
     count = run.training.minibatches
@@ -295,11 +297,11 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     """Clip the gradient, take the step, clear the gradient; returns the norm before clipping.
 
     Raises:
-        StudyError: the norm is not finite.
+        NumericalError: the norm is not finite; nothing is changed.
     """
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
     if not np.isfinite(norm):
-        raise StudyError(f"the gradient's norm is {norm}")
+        raise NumericalError(f"the gradient's norm is {norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
