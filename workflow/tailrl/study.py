@@ -192,6 +192,11 @@ class Study(Settings):
                 f"arms.{arm_name}: with {training.minibatches} minibatches all but the first train on responses of an "
                 "older policy; add clip or a weight by the ratio, or say deliberate: true"
             )
+        if training.minibatches > 1 and arm.disturbance.staleness and arm.disturbance.side == "both":
+            raise ValueError(
+                f"arms.{arm_name}: with disturbance.side: both, staleness takes one gradient a step, at the engine's "
+                "old weights; set minibatches: 1"
+            )
         return Run(
             study=self.name,
             arm=arm_name,

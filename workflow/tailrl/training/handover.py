@@ -1,6 +1,7 @@
 """The weights on their way from the trainer to the engine: as they are, or as old and as coarse as the dial says."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -27,3 +28,8 @@ class Handover:
             self.past.append([(name, weight.clone()) for name, weight in weights])
             weights = iter(self.past[0])
         self.sampler.load_weights(weights)
+
+    @property
+    def delayed(self) -> Sequence[tuple[str, Tensor]] | None:
+        """The engine's old weights, where the trainer takes its gradient at them too; None where it does not."""
+        return self.past[0] if self.disturbance.staleness and self.disturbance.side == "both" else None

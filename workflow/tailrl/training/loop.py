@@ -101,7 +101,8 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
                 for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
             ]
             try:
-                loss, norm, record = update(model, optimizer, samples, run, derive_seed("deal", seed, step), watch)
+                deal = derive_seed("deal", seed, step)
+                loss, norm, record = update(model, optimizer, samples, run, deal, watch, hand_over.delayed)
             except StudyError as error:
                 raise StudyError(f"arm {run.arm}, seed {seed}, step {step}: {error}") from None
             with watch.phase("weights"):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tailrl.disturbance import UNDISTURBED, disturb, rounded_parameters
+from tailrl.disturbance import UNDISTURBED, computing_with, disturb, round_weights
 from tailrl.errors import StudyError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
@@ -19,7 +19,7 @@ from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.surrogate import surrogate
 from tailrl.operators import Scoring, exact_logprobs
 from tailrl.packing import Batch, micro_batches, pack_batch
-from tailrl.policy import head_weight, hidden_states
+from tailrl.policy import head_weight, hidden_states, named_weights
 from tailrl.records import Rollout
 from tailrl.settings import Run
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
@@ -250,6 +250,7 @@ def update(
     run: Run,
     seed: int,
     watch: Stopwatch,
+    delayed: Sequence[tuple[str, Tensor]] | None = None,
 ) -> tuple[float, float, StepRecord]:
     """All updates on the rollouts of one step.
 
@@ -260,6 +261,7 @@ def update(
         run: the arm's settings; `training.minibatches` says how many updates share them.
         seed: of the order in which they are dealt to the minibatches.
         watch: gets the seconds of the phases.
+        delayed: named weights of an earlier step, at which the gradient is taken; None for the policy's own.
 
     Returns:
         The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
@@ -268,17 +270,21 @@ def update(
         StudyError: a loss or a norm that is not finite.
     """
     record, losses, norms = StepRecord(), [], []
-    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
+    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
+
+    def scored() -> AbstractContextManager[None]:
+        return computing_with(model, round_weights(named_weights(model), coarse) if delayed is None else delayed)
+
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"), rounded_parameters(model, coarse):
+        with watch.phase("forward"), scored():
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        with rounded_parameters(model, coarse):
+        with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
