@@ -5,6 +5,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
@@ -59,3 +60,4 @@ check_writable(results)
 wildcard_constraints:
     arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
     seed=r"\d+",
+    engine="|".join(map(re.escape, study.distributions.engines)),

@@ -28,6 +28,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from tailrl.distributions import measure
 from tailrl.disturbance import UNDISTURBED, disturb
 from tailrl.errors import StudyError
 from tailrl.metrics import METRICS, VERIFICATION
@@ -41,6 +42,7 @@ from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import SELF_TEST_TOLERANCE, SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
 from tailrl.settings import Disturbance, SamplerSettings, ScratchPolicy
+from tailrl.study import parse_study
 from tailrl.training import loop
 from tailrl.vocabulary import TokenLogprobs, safe_set, token_logprobs
 
@@ -799,6 +801,46 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(
     plain = engine.generate(requests, replace(decoding, keep_every=0))
     assert [rollout.tokens for rollout in plain] == [rollout.tokens for rollout in rollouts]
     assert not any(rollout.logits_infer_KV for rollout in plain)
+
+
+def test_whole_distributions_by_dtype(
+    engines: dict[str, VllmSampler],
+    folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bfloat16 lies further from the trainer than float32, and the exact engine nowhere."""
+    monkeypatch.setattr(
+        measure,
+        "make_sampler",
+        lambda settings, *given: (
+            make_sampler(settings, *given) if settings.engine == "exact" else engines[settings.dtype]
+        ),
+    )
+    write_problems(problems[:20], tmp_path / "problems.jsonl")
+    named = {dtype: {"sampler": {"dtype": dtype}} for dtype in DTYPES}
+    named["exact"] = {"sampler": {"engine": "exact", "dtype": "float32"}}
+    study = parse_study(
+        {
+            "name": "s",
+            "arms": {"naive": {}},
+            "training": {"max_new_tokens": 24},
+            "distributions": {"engines": named, "responses": 60, "every": 2, "rho": ["e-3"]},
+        }
+    )
+    found = {}
+    for name in named:
+        measure.write_distributions(study.compared(name), folder, tmp_path / "problems.jsonl", tmp_path / name)
+        with np.load(tmp_path / name / "positions.npz") as file:
+            found[name] = {key: file[key] for key in file}
+        assert len(found[name]["tv_P"]) > 150
+    assert found["float32"]["tv_P"].max() < 1e-4
+    assert 1e-3 < found["bfloat16"]["tv_P"].mean() < 0.2
+    assert (found["bfloat16"]["kept_both_PS"] < found["bfloat16"]["kept_train_PS"]).any()
+    for key in ("tv_P", "delta_max_P", "kl_train_infer_P", "kl_infer_train_P", "flip_P"):
+        assert not found["exact"][key].any(), key
+    assert (found["exact"]["kept_both_PS"] == found["exact"]["kept_train_PS"]).all()
 
 
 # --- draws from shared noise -------------------------------------------------------------------------

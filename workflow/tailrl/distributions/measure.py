@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tailrl.distribution_settings import Distributions
 from tailrl.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
-from tailrl.disturbance import disturb, rounded_parameters
+from tailrl.disturbance import computing_with, disturb, round_weights
 from tailrl.errors import StudyError
 from tailrl.operators import Scoring, head_logits
 from tailrl.packing import micro_batches, pack_batch
@@ -28,6 +28,7 @@ from tailrl.policy import (
     hidden_states,
     load_policy,
     load_tokenizer,
+    named_weights,
     required_length,
 )
 from tailrl.provenance import provenance
@@ -84,9 +85,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             kept = _kept(request, rollout, settings.every)
             where += [(index, index % len(prompts), place, rollout.tokens[place]) for place in kept]
     if not where:
-        raise StudyError(
-            f"distributions: {settings.responses} responses have no place to compare; raise responses or lower every"
-        )
+        raise StudyError(f"distributions: none of {settings.responses} responses has a place to compare; lower every")
     columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
@@ -160,7 +159,7 @@ def trainer_logits(
     dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
     scoring = Scoring("full", settings.temperature, disturbance=dial)
     found: dict[int, Tensor] = {}
-    with rounded_parameters(model, dial.weights):
+    with computing_with(model, round_weights(named_weights(model), dial.weights)):
         weight_VH = head_weight(model)
         for group in micro_batches([len(r.prompt_tokens) + len(r.tokens) for r in rollouts], token_budget):
             chosen = [rollouts[i] for i in group]
