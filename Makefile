@@ -18,14 +18,23 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
-.PHONY: help venv install reproduce test test-units test-workflow test-slow bench lint format clean
+STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
+
+.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
+	@echo "  or a study: $(STUDIES)"
 
 reproduce: venv  ## compute the study: tables, figures, report
 	$(IN_VENV) snakemake --cores all $(ARGS)
+
+# A study of studies/ by its name. This one trains nothing:
+gradient_quality: TARGET = gradient_quality
+
+$(STUDIES): venv
+	$(IN_VENV) snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
 
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
 	@$(MAKE) --no-print-directory --keep-going -j2 test-units test-workflow

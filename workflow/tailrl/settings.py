@@ -224,11 +224,18 @@ class Arm(Settings):
 
 
 class Ablation(Settings):
-    """A base arm, and the values that one of its fields takes."""
+    """One or more base arms, and the values that one of their fields takes."""
 
-    base: str = Field(description="name of the arm that the ablation starts from")
+    base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="name of the arm that the ablation starts from; a list: each of them with each value"
+    )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
     values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The arms that it starts from."""
+        return (self.base,) if isinstance(self.base, str) else self.base
 
 
 class Evaluation(Settings):

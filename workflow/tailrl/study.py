@@ -5,6 +5,7 @@ It names a task, a policy, the training settings and a set of arms; `tailrl.sett
 
 import copy
 import difflib
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,10 +65,9 @@ class Study(Settings):
                     f"{name!r} cannot name an arm or ablation: letters, digits, _ . + - (not {BASE_ARM!r})"
                 )
         for name, ablation in self.ablations.items():
-            if ablation.base not in self.arms:
-                raise ValueError(
-                    f"ablations.{name}.base: there is no arm {ablation.base!r}{_near(ablation.base, self.arms)}"
-                )
+            for base in ablation.bases:
+                if base not in self.arms:
+                    raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{_near(base, self.arms)}")
             self.ablation_arms(name)
         if isinstance(self.policy, ScratchPolicy):
             size = self.policy.vocabulary_size
@@ -145,14 +145,15 @@ class Study(Settings):
                 raise StudyError(f"{path}: the study names this folder as its policy, but it does not exist")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
-        """The arms of one ablation in the order of its values, by name; raises ValueError for an unknown field.
+        """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.
 
-        A name is `<ablation>=<value>`, or that of an equal arm of the study, which is then not trained twice.
+        A name is `<ablation>=<value>`, after `<base>+` where there are several bases, or that of an equal arm of the
+        study, which is then not trained twice.
         """
         ablation = self.ablations[name]
         arms: dict[str, Arm] = {}
-        for value in ablation.values:
-            data = self.arms[ablation.base].model_dump()
+        for base, value in itertools.product(ablation.bases, ablation.values):
+            data = self.arms[base].model_dump()
             *parents, leaf = ablation.field.split(".")
             block: Any = data
             for part in parents:
@@ -168,7 +169,8 @@ class Study(Settings):
             if arm in arms.values():
                 raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
             known = next((known for known, other in self.arms.items() if other == arm), None)
-            arms[known or f"{name}={str(value).replace('/', '-')}"] = arm
+            prefix = f"{base}+" if len(ablation.bases) > 1 else ""
+            arms[known or f"{prefix}{name}={str(value).replace('/', '-')}"] = arm
         return arms
 
     def all_arms(self) -> dict[str, Arm]:
