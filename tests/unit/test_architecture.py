@@ -22,6 +22,7 @@ LAYERS = [
         "sampler_settings",
         "settings",
         "gradient_settings",
+        "distribution_settings",
         "study",
         "records",
         "metrics",
@@ -32,7 +33,7 @@ LAYERS = [
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking"},
-    {"training", "evaluation", "gradients"},
+    {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
@@ -51,7 +52,7 @@ WITHOUT_TORCH = {
     "tasks",
     "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings"}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings", "distribution_settings"}
 LONGEST = 300
 
 
@@ -125,7 +126,8 @@ def test_the_bottom_layer_knows_little() -> None:
         "sampler_settings": {"base_settings"},
         "settings": {"base_settings", "sampler_settings"},
         "gradient_settings": {"settings"},
-        "study": {"errors", "settings", "gradient_settings"},
+        "distribution_settings": {"settings"},
+        "study": {"errors", "settings", "gradient_settings", "distribution_settings"},
         "records": {"errors"},
     }
     assert {module: ours(module) for module in known} == known

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
@@ -65,3 +66,4 @@ onstart:
 wildcard_constraints:
     arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
     seed=r"\d+",
+    engine="|".join(map(re.escape, study.distributions.engines)),

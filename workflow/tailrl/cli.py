@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tailrl.distribution_settings import Distributions
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import Gradients
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
@@ -75,6 +76,20 @@ def gradient_report(args: argparse.Namespace) -> None:
     write_gradients(args.results, args.out)
 
 
+def distributions(args: argparse.Namespace) -> None:
+    """Hold one engine's whole distributions against the trainer's."""
+    from tailrl.distributions.measure import write_distributions
+
+    write_distributions(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
+
+
+def distribution_report(args: argparse.Namespace) -> None:
+    """Write the tables and the figure of the compared distributions."""
+    from tailrl.report import write_distribution_report
+
+    write_distribution_report(args.results, args.engine, args.out)
+
+
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
     from tailrl.download import download_inputs
@@ -137,6 +152,8 @@ def build_parser() -> argparse.ArgumentParser:
         ablation: {"--study": text, "--name": text, "--results": path, "--out": path},
         gradients: {"--settings": text, "--out": path},
         gradient_report: {"--results": path, "--out": path},
+        distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
+        distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
         download: {"--study": text},
         check: {"study": {"nargs": "+"}},
         schema: {},

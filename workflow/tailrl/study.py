@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from tailrl.distribution_settings import Distributions, DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.settings import (
@@ -52,6 +53,7 @@ class Study(Settings):
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
     gradient_quality: GradientQuality = GradientQuality()
+    distributions: DistributionSettings = DistributionSettings()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -67,6 +69,11 @@ class Study(Settings):
                 if base not in self.arms:
                     raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{_near(base, self.arms)}")
             self.ablation_arms(name)
+        if isinstance(self.policy, ScratchPolicy):
+            size = self.policy.vocabulary_size
+            for rho in self.distributions.rho:
+                if log_rho(rho, size) > 0:
+                    raise ValueError(f"distributions.rho: {rho} is above 1 for {size} tokens")
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self.run(name))
         return self
@@ -102,6 +109,16 @@ class Study(Settings):
     def gradients(self) -> Gradients:
         """The study's own arms, and the tiny models on which their gradient estimators are measured."""
         return Gradients(arms=self.arms, quality=self.gradient_quality)
+
+    def compared(self, engine: str) -> Distributions:
+        """What the job needs that holds one engine's distributions against the trainer's."""
+        block, training = self.distributions, self.training
+        return Distributions(
+            name=engine,
+            engine=block.engines[engine],
+            **{name: getattr(block, name) for name in ("responses", "every", "rho", "seed")},
+            **{name: getattr(training, name) for name in ("temperature", "max_new_tokens", "token_budget")},
+        )
 
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""
