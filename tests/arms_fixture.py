@@ -33,6 +33,7 @@ DISTURBANCES: dict[str, Choice] = {
     "stale": {"staleness": 1},
     "rounded": {"weights": "float8_e4m3"},
     "all": {"noise": 0.1, "floor": 0.01, "bias": 0.1, "staleness": 1, "weights": "float16"},
+    "delayed": {"staleness": 1, "floor": 0.01, "side": "both"},
     "matched": {"noise": 0.3, "floor": 0.01, "bias": 0.3, "weights": "bfloat16", "side": "both"},
 }
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -109,6 +110,8 @@ def reasons(choice: Choice) -> list[str]:
         found.append(f"vocabulary.side: {side} samples from one distribution and trains another")
     if choice["minibatches"] > 1 and not (choice["clip"] or ratio or choice["deliberate"]):
         found.append("with 2 minibatches all but the first train on responses of an older policy")
+    if choice["minibatches"] > 1 and choice["disturbance"] == "delayed":
+        found.append("with disturbance.side: both, staleness takes one gradient a step")
     return found
 
 

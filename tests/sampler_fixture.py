@@ -48,16 +48,20 @@ class PlainSampler:
         import torch
 
         from tailrl.disturbance import disturb
+        from tailrl.rollout import is_kept
 
         generator = torch.Generator().manual_seed(request.seed)
         tokens: list[int] = []
-        log_probs, log_kept, kept = [], [], []
+        log_probs, log_kept, kept, logits = [], [], [], []
         while len(tokens) < decoding.max_new_tokens and self.model.config.eos_token_id not in tokens:
             with torch.no_grad():
                 logits_V = self.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1]
             # A policy of nan still samples something, as a real engine does.
             scaled_TV = logits_V.double().nan_to_num()[None] / decoding.temperature
-            probs_V = disturb(scaled_TV, [request.seed], [len(tokens)], decoding.disturbance)[0].softmax(-1)
+            drawn_V = disturb(scaled_TV, [request.seed], [len(tokens)], decoding.disturbance)[0]
+            if is_kept(request.seed, len(tokens), decoding.keep_every):
+                logits.append(drawn_V.float().numpy())
+            probs_V = drawn_V.softmax(-1)
             safe_V = torch.tensor(safe_tokens(probs_V.tolist(), decoding.rule, request.threshold))
             masked_V = torch.where(safe_V, probs_V, 0.0)
             token = int(torch.multinomial(masked_V, 1, generator=generator))
@@ -72,4 +76,5 @@ class PlainSampler:
             np.array(log_kept, np.float32),
             np.array(kept, np.int32),
             stopped=tokens[-1] == self.model.config.eos_token_id,
+            logits_infer_KV=tuple(logits),
         )

@@ -26,17 +26,20 @@ class Workflow:
 
     folder: Path
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command of this environment, in the folder, on the folder's own package."""
+    def environment(self) -> dict[str, str]:
+        """This environment's, with the folder's own package before any other."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SNAKEMAKE_"))}
-        environment = kept | {
+        return kept | {
             # Goes before the installed package, which is the project's own.
             "PYTHONPATH": str(self.folder / "workflow"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
             "OMP_NUM_THREADS": "1",
         }
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A command of this environment, in the folder, on the folder's own package."""
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
+            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=1800, check=False
         )
 
     def plan(self, *arguments: str, study: str = TINY) -> list[str]:

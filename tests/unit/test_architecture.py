@@ -22,16 +22,18 @@ LAYERS = [
         "sampler_settings",
         "settings",
         "gradient_settings",
+        "distribution_settings",
         "study",
         "records",
         "metrics",
         "modules",
         "provenance",
+        "unlock",
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking"},
-    {"training", "evaluation", "gradients"},
+    {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
@@ -48,8 +50,9 @@ WITHOUT_TORCH = {
     "modules",
     "provenance",
     "tasks",
+    "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings"}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings", "distribution_settings"}
 LONGEST = 300
 
 
@@ -123,7 +126,8 @@ def test_the_bottom_layer_knows_little() -> None:
         "sampler_settings": {"base_settings"},
         "settings": {"base_settings", "sampler_settings"},
         "gradient_settings": {"settings"},
-        "study": {"errors", "settings", "gradient_settings"},
+        "distribution_settings": {"settings"},
+        "study": {"errors", "settings", "gradient_settings", "distribution_settings"},
         "records": {"errors"},
     }
     assert {module: ours(module) for module in known} == known

@@ -63,6 +63,15 @@ def test_several_minibatches_need_a_ratio(correction: dict[str, Any]) -> None:
         assert study_with({**arm, "clip": {"ratio": ratio}}, minibatches=2)
 
 
+def test_a_delayed_gradient_is_one_a_step() -> None:
+    arm = {"clip": {"ratio": "bypass"}, "disturbance": {"staleness": 2, "side": "both"}}
+    assert study_with(arm, minibatches=1)
+    assert refusal(arm, minibatches=2) == (
+        "arms.a: with disturbance.side: both, staleness takes one gradient a step, at the engine's old weights; "
+        "set minibatches: 1"
+    )
+
+
 def test_minibatches_of_an_arm_are_checked_too() -> None:
     assert refusal({"training": {"minibatches": 2}}).startswith("arms.a: with 2 minibatches")
     assert refusal({"clip": {"ratio": "bypass"}}, prompts=2, group_size=2, minibatches=5) == (
@@ -91,11 +100,6 @@ def test_a_clip_beside_a_weight_would_divide_twice(ratio: str) -> None:
 @pytest.mark.parametrize(
     ("disturbance", "words"),
     [
-        (
-            {"staleness": 1, "side": "both"},
-            "side: both does not go with staleness, which has no matched control: a trainer with the weights of "
-            "earlier steps would train an earlier policy",
-        ),
         ({"side": "both"}, "side: both says nothing where no cause is on"),
         ({"side": "both", "noise": 0.0}, "side: both says nothing where no cause is on"),
     ],

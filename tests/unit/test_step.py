@@ -295,5 +295,5 @@ def test_a_policy_of_nan_is_one_sentence(
         return model
 
     monkeypatch.setattr("tailrl.training.loop.load_policy", load_broken)
-    with pytest.raises(StudyError, match=rf"^arm {arm}, seed 5, step 0: [^\n]*$"):
+    with pytest.raises(StudyError, match=rf"^arm {arm}, seed 5, step 2: [^\n]*$"):
         trained(files, policy_folder, make_run(arm))

@@ -101,6 +101,18 @@ def test_ablation_arms() -> None:
     assert study.arms["dvp"].vocabulary.rho == "e-13"
 
 
+def test_an_ablation_of_several_arms_is_each_with_each_value() -> None:
+    ablation = {"base": ["naive", "mis"], "field": "disturbance.floor", "values": [0.0, 0.1]}
+    arms = parse_study({**WHOLE, "ablations": {"dose": ablation}}).ablation_arms("dose")
+    assert list(arms) == ["naive", "naive+dose=0.1", "mis", "mis+dose=0.1"]
+    assert [arm.disturbance.floor for arm in arms.values()] == [0.0, 0.1, 0.0, 0.1]
+    assert arms["mis+dose=0.1"].correction == arms["mis"].correction
+    with pytest.raises(StudyError, match=r"ablations\.dose\.base: there is no arm 'miss' \(did you mean 'mis'\?\)"):
+        parse_study({**WHOLE, "ablations": {"dose": {**ablation, "base": ["naive", "miss"]}}})
+    with pytest.raises(StudyError, match=r"ablations\.dose"):
+        parse_study({**WHOLE, "ablations": {"dose": {**ablation, "base": []}}})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("e-13", -13.0), ("e-0.5", -0.5), ("1e-6", math.log(1e-6)), ("1", 0.0), ("0.34/V", math.log(0.34 / 151936))],

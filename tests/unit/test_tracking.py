@@ -77,6 +77,55 @@ def test_a_run_that_starts_again_starts_its_file_again(tmp_path: Path) -> None:
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_run_that_goes_on_has_its_earlier_steps_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline nothing of the interrupted run is left but its folder, which is replaced: W&B gets every step again."""
+    monkeypatch.delenv("WANDB_MODE")
+    wandb.teardown()
+    logged: list[float] = []
+    log = wandb.Run.log
+    monkeypatch.setattr(
+        wandb.Run, "log", lambda self, data, *a, **k: (logged.append(data["train/step"]), log(self, data, *a, **k))
+    )
+    with Tracker(RUN, 0, tmp_path, tmp_path) as tracker:
+        tracker.log(point(0, **{"train/loss": math.nan}))
+        tracker.log(point(1))
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    with Tracker(RUN, 0, tmp_path, tmp_path, [point(0, **{"train/loss": math.nan})]) as tracker:
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+        tracker.log(point(1))
+    assert (tmp_path / "metrics.jsonl").read_text() == whole
+    assert logged == [0, 1, 0, 1]
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+
+
+@pytest.mark.parametrize(("resumed", "expected"), [(True, [3, 4]), (False, [0, 1, 2, 3, 4])])
+def test_a_server_is_not_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, expected: list[int]
+) -> None:
+    """It has the steps of the interrupted process up to 2; the run goes on from 4. Where it has nothing: all."""
+    told: list[int] = []
+
+    class Server:
+        def __init__(self, **given: object) -> None:
+            assert given["resume"] == "allow" and given["id"] == wandb_id(RUN, 0)
+            self.resumed, self.summary = resumed, {"train/step": 2.0} if resumed else {}
+
+        def log(self, data: dict[str, float]) -> None:
+            told.append(int(data["train/step"]))
+
+        def define_metric(self, *_: object, **__: object) -> None:
+            return
+
+        def finish(self, exit_code: int) -> None:
+            assert exit_code == 0
+
+    monkeypatch.setattr(wandb, "init", Server)
+    with Tracker(RUN, 0, tmp_path, tmp_path, [point(step) for step in range(4)]) as tracker:
+        tracker.log(point(4))
+    assert told == expected
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+
+
 def test_runs_have_one_id_and_differ() -> None:
     identities = {wandb_id(STUDY.run(arm), seed) for arm in STUDY.all_arms() for seed in (0, 1, 10)}
     assert len(identities) == 9

@@ -101,6 +101,19 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
     assert workflow.plan("gradient_quality", study="studies/gradient_quality.yaml") == jobs_alone
 
 
+def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: Workflow) -> None:
+    one = workflow.write_study(
+        {"distributions": {"engines": {"fp16": {"sampler": {"dtype": "float16"}}}}}, name="a.yaml"
+    )
+    two = {"fp16": {"sampler": {"dtype": "float16"}}, "floor": {"rescored": 1}}
+    both = workflow.write_study({"distributions": {"engines": two}}, name="b.yaml")
+    reported = "tables and figure of the distributions"
+    assert workflow.plan("distributions", study=one) == sorted([*PREPARED, "distributions of fp16", reported])
+    more = set(workflow.plan("distributions", study=both)) - set(workflow.plan("distributions", study=one))
+    assert more == {"distributions of floor"}
+    assert len(workflow.plan("distributions")) == len(PREPARED) + 5 + 1, "the default engines"
+
+
 def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     """Were it not, a new version of the file would leave the old problems in place."""
     (workflow.folder / "problems.jsonl").write_text("{}\n")
@@ -136,6 +149,10 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
         ({"policy.heads": 3}, "hidden_size / heads must be 32, 64 or 128"),
         ({"training.steps": "many"}, "training.steps"),
         ({"gradient_quality": {"vocabulary_size": 24, "length": 5}}, "responses each are too many to enumerate"),
+        (
+            {"distributions": {"engines": {"a": {"dtype": "float16"}}}},
+            "distributions.engines.a.dtype is not a known key",
+        ),
         ({"seeds": [0, 0]}, "the same seed is given twice"),
         ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "nowhere.parquet: the study names this data file"),
     ],

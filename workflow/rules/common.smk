@@ -1,10 +1,12 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
 import os
+import platform
 import re
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
@@ -56,6 +58,12 @@ RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 check_writable(results)
 
 
+# For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
+onstart:
+    Path(".snakemake/host").write_text(platform.node())
+
+
 wildcard_constraints:
     arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
     seed=r"\d+",
+    engine="|".join(map(re.escape, study.distributions.engines)),

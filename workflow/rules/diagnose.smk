@@ -1,4 +1,5 @@
-# What can be said of the arms without training them: their gradient estimators against the exact gradient.
+# What can be said without training: the arms' gradient estimators against the exact gradient, and the engines' whole
+# distributions against the trainer's.
 
 
 rule gradients:
@@ -43,3 +44,52 @@ rule gradient_quality:
         "table and figure of the gradient estimators"
     shell:
         "tailrl gradient_report --results {params.results:q} --out {params.out:q} 2> {log:q}"
+
+
+rule compare:
+    input:
+        problems=rules.problems.output.train,
+        policy=rules.policy.output,
+        code=source_files("tailrl.distributions.measure"),
+    output:
+        positions=f"{results}/distributions/{{engine}}/positions.npz",
+        run=f"{results}/distributions/{{engine}}/run.json",
+    log:
+        f"{results}/logs/distributions/{{engine}}.log",
+    benchmark:
+        f"{results}/benchmarks/distributions/{{engine}}.jsonl"
+    conda:
+        conda_env
+    threads: 1
+    params:
+        settings=lambda wildcards: study.compared(wildcards.engine).model_dump_json(),
+        out=subpath(output.run, parent=True),
+    message:
+        "distributions of {wildcards.engine}"
+    shell:
+        "tailrl distributions --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
+        "--out {params.out:q} 2> {log:q}"
+
+
+rule distributions:
+    input:
+        compared=expand(rules.compare.output, engine=study.distributions.engines),
+        code=source_files("tailrl.report"),
+    output:
+        tables=[
+            f"{results}/distributions/{table}.csv"
+            for table in ("distributions", "safe_sets", "probability")
+        ],
+        page=f"{results}/distributions/distributions.md",
+        figure=f"{results}/distributions/distributions.svg",
+    log:
+        f"{results}/logs/distributions.log",
+    conda:
+        conda_env
+    params:
+        engines=[f"--engine={engine}" for engine in study.distributions.engines],
+        out=subpath(output.page, parent=True),
+    message:
+        "tables and figure of the distributions"
+    shell:
+        "tailrl distribution_report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"

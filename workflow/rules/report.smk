@@ -3,7 +3,12 @@
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 
 # What a report does not read must not make it stale.
-reported = study.model_copy(update={"gradient_quality": GradientQuality()})
+reported = study.model_copy(
+    update={
+        "gradient_quality": GradientQuality(),
+        "distributions": DistributionSettings(),
+    }
+)
 study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
 
 

@@ -19,6 +19,8 @@ rule train:
         f"{results}/logs/train/{{arm}}/seed{{seed}}.log",
     benchmark:
         f"{results}/benchmarks/train/{{arm}}/seed{{seed}}.jsonl"
+    # A job whose process died goes on from its last checkpoint.
+    retries: 1
     conda:
         conda_env
     threads: 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tailrl.distribution_settings import Distributions
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import Gradients
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
@@ -75,6 +76,20 @@ def gradient_report(args: argparse.Namespace) -> None:
     write_gradients(args.results, args.out)
 
 
+def distributions(args: argparse.Namespace) -> None:
+    """Hold one engine's whole distributions against the trainer's."""
+    from tailrl.distributions.measure import write_distributions
+
+    write_distributions(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
+
+
+def distribution_report(args: argparse.Namespace) -> None:
+    """Write the tables and the figure of the compared distributions."""
+    from tailrl.report import write_distribution_report
+
+    write_distribution_report(args.results, args.engine, args.out)
+
+
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
     from tailrl.download import download_inputs
@@ -92,6 +107,13 @@ def check(args: argparse.Namespace) -> None:
 def schema(_: argparse.Namespace) -> None:
     """Print the JSON schema of a study file."""
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+def unlock(_: argparse.Namespace) -> None:
+    """Remove the lock that a killed Snakemake left in this folder; the lock of a running one stays."""
+    from tailrl.unlock import remove_stale_lock
+
+    remove_stale_lock(Path.cwd())
 
 
 def _seed_and_folder(text: str) -> tuple[int, Path]:
@@ -130,9 +152,12 @@ def build_parser() -> argparse.ArgumentParser:
         ablation: {"--study": text, "--name": text, "--results": path, "--out": path},
         gradients: {"--settings": text, "--out": path},
         gradient_report: {"--results": path, "--out": path},
+        distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
+        distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
         download: {"--study": text},
         check: {"study": {"nargs": "+"}},
         schema: {},
+        unlock: {},
     }
     for function, arguments in options.items():
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)

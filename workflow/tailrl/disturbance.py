@@ -80,18 +80,20 @@ def _rounded(weight: Tensor, dtype: str) -> Tensor:
 
 
 @contextmanager
-def rounded_parameters(module: nn.Module, dtype: str | None) -> Iterator[None]:
-    """Within it the module computes with its parameters rounded as `round_weights` does; afterwards they are as before.
+def computing_with(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+    """Within it the module computes with these named weights; afterwards its parameters are as before.
 
-    A gradient that is taken within is that at the rounded parameters, and is left on the parameters themselves, as if
-    rounding were the identity (straight-through).
+    A gradient that is taken within is that at the given weights, and is left on the parameters themselves: straight
+    through where the weights are the parameters rounded, a delayed gradient where they are those of an earlier step.
+    Names that the module has no parameter for, such as a tied head's, are passed over.
     """
     parameters = dict(module.named_parameters())
-    exact = {name: parameter.data for name, parameter in parameters.items()}
+    own = {name: parameter.data for name, parameter in parameters.items()}
     try:
-        for name, weight in round_weights(exact.items(), dtype):
-            parameters[name].data = weight
+        for name, weight in weights:
+            if name in parameters:
+                parameters[name].data = weight
         yield
     finally:
-        for name, weight in exact.items():
+        for name, weight in own.items():
             parameters[name].data = weight

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError
 from tailrl.logprobs_chunks import Entries, Gradients, Operands, add_dense, add_entries, chunk_sums, chunks
 from tailrl.logprobs_rows import RowSums, outputs
 from tailrl.vocabulary import TokenLogprobs
@@ -52,12 +52,12 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a hidden state, the weight or a logit is not finite.
+        NumericalError: a hidden state, the weight or a logit is not finite.
     """
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
-            raise StudyError(f"NaN or Inf in the {name}")
+            raise NumericalError(f"NaN or Inf in the {name}")
     float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
     if hidden_TH.is_cuda and rule in ("full", "min_p") and not float64:
         from tailrl import logprobs_triton  # a CPU needs no Triton

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError
 from tailrl.vocabulary import PAPER_FILL
 
 
@@ -42,13 +42,13 @@ def outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, T
 
     Returns:
         log π^mp of the sampled tokens, 0 for one outside the set without the fill; the log of what exp(z − max z) is
-        divided by in it; the other fields of TokenLogprobs in their order: [T] each, nats but for |V_S| and `outside_T`.
+        divided by in it; the other fields of TokenLogprobs in their order: [T] each.
 
     Raises:
-        StudyError: a sum is not finite.
+        NumericalError: a sum is not finite.
     """
     if not torch.isfinite(sums.max_T + sums.chosen_T + sums.all_T + sums.moment_T).all():
-        raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
+        raise NumericalError("a logit of the policy is not finite, although its hidden states and its head are")
     # All from the largest logit: a log-prob near 0 is then exact to its own size, not to that of the logits.
     chosen_T, log_safe_T, log_all_T = sums.chosen_T - sums.max_T, sums.safe_T.log(), sums.all_T.log()
     outside_T = sums.chosen_T < sums.cut_T

@@ -64,7 +64,7 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a logit is not finite.
+        NumericalError: a logit is not finite.
     """
     log_rho_T = torch.as_tensor(log_rho, dtype=torch.float32, device=hidden_TH.device)
     log_rho_T = log_rho_T.reshape(-1).expand(len(hidden_TH)).contiguous()

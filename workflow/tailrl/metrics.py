@@ -36,6 +36,8 @@ METRICS: dict[str, str] = {
     "train/step": "number of the update, from 0",
     "train/loss": "the policy-gradient loss; its value says little, its gradient is the estimator",
     "train/grad_norm": "2-norm of the gradient before it is scaled down",
+    "train/skipped": "1 where the update was skipped, for a NaN or Inf in log-probs, loss or gradient; else 0. What is "
+    "measured in the update is null then; minibatches before the one at fault have had theirs",
     "train/learning_rate": "AdamW's rate in this step",
     "reward/mean": "mean reward of the step's responses",
     "reward/all_right_fraction": "fraction of the prompts whose responses all earn 1 (no gradient from them)",
@@ -81,7 +83,7 @@ METRICS: dict[str, str] = {
     "time/backward": "seconds in backward",
     "time/optimizer": "seconds in clipping and the optimizer",
     "time/weights": "seconds in handing the weights to the engine",
-    "time/metrics": "seconds in the diagnostics and in logging the step before",
+    "time/metrics": "seconds in the diagnostics, and in logging and saving after the step before",
     "time/step": "seconds of the whole step",
     "throughput/tokens_per_second": "response tokens per second of the whole step",
 }

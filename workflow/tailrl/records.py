@@ -52,6 +52,8 @@ class Rollout:
         log_kept_infer_T: float32, nats: log Z', the engine's probability mass inside its safe set.
         kept_vocab_infer_T: int32: |V'_S|, the number of tokens in the engine's safe set.
         stopped: whether the response ended with the end token (False: cut at the length limit).
+        logits_infer_KV: float32 [V] for each kept place (`rollout.is_kept`), in order: the logits that its token was
+            drawn from, after temperature and disturbance, before any mask. None where no place is to be kept.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -60,6 +62,7 @@ class Rollout:
     log_kept_infer_T: NDArray[np.float32]
     kept_vocab_infer_T: NDArray[np.int32]
     stopped: bool
+    logits_infer_KV: tuple[NDArray[np.float32], ...] = ()
 
 
 def write_problems(problems: Iterable[Problem], path: Path) -> None:

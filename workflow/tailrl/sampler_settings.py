@@ -72,17 +72,14 @@ class Disturbance(Settings):
     )
     floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")
     side: Literal["sampler", "both"] = Field(
-        "sampler", description="both: the trainer's distribution is disturbed likewise, a control without mismatch"
+        "sampler",
+        description="both: the trainer's distribution is disturbed likewise, a control without mismatch; under "
+        "staleness its gradient is taken at the engine's old weights, and delayed as much",
     )
 
     @model_validator(mode="after")
     def _matched(self) -> Self:
-        if self.side == "both" and self.staleness:
-            raise ValueError(
-                "side: both does not go with staleness, which has no matched control: a trainer with the weights of "
-                "earlier steps would train an earlier policy"
-            )
-        if self.side == "both" and not (self.on_logits or self.weights):
+        if self.side == "both" and not (self.on_logits or self.weights or self.staleness):
             raise ValueError("side: both says nothing where no cause is on")
         return self
 

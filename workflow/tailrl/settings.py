@@ -184,6 +184,16 @@ class Training(Settings):
         1024, ge=1, description="most tokens in one packed micro-batch; larger ones leave a CPU's cache"
     )
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
+    checkpoint_every: int = Field(
+        10, ge=1, description="save the run's state after every n-th step: an interruption costs no more than these"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="of these states the last so many are kept until the run ends")
+    max_skipped: int = Field(
+        3, ge=1, description="steps in a row, their update skipped for a NaN or Inf, after which the run stops"
+    )
+    rollout_timeout: float = Field(
+        3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"
+    )
 
 
 class Arm(Settings):
@@ -224,11 +234,18 @@ class Arm(Settings):
 
 
 class Ablation(Settings):
-    """A base arm, and the values that one of its fields takes."""
+    """One or more base arms, and the values that one of their fields takes."""
 
-    base: str = Field(description="name of the arm that the ablation starts from")
+    base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="name of the arm that the ablation starts from; a list: each of them with each value"
+    )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
     values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The arms that it starts from."""
+        return (self.base,) if isinstance(self.base, str) else self.base
 
 
 class Evaluation(Settings):

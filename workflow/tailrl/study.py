@@ -5,6 +5,7 @@ It names a task, a policy, the training settings and a set of arms; `tailrl.sett
 
 import copy
 import difflib
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from tailrl.distribution_settings import Distributions, DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.settings import (
@@ -51,6 +53,7 @@ class Study(Settings):
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
     gradient_quality: GradientQuality = GradientQuality()
+    distributions: DistributionSettings = DistributionSettings()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -62,11 +65,15 @@ class Study(Settings):
                     f"{name!r} cannot name an arm or ablation: letters, digits, _ . + - (not {BASE_ARM!r})"
                 )
         for name, ablation in self.ablations.items():
-            if ablation.base not in self.arms:
-                raise ValueError(
-                    f"ablations.{name}.base: there is no arm {ablation.base!r}{_near(ablation.base, self.arms)}"
-                )
+            for base in ablation.bases:
+                if base not in self.arms:
+                    raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{_near(base, self.arms)}")
             self.ablation_arms(name)
+        if isinstance(self.policy, ScratchPolicy):
+            size = self.policy.vocabulary_size
+            for rho in self.distributions.rho:
+                if log_rho(rho, size) > 0:
+                    raise ValueError(f"distributions.rho: {rho} is above 1 for {size} tokens")
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self.run(name))
         return self
@@ -103,6 +110,16 @@ class Study(Settings):
         """The study's own arms, and the tiny models on which their gradient estimators are measured."""
         return Gradients(arms=self.arms, quality=self.gradient_quality)
 
+    def compared(self, engine: str) -> Distributions:
+        """What the job needs that holds one engine's distributions against the trainer's."""
+        block, training = self.distributions, self.training
+        return Distributions(
+            name=engine,
+            engine=block.engines[engine],
+            **{name: getattr(block, name) for name in ("responses", "every", "rho", "seed")},
+            **{name: getattr(training, name) for name in ("temperature", "max_new_tokens", "token_budget")},
+        )
+
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""
         tasks = (self.task, self.evaluation.task)
@@ -128,14 +145,15 @@ class Study(Settings):
                 raise StudyError(f"{path}: the study names this folder as its policy, but it does not exist")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
-        """The arms of one ablation in the order of its values, by name; raises ValueError for an unknown field.
+        """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.
 
-        A name is `<ablation>=<value>`, or that of an equal arm of the study, which is then not trained twice.
+        A name is `<ablation>=<value>`, after `<base>+` where there are several bases, or that of an equal arm of the
+        study, which is then not trained twice.
         """
         ablation = self.ablations[name]
         arms: dict[str, Arm] = {}
-        for value in ablation.values:
-            data = self.arms[ablation.base].model_dump()
+        for base, value in itertools.product(ablation.bases, ablation.values):
+            data = self.arms[base].model_dump()
             *parents, leaf = ablation.field.split(".")
             block: Any = data
             for part in parents:
@@ -151,7 +169,8 @@ class Study(Settings):
             if arm in arms.values():
                 raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
             known = next((known for known, other in self.arms.items() if other == arm), None)
-            arms[known or f"{name}={str(value).replace('/', '-')}"] = arm
+            prefix = f"{base}+" if len(ablation.bases) > 1 else ""
+            arms[known or f"{prefix}{name}={str(value).replace('/', '-')}"] = arm
         return arms
 
     def all_arms(self) -> dict[str, Arm]:
@@ -174,6 +193,11 @@ class Study(Settings):
             raise ValueError(
                 f"arms.{arm_name}: with {training.minibatches} minibatches all but the first train on responses of an "
                 "older policy; add clip or a weight by the ratio, or say deliberate: true"
+            )
+        if training.minibatches > 1 and arm.disturbance.staleness and arm.disturbance.side == "both":
+            raise ValueError(
+                f"arms.{arm_name}: with disturbance.side: both, staleness takes one gradient a step, at the engine's "
+                "old weights; set minibatches: 1"
             )
         return Run(
             study=self.name,

@@ -150,6 +150,27 @@ def test_ablation_of_another_field_with_one_seed(make_study: Callable[..., tuple
     assert [row["value"] for row in rows(tmp_path / "ablations" / "veto.csv")] == ["null", "0.0001"]
 
 
+def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    """A line a base arm; the collapses are those of the runs."""
+    dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01]}
+    study, folder = make_study(seeds=[0, 1], training={"steps": 30}, ablations={"dose": dose})
+    fallen = folder / "train" / "naive+dose=0.01" / "seed1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in fallen.read_text().splitlines()]
+    for line in lines:
+        line["reward/mean"] = 0.8 if line["train/step"] < 20 else 0.0
+    fallen.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_ablation(study, "dose", folder, tmp_path)
+    table = rows(tmp_path / "ablations" / "dose.csv")
+    assert [(row["base"], row["value"], row["collapsed"], row["runs"]) for row in table] == [
+        ("naive", "0.0", "0", "2"), ("naive", "0.01", "1", "2"), ("dvp", "0.0", "0", "2"), ("dvp", "0.01", "0", "2"),
+    ]  # fmt: skip
+    # A trailing mean of 5 steps is below half of 0.8 from the third step at 0 on, the 23rd of 30; counted from 1.
+    assert float(table[1]["survived_mean"]) == pytest.approx((30 + 23) / 2)
+    text = (tmp_path / "ablations" / "dose.md").read_text()
+    assert "Arms `naive`, `dvp` with other values of `disturbance.floor`" in text and "| naive | 0.01 | " in text
+    assert "| 1 of 2 |" in text
+
+
 def test_an_unknown_or_missing_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     study, folder = make_study(seeds=[0], training={"steps": 2})
     with pytest.raises(StudyError, match="study 'synthetic' has no ablation 'rhoo'"):

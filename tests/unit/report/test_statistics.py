@@ -6,6 +6,7 @@ fails one of these tests once in a thousand seeds, and the seeds are fixed.
 
 import itertools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ from tailrl.report.statistics import (
     one_sided,
     paired_difference,
     problem_interval,
+    ratio_interval,
     share_difference,
+    share_interval,
     survival,
 )
 
@@ -109,6 +112,35 @@ def test_cluster_interval_covers_with_unequal_clusters() -> None:
         covered += found.low <= 0 <= found.high
     # The ratio's interval is right to first order only: a point of slack beside the simulation's error.
     assert 0.925 < covered / trials < 0.965
+
+
+def test_ratio_interval_covers() -> None:
+    """Σ above / Σ below with terms alike within a cluster, against the ratio that they were drawn around."""
+    rng, trials, covered = np.random.default_rng(5), 1000, 0
+    for _ in range(trials):
+        cluster = np.repeat(np.arange(40), rng.integers(5, 15, 40))
+        below = rng.exponential(size=40)[cluster] * rng.random(cluster.size)
+        above = below * (2 + 0.5 * rng.normal(size=40)[cluster] + rng.normal(size=cluster.size))
+        found = ratio_interval(above, below, cluster)
+        covered += found.low <= 2 <= found.high
+    # As above; clusters of very different weight leave the interval a little narrow.
+    assert 0.92 < covered / trials < 0.965
+
+
+def test_ratio_interval_edges() -> None:
+    exact = ratio_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [0, 1, 2])
+    assert (exact.mean, exact.low, exact.high, exact.n) == (2, 2, 2, 3)
+    none = ratio_interval([0.0, 0.0], [0.0, 0.0], [0, 1])
+    assert math.isnan(none.mean) and none.n == 0
+
+
+def test_share_interval_is_wilsons() -> None:
+    found, z = share_interval(3, 50), NormalDist().inv_cdf(0.975)
+    centre = (0.06 + z**2 / 100) / (1 + z**2 / 50)
+    half = z * math.sqrt(0.06 * 0.94 / 50 + z**2 / 10_000) / (1 + z**2 / 50)
+    assert (found.mean, found.n) == (0.06, 50)
+    np.testing.assert_allclose([found.low, found.high], [centre - half, centre + half])
+    assert share_interval(0, 50).low == 0 < share_interval(0, 50).high
 
 
 def test_cluster_interval_edges() -> None:

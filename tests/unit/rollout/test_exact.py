@@ -30,6 +30,7 @@ from tailrl.policy import named_weights
 from tailrl.records import Request
 from tailrl.rollout import Decoding, flight
 from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.sampling import draw
 from tailrl.settings import Disturbance
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("min_p", -13.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
@@ -137,6 +138,28 @@ def test_few_in_flight_and_prompts_in_several_rows_give_the_same_bits(
     monkeypatch.setattr(flight, "PREFILL_TOKENS", 100)
     monkeypatch.setattr(flight, "ADMITTED_AT_ONCE", 3)
     assert all(map(same_bits, usual, pair[1].generate(requests, decoding)))
+
+
+@pytest.mark.parametrize("dial", DIALS, ids=["undisturbed", "disturbed"])
+def test_kept_logits_have_the_bits_that_the_tokens_were_drawn_from(pair: Pair, dial: Disturbance) -> None:
+    """Of every third place, from a later place on; sequences end and move while others go on."""
+    requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(150, threshold=-3.0, seed=2))]
+    decoding = Decoding(0.7, 30, "min_p", dial, keep_every=3)
+    rollouts = pair[1].generate(requests, decoding)
+    kept = 0
+    for request, rollout in zip(requests, rollouts, strict=True):
+        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
+        assert len(rollout.logits_infer_KV) == len(positions)
+        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
+            place = [request.seed], [request.start + position]
+            drawn = draw(torch.from_numpy(logits_V)[None], "min_p", torch.tensor([[-3.0]]), *place)
+            assert int(drawn.token_S) == rollout.tokens[position]
+            assert float(drawn.logp_S) == pytest.approx(rollout.logp_infer_T[position], abs=1e-6)
+        kept += len(positions)
+    assert kept > 300
+    plain = pair[1].generate(requests, replace(decoding, keep_every=0))
+    assert all(map(same_bits, plain, rollouts))
+    assert not any(rollout.logits_infer_KV for rollout in plain)
 
 
 def test_new_weights_count_at_once(pair: Pair, tmp_path: Path) -> None:

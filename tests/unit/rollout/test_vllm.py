@@ -28,7 +28,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-from tailrl.disturbance import disturb
+from tailrl.distributions import measure
+from tailrl.disturbance import UNDISTURBED, disturb
 from tailrl.errors import StudyError
 from tailrl.metrics import METRICS, VERIFICATION
 from tailrl.noise import gumbel
@@ -41,6 +42,7 @@ from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import SELF_TEST_TOLERANCE, SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
 from tailrl.settings import Disturbance, SamplerSettings, ScratchPolicy
+from tailrl.study import parse_study
 from tailrl.training import loop
 from tailrl.vocabulary import TokenLogprobs, safe_set, token_logprobs
 
@@ -259,8 +261,8 @@ def test_the_self_test_passes(engine: VllmSampler, rule: str, number: float) -> 
     worst = engine.self_test(random_requests(8, threshold=number), Decoding(0.7, 24, rule))
     assert 0 <= worst < SELF_TEST_TOLERANCE
     # It leaves nothing behind: the engine goes on, and keeps no logits.
-    assert len(engine.generate(random_requests(2, threshold=number), Decoding(0.7, 24, rule))) == 2
-    assert engine.llm.collective_rpc("capture_logits", args=(False,)) == [None]
+    after = engine.generate(random_requests(2, threshold=number), Decoding(0.7, 24, rule))
+    assert [rollout.logits_infer_KV for rollout in after] == [(), ()]
 
 
 def test_the_self_test_refuses_raw_log_probs(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,14 +379,12 @@ def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_policy_without_an_end_token_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(hf_text_config=SimpleNamespace(eos_token_id=None), try_get_generation_config=dict)
-    monkeypatch.setattr(
-        engine_module, "LLM", lambda **_: SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
-    )
+def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": None}), encoding="utf-8")
+    monkeypatch.setattr(engine_module, "LLM", lambda **_: None)
     with pytest.raises(StudyError, match="no end token") as caught:
-        VllmSampler(folder, "float32", MAX_LENGTH, seed=0)
-    assert str(folder) in str(caught.value)
+        VllmSampler(tmp_path, "float32", MAX_LENGTH, seed=0)
+    assert str(tmp_path) in str(caught.value)
 
 
 # --- weights -----------------------------------------------------------------------------------------
@@ -771,6 +771,76 @@ def test_more_prompt_tokens_than_the_engine_takes_in_one_step(engine32: VllmSamp
     assert sum(len(request.prompt_tokens) for request in requests) > budget
     rollouts = engine32.generate(requests, Decoding(1.0, 10, "min_p"))
     check_records(rollouts, captured, -3.0)
+
+
+# --- kept logits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disturbance", [UNDISTURBED, DISTURBANCES["all"]], ids=["undisturbed", "disturbed"])
+def test_kept_logits_are_those_that_the_tokens_were_drawn_from(
+    engine: VllmSampler, captured: Logits, disturbance: Disturbance
+) -> None:
+    """Of every third place; more requests than run at once, from a later place on, under temperature and mask."""
+    requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(150, threshold=-3.0, seed=8))]
+    decoding = Decoding(0.8, 20, "min_p", disturbance, keep_every=3)
+    rollouts = engine.generate(requests, decoding)
+    kept = 0
+    for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
+        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
+        assert len(rollout.logits_infer_KV) == len(positions)
+        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
+            place = [request.seed], [request.start + position]
+            expected_V = disturb(captured[index, position][None], *place, disturbance)[0].numpy()
+            np.testing.assert_array_equal(logits_V, expected_V)
+            logp = math.log(softmax(logits_V.tolist())[rollout.tokens[position]])
+            recorded = rollout.logp_infer_T[position] + rollout.log_kept_infer_T[position]
+            assert logp == pytest.approx(recorded, abs=1e-5)
+        kept += len(positions)
+    tokens = sum(len(rollout.tokens) for rollout in rollouts)
+    assert abs(kept - tokens / 3) < tokens / 10
+    plain = engine.generate(requests, replace(decoding, keep_every=0))
+    assert [rollout.tokens for rollout in plain] == [rollout.tokens for rollout in rollouts]
+    assert not any(rollout.logits_infer_KV for rollout in plain)
+
+
+def test_whole_distributions_by_dtype(
+    engines: dict[str, VllmSampler],
+    folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bfloat16 lies further from the trainer than float32, and the exact engine nowhere."""
+    monkeypatch.setattr(
+        measure,
+        "make_sampler",
+        lambda settings, *given: (
+            make_sampler(settings, *given) if settings.engine == "exact" else engines[settings.dtype]
+        ),
+    )
+    write_problems(problems[:20], tmp_path / "problems.jsonl")
+    named = {dtype: {"sampler": {"dtype": dtype}} for dtype in DTYPES}
+    named["exact"] = {"sampler": {"engine": "exact", "dtype": "float32"}}
+    study = parse_study(
+        {
+            "name": "s",
+            "arms": {"naive": {}},
+            "training": {"max_new_tokens": 24},
+            "distributions": {"engines": named, "responses": 60, "every": 2, "rho": ["e-3"]},
+        }
+    )
+    found = {}
+    for name in named:
+        measure.write_distributions(study.compared(name), folder, tmp_path / "problems.jsonl", tmp_path / name)
+        with np.load(tmp_path / name / "positions.npz") as file:
+            found[name] = {key: file[key] for key in file}
+        assert len(found[name]["tv_P"]) > 150
+    assert found["float32"]["tv_P"].max() < 1e-4
+    assert 1e-3 < found["bfloat16"]["tv_P"].mean() < 0.2
+    assert (found["bfloat16"]["kept_both_PS"] < found["bfloat16"]["kept_train_PS"]).any()
+    for key in ("tv_P", "delta_max_P", "kl_train_infer_P", "kl_infer_train_P", "flip_P"):
+        assert not found["exact"][key].any(), key
+    assert (found["exact"]["kept_both_PS"] == found["exact"]["kept_train_PS"]).all()
 
 
 # --- draws from shared noise -------------------------------------------------------------------------

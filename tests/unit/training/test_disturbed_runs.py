@@ -117,6 +117,43 @@ def test_staleness_of_nothing_is_no_disturbance(
     assert (plain == other) == (staleness == 0)
 
 
+@pytest.mark.usefixtures("plain_samplers")
+def test_the_matched_control_of_staleness_has_old_samples_and_no_mismatch(files: Path, policy_folder: Path) -> None:
+    one, both = (
+        trained(files, policy_folder, {"disturbance": {"staleness": 2, "side": side}}) for side in ("sampler", "both")
+    )
+    # The first update is the same in both; the second is on the same responses, scored with other weights.
+    for name in ("train/loss", "train/grad_norm", "reward/mean"):
+        assert one[0][name] == both[0][name]
+    assert one[1]["reward/mean"] == both[1]["reward/mean"] and one[1]["train/loss"] != both[1]["train/loss"]
+    assert all(line["rollout_corr_unmasked/delta_abs_max"] < 1e-4 for line in both)
+    assert one[1]["rollout_corr_unmasked/delta_abs_max"] > 1e-2
+
+
+def test_the_matched_control_of_staleness_delays_the_gradient(model: PreTrainedModel, policy_folder: Path) -> None:
+    """A step of SGD moves the present weights by the gradient that the old ones have on the same responses."""
+    run = run_of({"disturbance": {"staleness": 1, "side": "both"}}, max_grad_norm=1e9)
+    samples = samples_of(*make_rollouts(), run)
+    hand_over = Handover(PlainSampler(policy_folder), run.disturbance)
+    hand_over(model)
+    old = {name: weight.clone() for name, weight in named_weights(model)}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    hand_over(model)
+    present = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loss, _, _ = update(model, optimizer, samples, run, 0, Stopwatch(), hand_over.delayed)
+    moved = {name: (p.detach() - present[name]) for name, p in model.named_parameters()}
+
+    model.load_state_dict(old)
+    undisturbed = run_of({}, max_grad_norm=1e9)
+    expected, _, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.5), samples, undisturbed, 0, Stopwatch())
+    assert loss == expected
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(moved[name], parameter.detach() - old[name], rtol=1e-3, atol=1e-6)
+
+
 # --- one side and both -----------------------------------------------------------------------------------
 
 

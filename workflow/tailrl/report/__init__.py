@@ -9,6 +9,7 @@ from pathlib import Path
 from tailrl.report import ablation, figures, tables
 from tailrl.report.axes import save_svg
 from tailrl.report.data import Results, read_results
+from tailrl.report.distributions import write_distribution_report
 from tailrl.report.gradients import write_gradients
 from tailrl.report.page import page
 from tailrl.report.statistics import problem_interval
@@ -17,7 +18,7 @@ from tailrl.report.survival import survival_curve, survival_figure
 from tailrl.report.verdicts import judge
 from tailrl.study import Study
 
-__all__ = ["write_ablation", "write_gradients", "write_report"]
+__all__ = ["write_ablation", "write_distribution_report", "write_gradients", "write_report"]
 
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"

@@ -89,12 +89,29 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
         clusters_T: (T,), the cluster of each value; n counts clusters.
     """
     values = np.asarray(values_T, dtype=np.float64)
-    if values.size == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
+    return ratio_interval(values, np.ones_like(values), clusters_T)
+
+
+def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
+    """The interval of a ratio of two sums, Σ above / Σ below, whose terms are alike within a cluster.
+
+    Args:
+        above_T: (T,), any unit.
+        below_T: (T,), such as weights; NaN where they sum to 0.
+        clusters_T: (T,), the cluster of each term; n counts clusters.
+    """
+    above, below = np.asarray(above_T, dtype=np.float64), np.asarray(below_T, dtype=np.float64)
     names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)
-    mean = float(values.mean())
-    residual_G = np.bincount(cluster_T, weights=values - mean, minlength=names.size).astype(np.float64)
-    return _t_interval(mean, _standard_error(residual_G) * names.size / values.size, names.size)
+    if not below.sum():
+        return Interval(math.nan, math.nan, math.nan, 0)
+    ratio = float(above.sum() / below.sum())
+    residual_G = np.bincount(cluster_T, weights=above - ratio * below, minlength=names.size).astype(np.float64)
+    return _t_interval(ratio, _standard_error(residual_G) * names.size / float(below.sum()), names.size)
+
+
+def share_interval(count: int, n: int) -> Interval:
+    """A share of n independent trials with Wilson's interval, right at shares of 0 and 1 too."""
+    return Interval(*_wilson(count, n), n)
 
 
 def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:

@@ -30,6 +30,7 @@ class Decoding:
             weights is not the engine's business, which has the weights that it was handed.
         shared_noise: draw argmax(log π + g) with the Gumbel noise of `noise.gumbel`, by the response's seed and the
             token's place: another engine on the same noise draws the same token where it can. No log-probs then.
+        keep_every: keep the logits of one place of a response in so many (`is_kept`); 0: of none.
     """
 
     temperature: float
@@ -37,6 +38,12 @@ class Decoding:
     rule: str = "full"
     disturbance: Disturbance = UNDISTURBED
     shared_noise: bool = False
+    keep_every: int = 0
+
+
+def is_kept(seed: int, place: int, every: int) -> bool:
+    """Whether the logits at this place of the response with this seed are kept: every n-th, the first by the seed."""
+    return every > 0 and place % every == seed % every
 
 
 class Sampler(Protocol):

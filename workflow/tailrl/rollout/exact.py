@@ -10,7 +10,9 @@ ones are admitted once there is room for a good many.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -18,7 +20,7 @@ from tailrl.errors import StudyError
 from tailrl.operators import Scoring, head_logits
 from tailrl.policy import EXACT_ATTENTION, head_weight
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding, exactness
+from tailrl.rollout import Decoding, exactness, is_kept
 from tailrl.rollout.flight import Flight, Step
 from tailrl.rollout.sampling import Drawn, draw, response_limits, stop_tokens
 
@@ -73,6 +75,9 @@ class ExactSampler:
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
             responses.add(step, drawn)
+            for row in range(step.alive):
+                if is_kept(step.seeds[row], places[row], decoding.keep_every):
+                    responses.logits[step.request_S[row]].append(logits_SV[row].numpy().copy())
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
@@ -90,6 +95,7 @@ class _Responses:
         self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
         self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
         self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
+        self.logits: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
 
     def add(self, step: Step, drawn: Drawn) -> None:
         """The tokens of one step."""
@@ -110,5 +116,6 @@ class _Responses:
             logp_T, log_kept_T, kept_vocab_T = (
                 tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
             )
-            made.append(Rollout(request.prompt_tokens, tokens, logp_T, log_kept_T, kept_vocab_T, tokens[-1] in ends))
+            numbers = logp_T, log_kept_T, kept_vocab_T
+            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, tuple(self.logits[index])))
         return made

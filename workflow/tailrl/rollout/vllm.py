@@ -10,7 +10,7 @@ This is the only module that imports vLLM.
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
 from tailrl.noise import gumbel
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding
+from tailrl.rollout import Decoding, is_kept
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.settings import Disturbance
 from tailrl.vocabulary import logit_cut
 
@@ -54,6 +55,7 @@ class _Row:
     threshold: float
     disturbance: Disturbance
     shared_noise: bool
+    keep_every: int
     tokens: list[int]
 
     @property
@@ -64,12 +66,16 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class SafeSetRecord:
-    """log Z' and |V'_S| of sampled tokens: entry i is about token `position[i]` of request `request[i]`."""
+    """log Z' and |V'_S| of sampled tokens: entry i is about token `position[i]` of request `request[i]`.
+
+    `logits` has request, position and logits [V], not disturbed yet, of the places that are kept (`rollout.is_kept`).
+    """
 
     request: NDArray[np.int64]
     position: NDArray[np.int64]
     log_kept: NDArray[np.float32]
     kept_vocab: NDArray[np.int32]
+    logits: Sequence[tuple[int, int, Tensor]] = ()
 
 
 class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
@@ -82,8 +88,7 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
         self.rows: dict[int, _Row] = {}
         self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
-        self.captured: list[tuple[int, int, Tensor]] | None = None
-        """Where set to a list: request, position and logits (as they come) of every row, for a self-test."""
+        self.kept: list[tuple[int, int, Tensor]] = []
 
     def is_argmax_invariant(self) -> bool:
         """Said so that vLLM calls it after the temperature. The most probable token is always safe; noise may make
@@ -106,6 +111,7 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
                 threshold=given.get("threshold", 0.0),
                 disturbance=Disturbance.model_validate(given.get("disturbance", {})),
                 shared_noise=given.get("shared_noise", False),
+                keep_every=given.get("keep_every", 0),
                 tokens=tokens,
             )
         for source, target, direction in batch_update.moved:
@@ -118,8 +124,9 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
     def apply(self, logits: Tensor) -> Tensor:
         """Disturb and mask float32 logits [rows, V] in place; each row's settings came with its request."""
         rows = [self.rows[index] for index in range(logits.shape[0])]
-        if self.captured is not None:
-            self.captured.extend((row.request, len(row.tokens), logits[i].clone()) for i, row in enumerate(rows))
+        for index, row in enumerate(rows):
+            if is_kept(row.seed, row.place, row.keep_every):
+                self.kept.append((row.request, len(row.tokens), logits[index].clone()))
         for disturbance in {row.disturbance for row in rows if row.disturbance.on_logits}:
             chosen = [index for index, row in enumerate(rows) if row.disturbance == disturbance]
             seeds, places = [rows[index].seed for index in chosen], [rows[index].place for index in chosen]
@@ -151,12 +158,13 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
 
     def take(self) -> SafeSetRecord:
         """Everything recorded since the last call."""
-        records, self.records = self.records, []
+        (records, self.records), (kept, self.kept) = (self.records, []), (self.kept, [])
         return SafeSetRecord(
             request=np.array([i for requests, *_ in records for i in requests], dtype=np.int64),
             position=np.array([t for _, positions, *_ in records for t in positions], dtype=np.int64),
             log_kept=torch.cat([record[2] for record in records]).cpu().numpy(),
             kept_vocab=torch.cat([record[3] for record in records]).cpu().numpy(),
+            logits=kept,
         )
 
 
@@ -167,17 +175,8 @@ class WorkerExtension:
 
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
-        return self._processor().take()
-
-    def _processor(self) -> SafeSetProcessor:
         processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
-        return next(p for p in processors if isinstance(p, SafeSetProcessor))
-
-    def capture_logits(self, on: bool) -> list[tuple[int, int, Tensor]] | None:
-        """Start (True) or end (False) keeping the logits; returns what was kept until now."""
-        processor = self._processor()
-        captured, processor.captured = processor.captured, [] if on else None
-        return captured
+        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
 
     def set_weights(self, weights: list[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
@@ -219,11 +218,7 @@ class VllmSampler:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason}") from error
         self.dtype = getattr(torch, dtype)
         self.max_length = max_length
-        self.stop_tokens = _stop_tokens(self.llm.llm_engine.model_config)
-        if not self.stop_tokens:
-            raise StudyError(
-                f"{policy_folder}: its configuration names no end token, so that no response could ever end"
-            )
+        self.stop_tokens = stop_tokens(policy_folder)
         self.has_weights = False
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
@@ -253,6 +248,7 @@ class VllmSampler:
                     "threshold": request.threshold,
                     "disturbance": disturbance,
                     "shared_noise": decoding.shared_noise,
+                    "keep_every": decoding.keep_every,
                 },
             )
             for index, request in enumerate(requests)
@@ -265,8 +261,14 @@ class VllmSampler:
         # Positions recorded twice: numpy keeps the last, which is the one that counts.
         log_kept[record.request, record.position] = record.log_kept
         kept_vocab[record.request, record.position] = record.kept_vocab
+        logits: list[dict[int, NDArray[np.float32]]] = [{} for _ in requests]
+        for index, position, raw_V in record.logits:
+            # Disturbed here anew, by the request: `self_test` holds it against what the processor made of them.
+            place = requests[index].start + position
+            drawn_1V = disturb(raw_V[None], [requests[index].seed], [place], decoding.disturbance)
+            logits[index][position] = drawn_1V[0].cpu().numpy()
         return [
-            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index])
+            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index])
             for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
         ]
 
@@ -283,24 +285,19 @@ class VllmSampler:
             StudyError: it exceeds `SELF_TEST_TOLERANCE` or is no number, |V'_S| differs, or a token was not seen: every
                 ratio would be off, in silence.
         """
-        self.llm.collective_rpc("capture_logits", args=(True,))
-        rollouts = self.generate(requests, decoding)
-        captured = self.llm.collective_rpc("capture_logits", args=(False,))[0]
-        differences: dict[tuple[int, int], float] = {}
-        for index, position, raw in captured:
-            rollout, request = rollouts[index], requests[index]
-            if position < len(rollout.tokens):
-                place = request.start + position
-                logits = disturb(raw[None], [request.seed], [place], decoding.disturbance)[0]
-                safe = logits >= logit_cut(logits[None], decoding.rule, request.threshold)[0]
-                log_sum = logits.double().masked_fill(~safe, -torch.inf).logsumexp(-1)
-                logp = logits[rollout.tokens[position]].double() - log_sum - float(rollout.logp_infer_T[position])
-                log_kept = log_sum - logits.double().logsumexp(-1) - float(rollout.log_kept_infer_T[position])
-                sizes = int(safe.sum()) == rollout.kept_vocab_infer_T[position]
-                differences[index, position] = max(abs(logp.item()), abs(log_kept.item())) if sizes else np.inf
+        rollouts = self.generate(requests, replace(decoding, keep_every=1))
+        differences = []
+        for request, rollout in zip(requests, rollouts, strict=True):
+            for position, logits_V in enumerate(map(torch.from_numpy, rollout.logits_infer_KV)):
+                safe_V = logits_V >= logit_cut(logits_V[None], decoding.rule, request.threshold)[0]
+                log_sum = logits_V.double().masked_fill(~safe_V, -torch.inf).logsumexp(-1)
+                logp = logits_V[rollout.tokens[position]].double() - log_sum - float(rollout.logp_infer_T[position])
+                log_kept = log_sum - logits_V.double().logsumexp(-1) - float(rollout.log_kept_infer_T[position])
+                sizes = int(safe_V.sum()) == rollout.kept_vocab_infer_T[position]
+                differences.append(max(abs(logp.item()), abs(log_kept.item())) if sizes else np.inf)
         # A number that is none is no agreement, nor is a token that was never compared.
         compared = len(differences) == sum(len(rollout.tokens) for rollout in rollouts)
-        worst = float(np.max(list(differences.values()))) if compared else np.inf
+        worst = float(np.max(differences)) if compared else np.inf
         if not worst <= SELF_TEST_TOLERANCE:
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
@@ -319,7 +316,13 @@ class VllmSampler:
         return {}
 
 
-def _rollout(request: Request, output: Any, log_kept: NDArray[np.float32], kept_vocab: NDArray[np.int32]) -> Rollout:
+def _rollout(
+    request: Request,
+    output: Any,
+    log_kept: NDArray[np.float32],
+    kept_vocab: NDArray[np.int32],
+    logits: dict[int, NDArray[np.float32]],
+) -> Rollout:
     length = len(output.token_ids)
     return Rollout(
         prompt_tokens=request.prompt_tokens,
@@ -328,13 +331,5 @@ def _rollout(request: Request, output: Any, log_kept: NDArray[np.float32], kept_
         log_kept_infer_T=log_kept[:length],
         kept_vocab_infer_T=kept_vocab[:length],
         stopped=output.finish_reason == "stop",
+        logits_infer_KV=tuple(logits[position] for position in sorted(logits) if position < length),
     )
-
-
-def _stop_tokens(model_config: Any) -> list[int]:
-    """End tokens as the model's own files name them: one id or several, in one file or in two."""
-    found: set[int] = set()
-    for config in (model_config.hf_text_config, model_config.try_get_generation_config()):
-        ids = config.get("eos_token_id") if isinstance(config, dict) else getattr(config, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return sorted(found)

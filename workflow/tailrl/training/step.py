@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tailrl.disturbance import UNDISTURBED, rounded_parameters
-from tailrl.errors import StudyError
+from tailrl.disturbance import UNDISTURBED, computing_with, round_weights
+from tailrl.errors import NumericalError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.surrogate import surrogate
 from tailrl.operators import Scoring, exact_logprobs
 from tailrl.packing import Batch, micro_batches, pack_batch
-from tailrl.policy import head_weight, hidden_states
+from tailrl.policy import head_weight, hidden_states, named_weights
 from tailrl.records import Rollout
 from tailrl.settings import Run
 from tailrl.vocabulary import TokenLogprobs
@@ -164,6 +164,7 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     if not (run.sampler.exact or matched):
         return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
+    # Whole rows of logits: an exact engine is met in their bits, and a disturbance acts on each.
     scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
     where = (batch.of_tokens([s.seed for s in samples]), batch.places())
     return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where), batch
@@ -206,7 +207,7 @@ def accumulate_gradients(
         The loss, one mean over all samples.
 
     Raises:
-        StudyError: the loss is not finite.
+        NumericalError: a log-prob or the loss is not finite.
     """
     loss_sum = 0.0
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
@@ -230,9 +231,11 @@ def accumulate_gradients(
             loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
         if not logprobs.logp_full_T.isfinite().all():
-            raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
+            raise NumericalError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         if not np.isfinite(loss_sum):
-            raise StudyError(f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not")
+            raise NumericalError(
+                f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not"
+            )
         with watch.phase("backward"):
             part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
@@ -254,6 +257,7 @@ def update(
     run: Run,
     seed: int,
     watch: Stopwatch,
+    delayed: Sequence[tuple[str, Tensor]] | None = None,
 ) -> tuple[float, float, StepRecord]:
     """All updates on the rollouts of one step.
 
@@ -264,25 +268,30 @@ def update(
         run: the arm's settings; `training.minibatches` says how many updates share them.
         seed: of the order in which they are dealt to the minibatches.
         watch: gets the seconds of the phases.
+        delayed: named weights of an earlier step, at which the gradient is taken; None for the policy's own.
 
     Returns:
         The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
 
     Raises:
-        StudyError: a loss or a norm that is not finite.
+        NumericalError: a log-prob, a loss or a norm is not finite; what the updates before it changed stays.
     """
     record, losses, norms = StepRecord(), [], []
-    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
+    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
+
+    def scored() -> AbstractContextManager[None]:
+        return computing_with(model, round_weights(named_weights(model), coarse) if delayed is None else delayed)
+
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"), rounded_parameters(model, coarse):
+        with watch.phase("forward"), scored():
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        with rounded_parameters(model, coarse):
+        with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
@@ -293,11 +302,11 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     """Clip the gradient, take the step, clear the gradient; returns the norm before clipping.
 
     Raises:
-        StudyError: the norm is not finite.
+        NumericalError: the norm is not finite; nothing is changed.
     """
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
     if not np.isfinite(norm):
-        raise StudyError(f"the gradient's norm is {norm}")
+        raise NumericalError(f"the gradient's norm is {norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
