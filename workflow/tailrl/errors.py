@@ -1,5 +1,20 @@
 """The one exception that a user is meant to read: a sentence that names what is wrong and where."""
 
+LONGEST = 300
+"""Characters of a value or of another library's message that a sentence quotes."""
+
 
 class StudyError(Exception):
     """Bad input or an impossible request; the command line prints it without a traceback and exits 1."""
+
+
+def one_line(text: object) -> str:
+    """The text on one line, its middle left out where it is longer than LONGEST characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, on one line: of the system's errors the words alone, of a silent one its type."""
+    words = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return one_line(words) or type(error).__name__
