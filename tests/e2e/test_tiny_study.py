@@ -134,7 +134,7 @@ def test_the_pages_show_the_figures(results: Path) -> None:
 
 @pytest.mark.parametrize(("arm", "seed"), RUNS)
 def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, arm: str, seed: int) -> None:
-    (run,) = (results / "wandb").glob(f"offline-run-*-tiny-{arm}-seed{seed}")
+    (run,) = (results / "wandb").glob(f"offline-run-*-tiny-{arm}-seed{seed}-*")
     shown = finished.run("wandb", "leet", "inspect", "--summary", "--json", str(run))
     assert shown.returncode == 0, shown.stderr
     record, last = json.loads(shown.stdout), metrics(results, arm, seed)[-1]

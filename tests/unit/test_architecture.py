@@ -30,13 +30,13 @@ LAYERS = [
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
-    {"policy", "tokenizer", "rollout", "tracking"},
+    {"policy", "tokenizer", "rollout", "tracking", "mirror"},
     {"training", "evaluation", "gradients"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking", "triton": "logprobs_kernels"}
+HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "mirror", "triton": "logprobs_kernels"}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -49,7 +49,7 @@ WITHOUT_TORCH = {
     "provenance",
     "tasks",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings"}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "mirror", "cli", "report", "gradient_settings"}
 LONGEST = 300
 
 

@@ -82,6 +82,13 @@ def download(args: argparse.Namespace) -> None:
     download_inputs(parse_settings(Study, args.study))
 
 
+def mirror(args: argparse.Namespace) -> None:
+    """Send a W&B server what it has not got of a study's runs."""
+    from tailrl.mirror import mirror as mirror_runs
+
+    mirror_runs(args.results)
+
+
 def check(args: argparse.Namespace) -> None:
     """Check study files and say what they hold."""
     for path in args.study:
@@ -148,6 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
         gradients: {"--settings": text, "--out": path},
         gradient_report: {"--results": path, "--out": path},
         download: {"--study": text},
+        mirror: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
         schema: {},
     }

@@ -1,7 +1,13 @@
 """The one exception that a user is meant to read: a sentence that names what is wrong and where."""
 
+import os
+import re
+
 LONGEST = 300
 """Characters of a value or of another library's message that a sentence quotes."""
+
+
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 class StudyError(Exception):
@@ -15,6 +21,12 @@ def one_line(text: object) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, on one line: of the system's errors the words alone, of a silent one its type."""
-    words = error.strerror if isinstance(error, OSError) and error.strerror else error
+    """What an exception says, on one line: of the system's errors the words alone, of a silent one its type.
+
+    Another library may quote what it was given: the values of the environment's keys and tokens are left out.
+    """
+    words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    for name, value in os.environ.items():
+        if value and _SECRET.search(name):
+            words = words.replace(value, f"${name}")
     return one_line(words) or type(error).__name__
