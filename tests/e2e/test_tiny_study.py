@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from study_fixture import TINY, Workflow
+from study_fixture import SECRETS, TINY, Workflow
 
 from tailrl.metrics import METRICS
 
@@ -144,6 +144,14 @@ def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, arm: str, 
     assert last.keys() <= record["summary"].keys()
     for name, value in last.items():
         assert value is None or record["summary"][name] == pytest.approx(value), name
+
+
+def test_no_secret_is_left_in_any_file(finished: Workflow) -> None:
+    """Results, logs, W&B's files, Snakemake's own records."""
+    files = [path for path in finished.folder.rglob("*") if path.is_file()]
+    assert {"run.json", "report.html"} <= {path.name for path in files}
+    left = [path for path in files for secret in SECRETS.values() if secret.encode() in path.read_bytes()]
+    assert left == []
 
 
 # --- what is stale after an edit ---------------------------------------------------------------------

@@ -293,7 +293,7 @@ def test_a_server_that_never_answers(
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listening.getsockname()[1]}")
         if key is not None:
             monkeypatch.setenv("WANDB_API_KEY", key)
-        monkeypatch.setattr(tracking, "FINISH_SECONDS", 5)
+        monkeypatch.setattr(tracking, "FINISH_SECONDS", 3)
         track(RUN, tmp_path)
     assert lines(tmp_path) == [point(0), point(1)]
     said = capfd.readouterr().err

@@ -89,12 +89,12 @@ def test_two_readers_agree_on_a_million(start: int) -> None:
 # --- anything else -------------------------------------------------------------------------------------
 
 CANARY = "tailrl-canary"
-LATEX = r"""
-\frac{1}{2} \frac \sqrt{ \sqrt[3]{ \left( \right) \{ \} { } ( ) [ ] x y n 1 2 10 0.5 1e5 % ^ ^{ _ _{ = < \le \ne \pm + - * /
-\cdot \div ! , ; | \infty \pi e i \sin \log \ln \binom \text{ \mathrm{ \begin{pmatrix} \end{pmatrix} & \\ \cup \in
+SNIPPETS = r"""
+\frac{1}{2} \frac \sqrt{ \sqrt[3]{ \left( \right) \{ \} { } ( ) [ ] x y n 1 2 10 0.5 1e5 % ^ ^{ _ _{ = < \le \ne \pm + -
+* / \cdot \div ! , ; | \infty \pi e i \sin \log \ln \binom \text{ \mathrm{ \begin{pmatrix} \end{pmatrix} & \\ \cup \in
 \mathbb{R} $ \ \int \sum_{k=1}^{n} \lim \boxed{ \% ^\circ \overline{ \emptyset ½
-""".split()
-LATEX += [" ", "\n", "\x00"]
+"""
+LATEX = [*SNIPPETS.split(), " ", "\n", "\x00"]
 CODE = (
     f"__import__('os').mkdir('{CANARY}')",
     f"open('{CANARY}', 'w')",
