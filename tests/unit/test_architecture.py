@@ -32,13 +32,13 @@ LAYERS = [
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
-    {"policy", "tokenizer", "rollout", "tracking"},
+    {"policy", "tokenizer", "rollout", "tracking", "mirror"},
     {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking", "triton": "logprobs_kernels"}
+HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "mirror", "triton": "logprobs_kernels"}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -52,7 +52,7 @@ WITHOUT_TORCH = {
     "tasks",
     "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings", "distribution_settings"}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "mirror", "cli", "report", "gradient_settings", "distribution_settings"}
 LONGEST = 300
 
 

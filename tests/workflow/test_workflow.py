@@ -154,7 +154,7 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
             "distributions.engines.a.dtype is not a known key",
         ),
         ({"seeds": [0, 0]}, "the same seed is given twice"),
-        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "nowhere.parquet: the study names this data file"),
+        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "task.path: there is no data file nowhere.parquet"),
     ],
 )
 def test_an_impossible_study_is_refused_in_one_sentence(
@@ -163,6 +163,13 @@ def test_an_impossible_study_is_refused_in_one_sentence(
     study = workflow.write_study(changes)
     assert sentence in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", study))
     assert not (workflow.folder / "results").exists()
+
+
+def test_a_key_that_is_given_twice_is_refused(workflow: Workflow) -> None:
+    """Snakemake would take the second, and the arms of the first would be lost without a word."""
+    (workflow.folder / "twice.yaml").write_text("name: s\narms: {a: {}}\narms: {b: {}}\n")
+    sentence = refusal(workflow.run("snakemake", "--dry-run", "--configfile", "twice.yaml"))
+    assert "twice.yaml" in sentence and "arms is given twice" in sentence
 
 
 def test_text_that_is_no_yaml_is_refused(workflow: Workflow) -> None:

@@ -11,9 +11,12 @@ from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
 from tailrl.settings import Evaluation, PolicyFile
-from tailrl.study import BASE_ARM, parse_study
+from tailrl.study import BASE_ARM, parse_study, read_yaml
 
 try:
+    # Read by Snakemake already, which takes the last of two equal keys without a word.
+    for file in workflow.configfiles:
+        read_yaml(file)
     study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")
     study.check_files()
 except StudyError as error:

@@ -31,7 +31,7 @@ rule train:
     message:
         "train {wildcards.arm}, seed {wildcards.seed}"
     shell:
-        "tailrl train --settings {params.settings:q} --seed {wildcards.seed} --policy {input.policy:q} "
+        "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
         "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} 2> {log:q}"
 
 

@@ -61,13 +61,11 @@ class Disturbance(Settings):
     bias: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
     )
     noise: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
     )
     floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")

@@ -29,7 +29,7 @@ class ExactSampler:
     """A `Sampler` over a copy of the trainer's model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
-        config = AutoConfig.from_pretrained(policy_folder)
+        config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rotary in ("dynamic", "longrope"):
             raise StudyError(

@@ -75,7 +75,7 @@ def stop_tokens(policy_folder: Path) -> list[int]:
     Raises:
         StudyError: there is none, so that no response could ever end.
     """
-    configs = [AutoConfig.from_pretrained(policy_folder).get_text_config()]
+    configs = [AutoConfig.from_pretrained(policy_folder, trust_remote_code=False).get_text_config()]
     if (policy_folder / "generation_config.json").exists():
         configs.append(GenerationConfig.from_pretrained(policy_folder))
     found: set[int] = set()

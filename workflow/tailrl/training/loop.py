@@ -72,12 +72,12 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
             updates in a row, a state that cannot be saved.
     """
+    job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     with checkpoints.held() as waited:
         if waited and _is_finished(out, identity):
             return
-        job = _read_job(run, seed, policy_folder, problems_file, out)
         _train(job, policy_folder, checkpoints, wandb_folder)
         checkpoints.clear()
 
