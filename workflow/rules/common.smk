@@ -1,6 +1,7 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -8,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
+from tailrl.sampler_settings import ENGINES
 from tailrl.settings import Evaluation, PolicyFile
 from tailrl.study import BASE_ARM, parse_study
 
@@ -27,6 +29,13 @@ def check_writable(folder):
     )
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise WorkflowError(f"{existing}: results cannot be written there")
+
+
+# A job loads one engine: the code of the others does not make its results stale.
+@cache
+def sampling_code(module, engine):
+    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
+    return source_files(module, "tailrl.tasks.math_verify_worker", without=others)
 
 
 def policy_folder(arm, seed):

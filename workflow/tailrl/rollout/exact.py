@@ -19,8 +19,8 @@ from tailrl.operators import Scoring, head_logits
 from tailrl.policy import EXACT_ATTENTION, head_weight
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, exactness
-from tailrl.rollout.flight import Flight, Step
-from tailrl.rollout.sampling import Drawn, draw, response_limits, stop_tokens
+from tailrl.rollout.flight import Flight
+from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
 
 
 class ExactSampler:
@@ -63,7 +63,7 @@ class ExactSampler:
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
-        responses = _Responses(len(requests), max(limits))
+        responses = Responses(len(requests), max(limits))
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         start_N = torch.tensor([request.start for request in requests])
@@ -72,7 +72,7 @@ class ExactSampler:
             places = (step.place_S + start_N[step.request_S]).tolist()
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
-            responses.add(step, drawn)
+            responses.add(step.request_S[: step.alive], step.place_S[: step.alive], drawn.first(step.alive))
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
@@ -80,35 +80,3 @@ class ExactSampler:
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `exactness.self_test`."""
         return exactness.self_test(self.generate, self.model, requests, decoding)
-
-
-class _Responses:
-    """What has been sampled for N requests, as tensors [N, longest response]."""
-
-    def __init__(self, count: int, longest: int) -> None:
-        self.length_N = torch.zeros(count, dtype=torch.int64)
-        self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
-        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
-        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
-
-    def add(self, step: Step, drawn: Drawn) -> None:
-        """The tokens of one step."""
-        alive = slice(step.alive)
-        where = step.request_S[alive], step.place_S[alive]
-        self.length_N[where[0]] = where[1] + 1
-        self.token_NT[where] = drawn.token_S[alive]
-        self.logp_NT[where] = drawn.logp_S[alive]
-        self.log_kept_NT[where] = drawn.log_kept_S[alive]
-        self.kept_vocab_NT[where] = drawn.kept_vocab_S[alive].int()
-
-    def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
-        """One for each request, in their order."""
-        ends = set(stop.tolist())
-        made = []
-        for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
-            tokens = tuple(self.token_NT[index, :length].tolist())
-            logp_T, log_kept_T, kept_vocab_T = (
-                tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
-            )
-            made.append(Rollout(request.prompt_tokens, tokens, logp_T, log_kept_T, kept_vocab_T, tokens[-1] in ends))
-        return made
