@@ -173,6 +173,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/report/workflow.rst", ["report.html"]),
         ("workflow/tailrl/objective/losses.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm.py", [*TRAINED, *EVALUATED, *REPORTED]),
+        ("workflow/tailrl/rollout/transformers.py", []),
         ("workflow/tailrl/evaluation.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
         ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),

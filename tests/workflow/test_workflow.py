@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from study_fixture import Workflow, copy_workflow
 
+from tailrl.sampler_settings import ENGINES
+
 PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
 
@@ -123,6 +125,20 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     assert box.index(">problems.jsonl<") < box.index(">results/tiny/data/evaluation.jsonl<"), "inputs come first"
     (workflow.folder / "problems.jsonl").unlink()
     assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
+
+
+def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
+    """Else a change in an engine that a study never uses would compute it again."""
+    engines = {"a": "transformers", "b": "exact"}
+    sampler = {"engine": "transformers", "dtype": "float32"}
+    arms = {arm: {"sampler": {"engine": engine, "dtype": "float32"}} for arm, engine in engines.items()}
+    study = workflow.write_study({"arms": arms, "ablations": {}, "evaluation.sampler": sampler})
+    for target, used in (("train_a", {"transformers"}), ("train_b", {"exact"}), ("all", {"transformers", "exact"})):
+        graph = workflow.run("snakemake", target, "--filegraph", "--configfile", study).stdout
+        found = {engine for engine in ENGINES if f"workflow/tailrl/rollout/{engine}.py<" in graph}
+        assert found == used
+        assert "workflow/tailrl/rollout/sampling.py<" in graph and "workflow/tailrl/rollout/verified.py<" in graph
+        assert ("workflow/tailrl/rollout/flight.py<" in graph) == ("exact" in used)
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=source_files(
-            "tailrl.training.loop",
-            "tailrl.rollout.vllm",
-            "tailrl.tasks.math_verify_worker",
+        code=lambda wildcards: sampling_code(
+            "tailrl.training.loop", study.run(wildcards.arm).sampler.engine
         ),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
