@@ -33,7 +33,7 @@ LAYERS = [
         "unlock",
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
-    | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
+    | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking", "mirror"},
     {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},

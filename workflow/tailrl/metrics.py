@@ -15,7 +15,6 @@ _LOG_RATIO = {
     "log_ppl_diff": "log of that ratio, mean over responses, nats",
     "log_ppl_abs_diff": "absolute log of that ratio, mean over responses, nats",
     "chi2_token": "mean over tokens of (π_train/π_infer)² − 1",
-    "chi2_seq": "mean over responses of (π_train/π_infer)² − 1",
 }
 _WEIGHTS = {
     "rollout_is_mean": "mean sequence weight",
@@ -52,7 +51,11 @@ METRICS: dict[str, str] = {
         f"rollout_corr/{k}": f"{v} (constrained distributions, tokens inside the trainer's set)"
         for k, v in _LOG_RATIO.items()
     },
+    # The trainer gives such a response no probability: the weights' ratio is 0 too, and any other would be partial.
+    "rollout_corr/chi2_seq": "mean over responses of (π_train/π_infer)² − 1 (constrained distributions); a response "
+    "with a token outside the trainer's set has ratio 0",
     **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, the same tokens)" for k, v in _LOG_RATIO.items()},
+    "rollout_corr_unmasked/chi2_seq": "the same (unmasked distributions), tokens outside the trainer's set included",
     **{f"rollout_corr_raw/{k}": f"{v}, before clipping, rejection and veto" for k, v in _WEIGHTS.items()},
     **{f"rollout_corr/{k}": f"{v}, as used in the loss" for k, v in _WEIGHTS.items()},
     "rollout_corr/c_positive_advantage": "C(r) = −(r − 1) A over the tokens with A > 0, as a mean over all tokens",
@@ -65,6 +68,9 @@ METRICS: dict[str, str] = {
     "dvp/kept_mass_rollout_mean": "Z', the same in the sampler, mean over tokens",
     "dvp/kept_mass_rollout_min": "smallest Z' of a token",
     "dvp/lost_mass_per_response": "Σ_t (1 − Z_t) in the trainer, mean over responses: the bias bound of Prop. 5.5",
+    "dvp/bias_bound_paper": "that bound as the paper has it, T (1 − Z_min): the longest response and the smallest Z",
+    "dvp/total_variation": "1 − Π_t Z_t in the trainer, mean over responses: the chance that a response of the full "
+    "policy leaves the set; times the range of the reward it is the sharpest bound of |J_mp − J|",
     "dvp/threshold": "the number of the safe set's rule (ln ρ, k or p), mean over responses",
     "dvp/kept_vocab_per_token_train": "|V_S|, size of the trainer's safe set, mean over tokens",
     "dvp/kept_vocab_per_token_rollout": "|V'_S|, the same in the sampler, mean over tokens",
