@@ -166,6 +166,10 @@ def test_epsilon_is_that_of_the_worst_case() -> None:
     tokens = Tokens(np.arange(6, dtype=np.int32), np.log(probs), np.log(probs) - delta)
     bins = delta_bins([run({}, 0, tokens)])
     assert [b.epsilon for b in bins if b.tokens == 1] == pytest.approx([e] * 6, rel=1e-9)
+    collapsed = Tokens(np.zeros(1, dtype=np.int32), np.array([-0.05]), np.array([-5000.0]))
+    assert delta_bins([run({}, 0, collapsed)])[0].epsilon == pytest.approx(
+        (4999.95 - math.log(1 - math.exp(-0.05))) / 2
+    )
 
 
 def test_predictions_without_tokens_or_for_sure_ones() -> None:

@@ -119,7 +119,8 @@ class DeltaBin:
 
     Of a sampled token a only p_a is known, but this noise gives Δ² the mean σ²[(1-p_a)² + Σ_{k≠a} p_k²], which is what
     the paper prints for -Δ. To second order the mean of -Δ is σ²[½ - 2p_a + (3/2) Σ_k p_k²], 3/2 of the other less
-    σ²(1-p_a); and over the tokens that a state draws Δ² has the mean σ²(1 - Σ_k p_k²), 1-p the mean 1 - Σ_k p_k².
+    σ²(1-p_a); and over the tokens that a state draws Δ² has the mean σ²(1 - Σ_k p_k²), 1-p the mean 1 - Σ_k p_k². Under
+    a mask this holds as far as the sampler's set has all the mass.
     """
 
     arm: str
@@ -168,7 +169,8 @@ def _predicted(size: float, square_T: FloatArray, rest_T: FloatArray, sigma: flo
     if not square_T.size:
         return (math.nan, sigma, *[math.nan] * 4)
     square, rest = float(square_T.mean()), float(rest_T.mean())
-    epsilon = math.log1p(math.expm1(size) / rest) / 2 if rest > 0 else math.nan
+    # ½ ln(1 + (e^size - 1) / (1-p)), in a form that does not overflow where a policy has collapsed.
+    epsilon = (size + math.log1p((rest - 1) * math.expm1(-size) / rest)) / 2 if rest > 0 else math.nan
     normal = math.sqrt(2 / math.pi) * sigma * rest
     return epsilon, sigma, normal, math.sqrt(2) * normal, square, 1.5 * square - sigma**2 * rest
 
