@@ -80,7 +80,7 @@ def load_inputs(path: Path, tokens: int, vocabulary: int) -> tuple[Tensor, Tenso
 
     A smaller vocabulary is the head's first rows; sampled tokens beyond it are folded back into it.
     """
-    hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True)
+    hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True, weights_only=True)
     coefficient_N = torch.randn(len(tokens_T) // LENGTH, generator=torch.Generator().manual_seed(1))
     return (
         hidden_TH[:tokens].clone().requires_grad_(),

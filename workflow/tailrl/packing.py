@@ -112,8 +112,10 @@ def pack_batch(
         sequence += [index] * len(response)
         row += [*prompt, *response]
     targets = [token for response in responses for token in response]
-    tensors = [torch.tensor(values, dtype=torch.int64, device=device) for values in (row, predict, targets, sequence)]
-    return Batch(tensors[0], packing, *tensors[1:], tuple(map(len, responses)))
+    tokens_P, predict_T, targets_T, sequence_T = (
+        torch.tensor(values, dtype=torch.int64, device=device) for values in (row, predict, targets, sequence)
+    )
+    return Batch(tokens_P, packing, predict_T, targets_T, sequence_T, tuple(map(len, responses)))
 
 
 def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

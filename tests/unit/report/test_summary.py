@@ -148,7 +148,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
     ({"correction": {"sequence": "mis"}}, {"correction.sequence_threshold": (3.0, 3.0000001)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
-    ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact",)}),
+    ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
     ({"vocabulary": {"rule": "top_k", "k": 5}}, {"vocabulary.k": (6,)}),
     ({"vocabulary": {"rule": "top_p", "p": 0.5}}, {"vocabulary.p": (0.6,)}),
     (

@@ -152,6 +152,18 @@ def test_faults_in_a_row_stop_the_run_with_its_state_saved(runs: Runs, monkeypat
     assert [line["train/skipped"] for line in resumed.lines] == [1, 0, 1, 1, 0, 0]
 
 
+def test_a_run_that_stopped_in_its_last_step_is_not_finished_by_starting_it_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs.settings(**{**FEW, "steps": 2}, max_skipped=3, token_budget=10_000)
+    inject(monkeypatch, nan_in_a_logprob, 0, 1)
+    with pytest.raises(StudyError, match=r"; 2 in a row: the run stops"):
+        runs.train(run)
+    for _ in range(2):
+        with pytest.raises(StudyError, match=r"out: the last 2 updates were skipped for a NaN or Inf$"):
+            runs.train(run)
+
+
 # --- an engine that fails or hangs ---------------------------------------------------------------------
 
 

@@ -91,14 +91,13 @@ def _missing(one: Compared) -> list[NDArray[np.float64]]:
 
 def _draw_rows(ax: Axes, values: Sequence[Sequence[NDArray[np.float64]]], engines: Sequence[str]) -> None:
     """A row for each engine: the mean as a mark, 1st to 99th percentile as a line; on a log axis, so zeros in words."""
-    means = [float(own.mean()) for row in values for own in row]
-    positive = [mean for mean in means if mean > 0]
+    ends = [float(np.quantile(own, 0.01)) or float(own.mean()) for row in values for own in row if own.any()]
     ax.set_yticks(range(len(engines)), engines)
     ax.set_ylim(len(engines) - 0.5, -0.5)
-    if positive:
+    if ends:
         ax.set_xscale("log")
-        lowest = 10.0 ** (math.floor(math.log10(min(positive))) - 1)
-        ax.set_xlim(left=lowest)
+        lowest = 10.0 ** math.floor(math.log10(min(ends)))
+        ax.set_xlim(lowest, 1)
     for place, (row, (colour, _)) in enumerate(zip(values, arm_styles(engines).values(), strict=True)):
         if not any(own.any() for own in row):
             words = f"exactly 0 at all {len(row[0]):,} places"
@@ -133,7 +132,7 @@ def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engine
     balance.set_ylabel("mean −Δ / mean |Δ|")
     for ax in (size, balance):
         ax.set_xticks(range(0, len(edges), 2), [f"{edge:g}" for edge in edges[::2]])
-        ax.set_xlabel("−ln π_train of a token that the engine samples (nats)")
+        ax.set_xlabel("−ln π_train of the token (nats)")
 
 
 def _draw_histogram(ax: Axes, compared: Sequence[Compared], name: str, title: str) -> None:

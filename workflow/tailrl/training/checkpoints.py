@@ -160,7 +160,7 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
         "seed": str(seed),
         "base policy": _digest({f.name: checksum(f) for f in sorted(policy_folder.iterdir()) if f.is_file()}),
         "problems": checksum(problems_file),
-        "source files": _digest({Path(file).name: checksum(Path(file)) for file in sources}),
+        "source files": _digest([checksum(Path(file)) for file in sources]),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
 

@@ -72,13 +72,12 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
             updates in a row, a state that cannot be saved.
     """
+    job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     with checkpoints.held() as waited:
-        if waited and _is_finished(out, identity):
-            return
-        job = _read_job(run, seed, policy_folder, problems_file, out)
-        _train(job, policy_folder, checkpoints, wandb_folder)
+        if not (waited and _is_finished(out, identity)):
+            _train(job, policy_folder, checkpoints, wandb_folder)
         checkpoints.clear()
 
 
@@ -100,22 +99,25 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
     state.startup_seconds += time.perf_counter() - started
     started -= state.wall_seconds
-    between_steps = 0.0
-    with Tracker(run, job.seed, job.out, wandb_folder, state.lines) as tracker:
+    between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
+    with Tracker(run, job.seed, job.out, wandb_folder, state.metrics()) as tracker:
         while state.step < settings.steps:
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
             begun = time.perf_counter()
             tracker.log(metrics)
-            state.lines.append(metrics)
+            state.lines.append(json.dumps(metrics))
             state.step += 1
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
             state.wall_seconds = begun - started
-            stuck = state.skipped_in_a_row >= min(settings.max_skipped, settings.steps)
+            stuck = state.skipped_in_a_row >= most
             if stuck or state.step % settings.checkpoint_every == 0:
                 saved = checkpoints.save(state)
             if stuck:
                 raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
             between_steps = time.perf_counter() - begun
+    if state.skipped_in_a_row >= most:
+        # It stopped so in its last step, and was started again.
+        raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     _write_results(job, state, {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested})
 
@@ -244,12 +246,12 @@ def _is_finished(out: Path, identity: Mapping[str, str]) -> bool:
     except (OSError, ValueError):
         return False
     files = ("metrics.jsonl", "tokens.npz", "policy/config.json")
-    return bool(record["fingerprint"] == identity) and all((out / file).is_file() for file in files)
+    return bool(record.get("fingerprint") == identity) and all((out / file).is_file() for file in files)
 
 
 def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> None:
     # Whole: Snakemake has removed the file under a job that outlived it.
-    lines = "".join(json_line(line) for line in state.lines)
+    lines = "".join(json_line(metrics) for metrics in state.metrics())
     (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
     np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.all_tokens())
     save_policy(state.model, job.tokenizer, job.out / "policy")

@@ -31,7 +31,7 @@ class RunState:
     thresholds: the adapted thresholds.
     step: steps done, and the number of the next one.
     skipped_in_a_row: steps until now, without a break, whose update was skipped.
-    lines: the metrics of every step.
+    lines: the metrics of every step, as JSON: a long run does not write them out anew at every checkpoint.
     tokens: the per-token arrays of the steps that are kept.
     resumed: the steps at which the run went on after an interruption.
     startup_seconds, wall_seconds: spent until now, in earlier processes too; what an interruption lost is not in.
@@ -43,11 +43,15 @@ class RunState:
     thresholds: Thresholds
     step: int = 0
     skipped_in_a_row: int = 0
-    lines: list[dict[str, float]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     tokens: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     startup_seconds: float = 0.0
     wall_seconds: float = 0.0
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Those of every step until now."""
+        return [json.loads(line) for line in self.lines]
 
     def all_tokens(self) -> dict[str, NDArray[Any]]:
         """The kept arrays, joined over the steps; none where no step was kept yet."""
@@ -62,7 +66,7 @@ class RunState:
         for age, weights in enumerate(self.hand_over.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
         found |= {f"tokens.{name}": torch.from_numpy(array) for name, array in self.all_tokens().items()}
-        text = bytearray("".join(json.dumps(line) + "\n" for line in self.lines).encode())
+        text = bytearray("\n".join(self.lines).encode())
         # As a tensor: a header of safetensors may not grow with the steps.
         found[LINES] = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
         return {name: tensor.contiguous() for name, tensor in found.items()}
@@ -87,7 +91,7 @@ class RunState:
         # Before anything is changed: a state is taken up whole or not at all.
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise ValueError("its policy has other weights")
-        lines = [json.loads(line) for line in groups[LINES][""].numpy().tobytes().decode().splitlines()]
+        lines = groups[LINES][""].numpy().tobytes().decode().splitlines()
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():

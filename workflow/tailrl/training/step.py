@@ -180,7 +180,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
         logprobs, batch = forward_logprobs(model, [samples[i] for i in group], run)
         logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
-        old.update(zip(group, logp_T.split(batch.responses_N), strict=True))
+        old.update(zip(group, torch.split(logp_T, list(batch.responses_N)), strict=True))
     return [old[i] for i in range(len(samples))]
 
 
