@@ -20,21 +20,21 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow bench lint format clean
+.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow chaos bench lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
 	@echo "  or a study: $(STUDIES)"
 
-reproduce: venv  ## compute the study: tables, figures, report
-	$(IN_VENV) snakemake --cores all $(ARGS)
+reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
+	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
 # A study of studies/ by its name. This one trains nothing:
 gradient_quality: TARGET = gradient_quality
 
 $(STUDIES): venv
-	$(IN_VENV) snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
+	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
 
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
 	@$(MAKE) --no-print-directory --keep-going -j2 test-units test-workflow
@@ -49,10 +49,15 @@ test-workflow: venv
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
 
+chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: about an hour
+	$(IN_VENV) python tests/chaos.py $(ARGS)
+
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
-		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv
+		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
+		python benchmarks/rollout.py --out docs/results/rollout.csv
 
 lint: venv  ## formats, style, types, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint

@@ -80,7 +80,7 @@ def load_inputs(path: Path, tokens: int, vocabulary: int) -> tuple[Tensor, Tenso
 
     A smaller vocabulary is the head's first rows; sampled tokens beyond it are folded back into it.
     """
-    hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True)
+    hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True, weights_only=True)
     coefficient_N = torch.randn(len(tokens_T) // LENGTH, generator=torch.Generator().manual_seed(1))
     return (
         hidden_TH[:tokens].clone().requires_grad_(),
@@ -130,19 +130,27 @@ def ours(log_rho: float | None) -> Step:
     return step
 
 
+LOG_RHOS = (-16, -14, -13, -12, -10, -8, -6, -4)
+THRESHOLDS = {"full logits, mask and fill": -13.0, **{f"ours, ρ = e^{k}": float(k) for k in LOG_RHOS}}
+"""ln ρ of the cases that mask."""
+
 CASES: dict[str, Step] = {
     "full logits": full_logits,
     "full logits, mask and fill": mask_and_fill,
     "TRL, full logits": trl,
     "Liger, chunked": liger,
     "ours, no mask": ours(None),
-    **{f"ours, ρ = e^{k}": ours(float(k)) for k in (-16, -13, -8, -4)},
+    **{f"ours, ρ = e^{k}": ours(float(k)) for k in LOG_RHOS},
 }
 GROWTH = ("full logits", "ours, no mask", "ours, ρ = e^-13")
 """Cases that are also measured at the sizes between, to see how they grow."""
 
+MAIN = tuple(case for case in CASES if not case.endswith(("e^-14", "e^-12", "e^-10", "e^-6")))
+"""The others show at one size how time depends on the share of the vocabulary that is kept."""
+
 SIZES = {
-    **{(tokens, VOCABULARY): tuple(CASES) for tokens in (2048, 8192)},
+    (2048, VOCABULARY): tuple(CASES),
+    (8192, VOCABULARY): MAIN,
     **{(tokens, VOCABULARY): GROWTH for tokens in (1024, 4096)},
     **{(2048, vocabulary): GROWTH for vocabulary in (3072, 6144, 12288, 24576)},
 }
@@ -155,6 +163,16 @@ def run(case: str, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float
     wall, cpu = time.perf_counter(), time.process_time()
     CASES[case](*inputs)
     return time.perf_counter() - wall, time.process_time() - cpu
+
+
+@torch.no_grad()
+def kept(case: str, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+    """Share of the vocabulary in the safe set, mean over the rows; 1 without a mask."""
+    if case not in THRESHOLDS:
+        return 1.0
+    hidden_TH, weight_VH, tokens_T, _ = inputs
+    found = constrained_logprobs(hidden_TH, weight_VH, tokens_T, "min_p", THRESHOLDS[case])
+    return found.kept_vocab_T.double().mean().item() / len(weight_VH)
 
 
 def available(case: str) -> bool:
@@ -197,6 +215,7 @@ def measure(cases: list[str], arguments: argparse.Namespace, tokens: int, vocabu
             seconds = run(case, inputs)
             wall[case].append(seconds[0])
             cpu[case].append(seconds[1])
+    shares = {case: kept(case, inputs) for case in cases}
     del inputs
     memory = {case: peak_elsewhere(case, arguments, tokens, vocabulary) for case in cases}
     return [
@@ -204,6 +223,7 @@ def measure(cases: list[str], arguments: argparse.Namespace, tokens: int, vocabu
             "tokens": tokens,
             "vocabulary": vocabulary,
             "case": case,
+            "kept": f"{shares[case]:.3g}",
             "threads": arguments.threads,
             "repeats": arguments.repeats,
             "seconds": round(statistics.median(wall[case]), 3),

@@ -1,10 +1,11 @@
-"""Tokens per second of the exact engine beside vLLM's, on the same requests, in one process.
+"""Tokens per second of the rollout engines beside one another, on the same requests, in one process.
 
     python benchmarks/rollout.py --threads 2 --out docs/results/rollout.csv
 
-The policy has the default study's shape and random weights, small ones, so that it is nearly uniform and a response
-almost always runs to its limit. Both engines hold 128 sequences at most. They take turns, after a short run each; the
-ratio is taken within each round, then the median. Speed is in sampled tokens alone: prompts are work, not output.
+Two policies: the default study's shape with random weights, small ones, so that it is nearly uniform and a response
+almost always runs to its limit; and, where its package is installed, SmolLM2-135M, of V = 49,152, with fewer requests.
+Every engine holds 128 sequences at most. They take turns, after a short run each; the ratio is taken within each round,
+then the median. Speed is in sampled tokens alone: prompts are work, not output.
 """
 
 import argparse
@@ -12,14 +13,36 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+import smollm2
 from table import show
 
-VLLM_DTYPES = ("bfloat16", "float32")
+ENGINES = {
+    "exact float32": {"engine": "exact", "dtype": "float32"},
+    "transformers float32": {"engine": "transformers", "dtype": "float32"},
+    "transformers bfloat16": {"engine": "transformers", "dtype": "bfloat16"},
+    "vLLM bfloat16": {"engine": "vllm", "dtype": "bfloat16"},
+    "vLLM float32": {"engine": "vllm", "dtype": "float32"},
+}
+BASE = "exact float32"
 
 
-def make_policy(folder: Path) -> None:
+@dataclass(frozen=True)
+class Load:
+    """What is sampled: `group` requests to each prompt, all lengths in tokens."""
+
+    make_policy: Callable[[Path], None]
+    prompts: int
+    group: int
+    prompt: int
+    new_tokens: int
+
+
+def save_default(folder: Path) -> None:
     """The default study's policy with random weights, as a Hugging Face folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,35 +64,40 @@ def make_policy(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def make_requests(arguments: argparse.Namespace, vocabulary: int) -> list:
+LOADS = {
+    "default study": Load(save_default, prompts=32, group=8, prompt=16, new_tokens=40),
+    "SmolLM2-135M": Load(smollm2.save, prompts=8, group=8, prompt=16, new_tokens=24),
+}
+
+
+def make_requests(load: Load, vocabulary: int, log_rho: float | None) -> list:
     """Groups of requests with a prompt of its own each, as a training step has them."""
     import numpy as np
 
     from tailrl.records import Request
 
     rng = np.random.default_rng(0)
-    prompts = [tuple(rng.integers(2, vocabulary, arguments.prompt).tolist()) for _ in range(arguments.prompts)]
+    prompts = [tuple(rng.integers(2, vocabulary, load.prompt).tolist()) for _ in range(load.prompts)]
     return [
-        Request(prompt, 1000 * place + member, arguments.log_rho or 0.0)
+        Request(prompt, 1000 * place + member, log_rho or 0.0)
         for place, prompt in enumerate(prompts)
-        for member in range(arguments.group)
+        for member in range(load.group)
     ]
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
+def measure(policy: str, load: Load, folder: Path, arguments: argparse.Namespace) -> list[dict[str, object]]:
     from tailrl.policy import load_policy, named_weights
     from tailrl.rollout import Decoding, make_sampler
     from tailrl.settings import SamplerSettings
 
+    load.make_policy(folder)
     model = load_policy(folder)
-    requests = make_requests(arguments, model.config.vocab_size)
+    requests = make_requests(load, model.config.vocab_size, arguments.log_rho)
     rule = "full" if arguments.log_rho is None else "min_p"
-    decoding = Decoding(1.0, arguments.new_tokens, rule)
-    settings = {"exact float32": SamplerSettings(engine="exact", dtype="float32")}
-    settings |= {f"vLLM {dtype}": SamplerSettings(dtype=dtype) for dtype in arguments.vllm}
+    decoding = Decoding(1.0, load.new_tokens, rule)
     samplers = {
-        name: make_sampler(setting, folder, arguments.prompt + arguments.new_tokens, 0)
-        for name, setting in settings.items()
+        name: make_sampler(SamplerSettings.model_validate(ENGINES[name]), folder, load.prompt + load.new_tokens, 0)
+        for name in arguments.engines
     }
     speeds: dict[str, list[float]] = {name: [] for name in samplers}
     for sampler in samplers.values():
@@ -81,42 +109,44 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, objec
             start = time.perf_counter()
             rollouts = samplers[name].generate(requests, decoding)
             speeds[name].append(sum(len(rollout.tokens) for rollout in rollouts) / (time.perf_counter() - start))
-    return [row(name, speeds, arguments) for name in names]
-
-
-def row(name: str, speeds: dict[str, list[float]], arguments: argparse.Namespace) -> dict[str, object]:
-    ratios = [mine / exact for mine, exact in zip(speeds[name], speeds["exact float32"], strict=True)]
-    return {
-        "engine": name,
-        "threads": arguments.threads,
-        "rule": "full" if arguments.log_rho is None else f"min_p, rho = e^{arguments.log_rho:g}",
-        "requests": arguments.prompts * arguments.group,
-        "repeats": arguments.repeats,
-        "tokens_per_second": round(statistics.median(speeds[name])),
-        "most": round(max(speeds[name])),
-        "exact_over_this": round(1 / statistics.median(ratios), 3),
-    }
+    return [
+        {
+            "policy": policy,
+            "engine": name,
+            "threads": arguments.threads,
+            "rule": "full" if arguments.log_rho is None else f"min_p, rho = e^{arguments.log_rho:g}",
+            "requests": len(requests),
+            "repeats": arguments.repeats,
+            "tokens_per_second": round(statistics.median(speeds[name])),
+            "most": round(max(speeds[name])),
+            "exact_over_this": round(
+                statistics.median(a / b for a, b in zip(speeds[BASE], speeds[name], strict=True)), 3
+            ),
+        }
+        for name in names
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("--policy", type=Path, help="a Hugging Face folder; by default the default study's shape")
+    installed = [name for name in ENGINES if not name.startswith("vLLM") or find_spec("vllm")]
+    possible = [name for name in LOADS if name != "SmolLM2-135M" or smollm2.is_installed()]
+    usual = [name for name in installed if name != "vLLM float32"]
+    parser.add_argument("--policies", nargs="+", choices=possible, default=possible)
+    parser.add_argument("--engines", nargs="+", choices=installed, default=usual, help=f"{BASE} must be among them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--group", type=int, default=8, help="requests that share a prompt")
-    parser.add_argument("--prompt", type=int, default=16, help="tokens of a prompt")
-    parser.add_argument("--new-tokens", type=int, default=40)
     parser.add_argument("--log-rho", type=float, help="ln of min-p's threshold; without it all tokens are kept")
-    parser.add_argument("--vllm", nargs="*", choices=VLLM_DTYPES, default=["bfloat16"])
     parser.add_argument("--out", type=Path, help="write a CSV file")
     arguments = parser.parse_args()
+    if BASE not in arguments.engines:
+        parser.error(f"--engines: {BASE} is what the others are compared with")
     # Before torch and vLLM are imported: both read it once.
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.policy is None:
-            make_policy(Path(folder))
-        rows = measure(arguments, arguments.policy or Path(folder))
+    rows = []
+    for policy in arguments.policies:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measure(policy, LOADS[policy], Path(folder), arguments)
     show(rows, arguments.out)
 
 

@@ -14,16 +14,26 @@ mismatch, and under DVP the safe set. Clipping of the gradient, AdamW and the me
 
 import argparse
 import copy
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from rloo import (
+    GROUP,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    VOCABULARY,
+    compared,
+    make_model,
+    make_optimizer,
+    train_with_trl,
+)
 from table import show
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, TrainerCallback
+from transformers import LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
 from tailrl.packing import pack
 from tailrl.policy import PACKED_ATTENTION, hidden_states
@@ -33,33 +43,7 @@ from tailrl.study import parse_study
 from tailrl.tokenizer import prose, train_tokenizer
 from tailrl.training.step import Sample, Stopwatch, old_logprobs, update
 
-PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS, VOCABULARY = 8, 4, 16, 64, 2048
-LOGIT_SCALE = 7.0  # standard deviation of the logits, at which ρ = e⁻¹³ keeps some 6 % of the tokens
-LEARNING_RATE = 1e-6  # the tokens stay what the policy would sample
-
 ARMS = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}}}
-
-
-def make_model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=256,
-            intermediate_size=768,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            max_position_embeddings=256,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=1,
-        )
-    )
-    with torch.no_grad():
-        nn.init.normal_(model.lm_head.weight, std=LOGIT_SCALE / 256**0.5)
-    return model
 
 
 def make_tokens(model: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
@@ -84,7 +68,7 @@ def our_update(model: PreTrainedModel, run: Run, prompts_ND: Tensor, completions
         samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY), seed=index))
     for sample, logp_T in zip(samples, old_logprobs(model, samples, run), strict=True):
         sample.rollout.logp_infer_T[:] = logp_T.clamp(min=-30).numpy()  # a mismatch of zero
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    optimizer = make_optimizer(model)
 
     def step() -> float:
         begun = time.process_time()
@@ -118,8 +102,7 @@ def matmul_floor(model: PreTrainedModel) -> Any:
 
 def measure(repeats: int) -> dict[str, list[float]]:
     """CPU seconds of each case in each round."""
-    from datasets import Dataset
-    from trl import RLOOConfig, RLOOTrainer
+    from trl import RLOOTrainer
 
     model = make_model()
     prompts_ND, completions_NT = make_tokens(model)
@@ -133,48 +116,26 @@ def measure(repeats: int) -> dict[str, list[float]]:
     steps["matmuls alone"] = matmul_floor(model)
     seconds: dict[str, list[float]] = {"TRL": [], **{name: [] for name in steps}}
     tokenizer = train_tokenizer(VOCABULARY, [prose()])
+    begun: list[float] = []
 
     class Trainer(RLOOTrainer):  # type: ignore[misc]
         """TRL's trainer with the rollouts given; the clock starts where they are handed over."""
 
         def _generate(self, prompts: list[str]) -> tuple[list[list[int]], list[list[int]], list[str]]:
             self._metrics["train"]["num_tokens"] = [0]
-            self.begun = time.process_time()
+            begun.append(time.process_time())
             return prompts_ND.tolist(), completions_NT.tolist(), [""] * len(prompts)
 
     class Rounds(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds["TRL"].append(time.process_time() - trainer.begun)
+            seconds["TRL"].append(time.process_time() - begun[-1])
             for name, step in steps.items():
                 seconds[name].append(step())
 
-    their_model = make_model()
+    rewards = [float(index % GROUP == 0) for index in range(PROMPTS * GROUP)]
+    texts = [f"prompt {i}" for i in range(PROMPTS * (repeats + 1))]
     with tempfile.TemporaryDirectory() as folder:
-        settings = RLOOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=PROMPTS * GROUP,
-            num_generations=GROUP,
-            max_completion_length=NEW_TOKENS,
-            max_steps=repeats + 1,
-            learning_rate=LEARNING_RATE,
-            beta=0.0,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-        )
-        rewards = [float(index % GROUP == 0) for index in range(PROMPTS * GROUP)]
-        trainer = Trainer(
-            model=their_model,
-            reward_funcs=lambda **_: rewards,
-            args=settings,
-            train_dataset=Dataset.from_dict({"prompt": [f"prompt {i}" for i in range(PROMPTS * (repeats + 1))]}),
-            processing_class=tokenizer,
-            callbacks=[Rounds()],
-        )
-        trainer.train()
+        train_with_trl(Trainer, make_model(), tokenizer, texts, lambda **_: rewards, Rounds(), folder)
     return {name: values[1:] for name, values in seconds.items()}  # the first round warms up
 
 
@@ -194,17 +155,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     seconds = measure(arguments.repeats)
-    base, floor = seconds["TRL"], seconds["matmuls alone"]
-    rows = [
-        {
-            "case": name,
-            "cpu_seconds": round(statistics.median(values), 3),
-            "cpu_seconds_min": round(min(values), 3),
-            "ratio_to_trl": round(statistics.median(a / b for a, b in zip(values, base, strict=True)), 3),
-            "ratio_to_matmuls": round(statistics.median(a / b for a, b in zip(values, floor, strict=True)), 3),
-        }
-        for name, values in seconds.items()
-    ]
+    rows = compared(seconds, {"ratio_to_trl": "TRL", "ratio_to_matmuls": "matmuls alone"})
     show(rows, arguments.out)
 
 

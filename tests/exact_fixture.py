@@ -15,11 +15,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from tailrl.operators import Scoring, exact_logprobs
-from tailrl.packing import pack_batch
-from tailrl.policy import EXACT_ATTENTION, head_weight, hidden_states, named_weights
+from tailrl.policy import EXACT_ATTENTION, named_weights
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding
+from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.exact import ExactSampler
 
 V = 601  # odd, so that a row of logits ends within a vector register
@@ -81,7 +79,7 @@ def same_bits(left: Rollout, right: Rollout) -> bool:
 
 
 @torch.no_grad()
-def differing(
+def differing_tokens(
     model: PreTrainedModel,
     sampled: Sequence[tuple[Request, Rollout]],
     decoding: Decoding,
@@ -101,21 +99,6 @@ def differing(
         start += size
         if not group:
             break
-        rollouts = [rollout for _, rollout in group]
-        batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
-        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
-        threshold_T1 = torch.tensor([request.threshold for request, _ in group])[batch.sequence_T, None]
-        seeds = [request.seed for request, rollout in group for _ in rollout.tokens]
-        places = [place for rollout in rollouts for place in range(len(rollout.tokens))]
-        scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
-        scored = exact_logprobs(hidden_TH, head_weight(model), batch.targets_T, threshold_T1, scoring, seeds, places)
-        bits = [
-            np.concatenate([getattr(r, name) for r in rollouts]).view(np.int32)
-            for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
-        ]
-        theirs = [
-            values.numpy().view(np.int32) for values in (scored.logp_T, scored.log_kept_T, scored.kept_vocab_T.int())
-        ]
-        same_T = np.all([a == b for a, b in zip(bits, theirs, strict=True)], axis=0)
-        wrong, total = wrong + int((~same_T).sum()), total + len(same_T)
+        wrong += exactness.differing_tokens(model, group, decoding)
+        total += sum(len(rollout.tokens) for _, rollout in group)
     return wrong, total

@@ -16,6 +16,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PARTS = ("Snakefile", "config.yaml", "workflow", "profiles", "envs", "studies")
 TINY = "studies/tiny.yaml"
+SECRETS = {"WANDB_API_KEY": "0123456789abcdef" * 2 + "planted0", "HF_TOKEN": "hf_planted1ByTheTestsAndWorthNothing"}
+"""What every command finds in its environment, and must leave there."""
 # One line for each job of a dry run, with the rule's message. `all` has none.
 PLANNED = re.compile(r"^Job \d+: (.*)$", re.MULTILINE)
 
@@ -26,17 +28,24 @@ class Workflow:
 
     folder: Path
 
+    def environment(self) -> dict[str, str]:
+        """This environment's, with the folder's own package before any other."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SNAKEMAKE_"))}
+        return (
+            kept
+            | SECRETS
+            | {
+                # Goes before the installed package, which is the project's own.
+                "PYTHONPATH": str(self.folder / "workflow"),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
+                "OMP_NUM_THREADS": "1",
+            }
+        )
+
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command of this environment, in the folder, on the folder's own package."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SNAKEMAKE_"))}
-        environment = kept | {
-            # Goes before the installed package, which is the project's own.
-            "PYTHONPATH": str(self.folder / "workflow"),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
-            "OMP_NUM_THREADS": "1",
-        }
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
+            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=1800, check=False
         )
 
     def plan(self, *arguments: str, study: str = TINY) -> list[str]:

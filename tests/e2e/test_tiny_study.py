@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from study_fixture import TINY, Workflow
+from study_fixture import SECRETS, TINY, Workflow
 
 from tailrl.metrics import METRICS
 
@@ -134,7 +134,7 @@ def test_the_pages_show_the_figures(results: Path) -> None:
 
 @pytest.mark.parametrize(("arm", "seed"), RUNS)
 def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, arm: str, seed: int) -> None:
-    (run,) = (results / "wandb").glob(f"offline-run-*-tiny-{arm}-seed{seed}")
+    (run,) = (results / "wandb").glob(f"offline-run-*-tiny-{arm}-seed{seed}-*")
     shown = finished.run("wandb", "leet", "inspect", "--summary", "--json", str(run))
     assert shown.returncode == 0, shown.stderr
     record, last = json.loads(shown.stdout), metrics(results, arm, seed)[-1]
@@ -144,6 +144,14 @@ def test_wandb_can_read_its_mirror(finished: Workflow, results: Path, arm: str, 
     assert last.keys() <= record["summary"].keys()
     for name, value in last.items():
         assert value is None or record["summary"][name] == pytest.approx(value), name
+
+
+def test_no_secret_is_left_in_any_file(finished: Workflow) -> None:
+    """Results, logs, W&B's files, Snakemake's own records."""
+    files = [path for path in finished.folder.rglob("*") if path.is_file()]
+    assert {"run.json", "report.html"} <= {path.name for path in files}
+    left = [path for path in files for secret in SECRETS.values() if secret.encode() in path.read_bytes()]
+    assert left == []
 
 
 # --- what is stale after an edit ---------------------------------------------------------------------
@@ -165,6 +173,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/report/workflow.rst", ["report.html"]),
         ("workflow/tailrl/objective/losses.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm.py", [*TRAINED, *EVALUATED, *REPORTED]),
+        ("workflow/tailrl/rollout/transformers.py", []),
         ("workflow/tailrl/evaluation.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
         ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrl.sampler_settings import ENGINES
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow" / "tailrl"
 
@@ -28,16 +30,17 @@ LAYERS = [
         "metrics",
         "modules",
         "provenance",
+        "unlock",
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
-    | {"logprobs", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
-    {"policy", "tokenizer", "rollout", "tracking"},
+    | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
+    {"policy", "tokenizer", "rollout", "tracking", "mirror"},
     {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
 # Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "tracking", "triton": "logprobs_kernels"}
+HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "mirror", "triton": "logprobs_kernels"}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -49,8 +52,9 @@ WITHOUT_TORCH = {
     "modules",
     "provenance",
     "tasks",
+    "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "cli", "report", "gradient_settings", "distribution_settings"}
+WITHOUT_TORCH |= {"tokenizer", "tracking", "mirror", "cli", "report", "gradient_settings", "distribution_settings"}
 LONGEST = 300
 
 
@@ -157,15 +161,22 @@ def test_each_engine_is_imported_in_one_module(library: str) -> None:
 
 
 def test_engines_are_imported_when_they_are_needed() -> None:
-    """vLLM and Triton at the top of their own modules, those inside a function; the others inside functions."""
+    """vLLM and Triton at the top of their own modules, those and the other engines inside a function; the other
+    libraries inside functions."""
     for module in MODULES:
         loaded = {name for name, at_once in imports(module) if at_once}
-        assert not {"tailrl.rollout.vllm", "tailrl.rollout.exact", "tailrl.logprobs_triton"} & loaded, module
+        engines = {f"tailrl.rollout.{engine}" for engine in ENGINES}
+        assert not (engines | {"tailrl.logprobs_triton"}) & loaded, module
         tops = {name.split(".")[0] for name in loaded}
         assert not tops & {"lm_eval", "wandb", "datasets", "math_verify"} or module == "tasks.math_verify_worker", (
             module
         )
         assert "vllm" not in tops or module == HOMES["vllm"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_is_a_module_of_its_name(engine: str) -> None:
+    assert f"rollout.{engine}" in MODULES
 
 
 def test_torch_is_not_everywhere() -> None:

@@ -5,12 +5,15 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tailrl import logprobs, logprobs_chunks
 from tailrl.errors import StudyError
@@ -312,6 +315,36 @@ def test_what_is_kept_is_the_safe_set_and_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(logprobs, "KEPT_BYTES", (5 * kept + counts) * 2 // 3)
     assert saved_bytes(case, -6.0) < rest + (5 * kept + counts) * 2 // 3
     assert_same(case, -6.0, 1e-4)
+
+
+class NewStorage(TorchDispatchMode):
+    """Bytes of every storage that an operation makes, views and results in place left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = {t.untyped_storage() for t in tree_leaves(out) if isinstance(t, Tensor)}
+        self.sizes += [storage.nbytes() for storage in made if storage.data_ptr() not in given]
+        return out
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("log_rho", [None, -13.0, -2.0])
+def test_no_copy_of_the_hidden_states_is_whole(
+    monkeypatch: pytest.MonkeyPatch, log_rho: float | None, temperature: float
+) -> None:
+    """Of all that is as large, only their gradient; kept entries, found again or not, have a bound of their own."""
+    monkeypatch.setattr(logprobs_chunks, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", 4000)
+    case = make_case(rows=640, vocabulary=100, width=32, dtype=torch.float32)
+    with NewStorage() as made:
+        case.gradients(case.fast(log_rho, temperature))
+    assert sum(size >= 640 * 32 * 4 for size in made.sizes) == 1
+    assert sorted(made.sizes)[-2] < 640 * 32 * 4 / 2
 
 
 def test_what_is_kept_is_let_go_after_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,39 @@ def test_no_token_gives_nan_and_no_error() -> None:
     assert found.keys() == definition([([-1.0], [-1.0])]).keys()
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_response_with_an_outside_token_keeps_its_whole_ratio(masked: bool) -> None:
+    """Its other tokens count in the means; its ratio is 0 where the token has no probability, and never partial."""
+    sequences = random_sequences([3, 1, 0, 2, 1])
+    outside = [[False, True, False], [True], [], [False, False], [False]]
+    inside = [
+        tuple([x for x, out in zip(side, flags, strict=True) if not out] for side in pair)
+        for pair, flags in zip(sequences, outside, strict=True)
+    ]
+    expected = definition(inside)  # type: ignore[arg-type]
+    squares = [
+        0.0 if masked and any(flags) else math.exp(2 * (sum(train) - sum(infer)))
+        for (train, infer), flags in zip(sequences, outside, strict=True)
+        if train
+    ]
+    expected["chi2_seq"] = np.mean(squares) - 1
+    flat = [(t, i, n) for n, pair in enumerate(sequences) for t, i in zip(*pair, strict=True)]
+    train, infer, index = (torch.tensor(values) for values in zip(*flat, strict=True))
+    outside_T = torch.tensor([flag for flags in outside for flag in flags])
+    if masked:
+        train = train.masked_fill(outside_T, -torch.inf)
+    found = log_ratio_metrics(train.double(), infer.double(), index, len(sequences), outside_T)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_of_outside_tokens_alone() -> None:
+    found = log_ratio_metrics(
+        torch.full((2,), -torch.inf), torch.zeros(2), torch.tensor([0, 1]), 2, torch.ones(2, dtype=torch.bool)
+    )
+    assert found.pop("chi2_seq") == -1.0
+    assert all(math.isnan(value) for value in found.values())
+
+
 def test_weights_are_the_definition() -> None:
     weights = np.random.default_rng(1).exponential(1.0, 50)
     found = weight_metrics(torch.tensor(weights))

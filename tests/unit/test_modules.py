@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tailrl.modules import PACKAGE, imported_modules, module_file, source_files
+from tailrl.sampler_settings import ENGINES
+
+UNSHARED = {f"rollout/{name}.py" for name in ("vllm", "exact", "flight", "transformers", "selftest")}
+"""The engines, and what one of them alone imports."""
 
 
-def names(*modules: str) -> set[str]:
-    return {Path(file).resolve().relative_to(PACKAGE).as_posix() for file in source_files(*modules)}
+def names(*modules: str, without: Sequence[str] = ()) -> set[str]:
+    return {Path(file).resolve().relative_to(PACKAGE).as_posix() for file in source_files(*modules, without=without)}
 
 
 def test_the_files_of_modules() -> None:
@@ -44,6 +49,15 @@ def test_the_closure_follows_imports_and_lazy_imports() -> None:
     assert {"__init__.py", "training/__init__.py", "objective/__init__.py"} <= found  # packages run too
     assert not found & {"cli.py", "evaluation.py", "training/warm_start.py"}
     assert not any(name.startswith("report/") for name in found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_is_not_used_is_left_out(engine: str) -> None:
+    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
+    found = names("tailrl.training.loop") - names("tailrl.training.loop", without=others)
+    assert {f"rollout/{other}.py" for other in ENGINES if other != engine} <= found
+    assert f"rollout/{engine}.py" not in found
+    assert found <= UNSHARED
 
 
 def test_several_modules_give_one_sorted_list() -> None:

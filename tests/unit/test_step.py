@@ -47,7 +47,7 @@ def oracle(
     """Loss, gradients and some metrics from the definitions, float64, one sequence at a time."""
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
     plain.load_state_dict(dict(named_weights(model)))
-    terms, mass, inside, weights = [], [], [], []
+    terms, mass, inside, weights, squares, products = [], [], [], [], [], []
     for rollout, advantage in zip(rollouts, advantages, strict=True):
         first = len(rollout.prompt_tokens)
         row = torch.tensor([[*rollout.prompt_tokens, *rollout.tokens]])
@@ -65,6 +65,12 @@ def oracle(
             delta = sum(value.item() for value in logp) - rollout.logp_infer_T.astype(float).sum()
             weight = math.exp(delta) if all(safe) and delta <= math.log(run.correction.limit) else 0.0
         terms.append(-weight * advantage * sum(logp) / len(rollouts))
+        infer = rollout.logp_infer_T.astype(float)
+        square = math.exp(2 * (sum(value.item() for value in logp) - infer.sum())) if all(safe) else 0.0
+        full = sum(probs_TV[t, a].log().item() for t, a in zip(steps, rollout.tokens, strict=True))
+        full_square = math.exp(2 * (full - (infer + rollout.log_kept_infer_T).sum()))
+        squares.append((square, full_square))
+        products.append(masked_TV.sum(-1).prod().item())
         mass += masked_TV.sum(-1).tolist()
         inside += safe
         weights.append(weight)
@@ -80,6 +86,10 @@ def oracle(
         "dvp/kept_mass_train_mean": np.mean(mass),
         "dvp/kept_mass_train_min": min(mass),
         "dvp/sampled_outside_train_support_count": inside.count(False),
+        "rollout_corr/chi2_seq": np.mean(squares, axis=0)[0] - 1,
+        "rollout_corr_unmasked/chi2_seq": np.mean(squares, axis=0)[1] - 1,
+        "dvp/bias_bound_paper": max(len(rollout.tokens) for rollout in rollouts) * (1 - min(mass)),
+        "dvp/total_variation": 1 - np.mean(products),
     }
     return loss.item(), gradients, metrics
 
@@ -285,5 +295,5 @@ def test_a_policy_of_nan_is_one_sentence(
         return model
 
     monkeypatch.setattr("tailrl.training.loop.load_policy", load_broken)
-    with pytest.raises(StudyError, match=rf"^arm {arm}, seed 5, step 0: [^\n]*$"):
+    with pytest.raises(StudyError, match=rf"^arm {arm}, seed 5, step 2: [^\n]*$"):
         trained(files, policy_folder, make_run(arm))

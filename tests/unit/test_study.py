@@ -134,7 +134,7 @@ def test_rho_may_be_a_number_in_the_yaml(tmp_path: Path, text: str) -> None:
 def test_problems_and_files() -> None:
     study = parse_study(changed("task", {"name": "dapo_math", "path": "/nowhere/dapo.parquet"}))
     assert study.local_files() == ["/nowhere/dapo.parquet"]
-    with pytest.raises(StudyError, match=r"/nowhere/dapo\.parquet: .* does not exist"):
+    with pytest.raises(StudyError, match=r"^task\.path: there is no data file /nowhere/dapo\.parquet$"):
         study.check_files()
     assert study.problems().warm_start == study.policy.warm_start.stages  # type: ignore[union-attr]
     pretrained = parse_study(changed("policy", {"source": "pretrained", "path": "some/model"}))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from study_fixture import Workflow, copy_workflow
 
+from tailrl.sampler_settings import ENGINES
+
 PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
 
@@ -125,6 +127,20 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
 
 
+def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
+    """Else a change in an engine that a study never uses would compute it again."""
+    engines = {"a": "transformers", "b": "exact"}
+    sampler = {"engine": "transformers", "dtype": "float32"}
+    arms = {arm: {"sampler": {"engine": engine, "dtype": "float32"}} for arm, engine in engines.items()}
+    study = workflow.write_study({"arms": arms, "ablations": {}, "evaluation.sampler": sampler})
+    for target, used in (("train_a", {"transformers"}), ("train_b", {"exact"}), ("all", {"transformers", "exact"})):
+        graph = workflow.run("snakemake", target, "--filegraph", "--configfile", study).stdout
+        found = {engine for engine in ENGINES if f"workflow/tailrl/rollout/{engine}.py<" in graph}
+        assert found == used
+        assert "workflow/tailrl/rollout/sampling.py<" in graph and "workflow/tailrl/rollout/verified.py<" in graph
+        assert ("workflow/tailrl/rollout/flight.py<" in graph) == ("exact" in used)
+
+
 # --- what is refused ---------------------------------------------------------------------------------
 
 
@@ -154,7 +170,7 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
             "distributions.engines.a.dtype is not a known key",
         ),
         ({"seeds": [0, 0]}, "the same seed is given twice"),
-        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "nowhere.parquet: the study names this data file"),
+        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "task.path: there is no data file nowhere.parquet"),
     ],
 )
 def test_an_impossible_study_is_refused_in_one_sentence(
@@ -163,6 +179,13 @@ def test_an_impossible_study_is_refused_in_one_sentence(
     study = workflow.write_study(changes)
     assert sentence in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", study))
     assert not (workflow.folder / "results").exists()
+
+
+def test_a_key_that_is_given_twice_is_refused(workflow: Workflow) -> None:
+    """Snakemake would take the second, and the arms of the first would be lost without a word."""
+    (workflow.folder / "twice.yaml").write_text("name: s\narms: {a: {}}\narms: {b: {}}\n")
+    sentence = refusal(workflow.run("snakemake", "--dry-run", "--configfile", "twice.yaml"))
+    assert "twice.yaml" in sentence and "arms is given twice" in sentence
 
 
 def test_text_that_is_no_yaml_is_refused(workflow: Workflow) -> None:

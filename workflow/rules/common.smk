@@ -1,6 +1,8 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
 import os
+import platform
 import re
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -9,10 +11,14 @@ from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import source_files
+from tailrl.sampler_settings import ENGINES
 from tailrl.settings import Evaluation, PolicyFile
-from tailrl.study import BASE_ARM, parse_study
+from tailrl.study import BASE_ARM, parse_study, read_yaml
 
 try:
+    # Read by Snakemake already, which takes the last of two equal keys without a word.
+    for file in workflow.configfiles:
+        read_yaml(file)
     study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")
     study.check_files()
 except StudyError as error:
@@ -28,6 +34,13 @@ def check_writable(folder):
     )
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise WorkflowError(f"{existing}: results cannot be written there")
+
+
+# A job loads one engine: the code of the others does not make its results stale.
+@cache
+def sampling_code(module, engine):
+    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
+    return source_files(module, "tailrl.tasks.math_verify_worker", without=others)
 
 
 def policy_folder(arm, seed):
@@ -55,6 +68,11 @@ def arm_results(arms):
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 
 check_writable(results)
+
+
+# For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
+onstart:
+    Path(".snakemake/host").write_text(platform.node())
 
 
 wildcard_constraints:

@@ -8,11 +8,7 @@ rule evaluate:
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
         task="workflow/eval_tasks/boxed.yaml",
-        code=source_files(
-            "tailrl.evaluation",
-            "tailrl.rollout.vllm",
-            "tailrl.tasks.math_verify_worker",
-        ),
+        code=sampling_code("tailrl.evaluation", study.evaluation.sampler.engine),
     output:
         summary=f"{results}/eval/{{arm}}.json",
         samples=f"{results}/eval/{{arm}}.samples.jsonl",

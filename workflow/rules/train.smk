@@ -5,10 +5,8 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=source_files(
-            "tailrl.training.loop",
-            "tailrl.rollout.vllm",
-            "tailrl.tasks.math_verify_worker",
+        code=lambda wildcards: sampling_code(
+            "tailrl.training.loop", study.run(wildcards.arm).sampler.engine
         ),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
@@ -19,6 +17,8 @@ rule train:
         f"{results}/logs/train/{{arm}}/seed{{seed}}.log",
     benchmark:
         f"{results}/benchmarks/train/{{arm}}/seed{{seed}}.jsonl"
+    # A job whose process died goes on from its last checkpoint.
+    retries: 1
     conda:
         conda_env
     threads: 1
@@ -29,7 +29,7 @@ rule train:
     message:
         "train {wildcards.arm}, seed {wildcards.seed}"
     shell:
-        "tailrl train --settings {params.settings:q} --seed {wildcards.seed} --policy {input.policy:q} "
+        "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
         "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} 2> {log:q}"
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tailrl.errors import StudyError
-from tailrl.policy import create_policy, load_policy, load_tokenizer, save_policy
+from tailrl.policy import check_vocabulary, create_policy, load_policy, load_tokenizer, save_policy
 from tailrl.records import read_problems
 from tailrl.settings import Policy, ScratchPolicy
 from tailrl.tokenizer import train_tokenizer
@@ -21,7 +21,10 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     the hub; raises StudyError where that fails.
     """
     if not isinstance(settings, ScratchPolicy):
-        save_policy(load_policy(settings.path), load_tokenizer(settings.path), out)
+        tokenizer = load_tokenizer(settings.path)
+        model = load_policy(settings.path)
+        check_vocabulary(model.config, tokenizer, settings.path)
+        save_policy(model, tokenizer, out)
         return
     problems = read_problems(warm_start_file)
     if not all(problem.solution for problem in problems):

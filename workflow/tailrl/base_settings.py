@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 class Settings(BaseModel):
     """What every block of a study is: immutable, and closed to keys that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # No infinity and no NaN: the rules hand settings on as JSON, which has neither.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 # --- tasks -------------------------------------------------------------------------------------------

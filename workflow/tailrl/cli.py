@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tailrl.distribution_settings import Distributions
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.gradient_settings import Gradients
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
 from tailrl.study import Study, parse_settings, read_study
@@ -97,10 +97,21 @@ def download(args: argparse.Namespace) -> None:
     download_inputs(parse_settings(Study, args.study))
 
 
+def mirror(args: argparse.Namespace) -> None:
+    """Send a W&B server what it has not got of a study's runs."""
+    from tailrl.mirror import mirror as mirror_runs
+
+    mirror_runs(args.results)
+
+
 def check(args: argparse.Namespace) -> None:
     """Check study files and say what they hold."""
     for path in args.study:
         study = read_study(path)
+        try:
+            study.check_files()
+        except StudyError as error:
+            raise StudyError(f"{path}: {error}") from None
         print(f"{path}: {study.name}, {len(study.all_arms())} arms (with ablations), {len(study.seeds)} seeds")
 
 
@@ -109,16 +120,36 @@ def schema(_: argparse.Namespace) -> None:
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
 
 
+def unlock(_: argparse.Namespace) -> None:
+    """Remove the lock that a killed Snakemake left in this folder; the lock of a running one stays."""
+    from tailrl.unlock import remove_stale_lock
+
+    remove_stale_lock(Path.cwd())
+
+
 def _seed_and_folder(text: str) -> tuple[int, Path]:
     seed, separator, folder = text.partition("=")
-    if not separator or not seed.lstrip("-").isdigit():
+    if not separator or not (seed.isascii() and seed.isdigit()):
         raise StudyError(f"--policy {text}: write it as SEED=FOLDER")
     return int(seed), Path(folder)
 
 
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"not a whole number from 0 on: {text!r}")
+    return int(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line as of everything else: in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StudyError(f"{message} (see {self.prog} --help)")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser; each sub-command's help is its function's docstring."""
-    parser = argparse.ArgumentParser(prog="tailrl", description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = _Parser(prog="tailrl", description=__doc__.partition("\n")[0] if __doc__ else None)
     commands = parser.add_subparsers(required=True, metavar="command")
     text: dict[str, Any] = {"required": True}
     path: dict[str, Any] = {"required": True, "type": Path}
@@ -127,7 +158,7 @@ def build_parser() -> argparse.ArgumentParser:
         policy: {"--settings": text, "--problems": path, "--out": path},
         train: {
             "--settings": text,
-            "--seed": {"required": True, "type": int},
+            "--seed": {"required": True, "type": _seed},
             "--policy": path,
             "--problems": path,
             "--out": path,
@@ -148,8 +179,10 @@ def build_parser() -> argparse.ArgumentParser:
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
         download: {"--study": text},
+        mirror: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
         schema: {},
+        unlock: {},
     }
     for function, arguments in options.items():
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
@@ -165,8 +198,13 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    args = build_parser().parse_args()
     try:
+        args = build_parser().parse_args()
         args.function(args)
     except StudyError as error:
         sys.exit(f"tailrl: {error}")
+    except OSError as error:
+        # A file that the system refuses, or a full disk; an error without a number is a library's own.
+        if error.errno is None:
+            raise
+        sys.exit(f"tailrl: {f'{error.filename}: ' if error.filename else ''}{reason(error)}")

@@ -1,5 +1,36 @@
 """The one exception that a user is meant to read: a sentence that names what is wrong and where."""
 
+import os
+import re
+
+LONGEST = 300
+"""Characters of a value or of another library's message that a sentence quotes."""
+
+
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+
 
 class StudyError(Exception):
     """Bad input or an impossible request; the command line prints it without a traceback and exits 1."""
+
+
+class NumericalError(StudyError):
+    """A NaN or Inf in log-probs, loss or gradient: the update is skipped, and the run goes on for a while."""
+
+
+def one_line(text: object) -> str:
+    """The text on one line, its middle left out where it is longer than LONGEST characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, on one line: of the system's errors the words alone, of a silent one its type.
+
+    Another library may quote what it was given: the values of the environment's keys and tokens are left out.
+    """
+    words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    for name, value in os.environ.items():
+        if value and _SECRET.search(name):
+            words = words.replace(value, f"${name}")
+    return one_line(words) or type(error).__name__

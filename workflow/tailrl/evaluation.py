@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from tailrl.errors import StudyError
-from tailrl.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
-from tailrl.records import Request, Rollout, read_problems
+from tailrl.errors import StudyError, reason
+from tailrl.policy import (
+    check_vocabulary,
+    encode_prompt,
+    load_config,
+    load_policy,
+    load_tokenizer,
+    named_weights,
+    required_length,
+)
+from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, Sampler, make_sampler
 from tailrl.seeding import derive_seed
 from tailrl.settings import Evaluation
@@ -58,11 +66,16 @@ def documents(problems_file: str, **_metadata: object) -> dict[str, Any]:
     """
     from datasets import Dataset
 
-    problems = read_problems(Path(problems_file))
+    return {"test": Dataset.from_list([asdict(problem) for problem in read_held_out(Path(problems_file))])}
+
+
+def read_held_out(problems_file: Path) -> list[Problem]:
+    """The problems of a file, by ids that differ; raises StudyError where it cannot be used."""
+    problems = read_problems(problems_file)
     id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
     if count > 1:
         raise StudyError(f"{problems_file}: {count} problems share the id {id_!r}, which must be unique")
-    return {"test": Dataset.from_list([asdict(problem) for problem in problems])}
+    return problems
 
 
 def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -93,8 +106,7 @@ def check_weights(folder: Path) -> None:
             with safe_open(folder / name, framework="pt"):
                 pass
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise StudyError(f"{folder}: no weights could be read from it: {reason}") from None
+        raise StudyError(f"{folder}: no weights could be read from it: {reason(error)}") from None
 
 
 # --- lm-eval's model ---------------------------------------------------------------------------------
@@ -243,13 +255,12 @@ def evaluate_arm(
     arm: str, policies: Sequence[tuple[int, Path]], problems_file: Path, settings: Evaluation
 ) -> Evaluated:
     """`evaluate` with the tokenizer of the first policy and an engine of its own; raises StudyError likewise."""
-    from transformers import AutoConfig
-
     folder = policies[0][1]
     check_weights(folder)
-    tokenizer, problems = load_tokenizer(folder), read_problems(problems_file)
+    tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
+    check_vocabulary(config, tokenizer, folder)
     prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
-    length = required_length(problems, prompts, settings.max_new_tokens, AutoConfig.from_pretrained(folder))
+    length = required_length(problems, prompts, settings.max_new_tokens, config)
     sampler = make_sampler(settings.sampler, folder, length, settings.seed)
     return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length)
 

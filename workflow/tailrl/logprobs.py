@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tailrl.errors import StudyError
-from tailrl.logprobs_chunks import Entries, Gradients, RowSums, add_dense, add_entries, chunk_sums, chunks
-from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
+from tailrl.errors import NumericalError
+from tailrl.logprobs_chunks import Entries, Gradients, Operands, add_dense, add_entries, chunk_sums, chunks
+from tailrl.logprobs_rows import RowSums, outputs
+from tailrl.vocabulary import TokenLogprobs
 
 # Of all entries kept by one call: memory then stops growing with T. The entries of later chunks are found again in
 # the backward, for the price of one of the three matmuls.
@@ -51,12 +52,12 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a hidden state, the weight or a logit is not finite.
+        NumericalError: a hidden state, the weight or a logit is not finite.
     """
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # One cheap pass: a sum is not finite where a term is not.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
-            raise StudyError(f"NaN or Inf in the {name}")
+            raise NumericalError(f"NaN or Inf in the {name}")
     float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
     if hidden_TH.is_cuda and rule in ("full", "min_p") and not float64:
         from tailrl import logprobs_triton  # a CPU needs no Triton
@@ -91,13 +92,15 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         paper_fill: bool,
         keep: bool,
     ) -> tuple[Tensor, ...]:
-        scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
+        operands = _operands(hidden_TH, weight_VH, temperature)
+        weight = operands.weight_VH
         sums: list[RowSums] = []
         kept: list[Entries] = []
         ways: list[str] = []
         room = KEPT_BYTES if keep else 0
-        for rows, buffer in chunks(len(scaled_TH), weight):
-            chunk, entries = chunk_sums(scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+        for rows, buffer in chunks(len(hidden_TH), weight):
+            scaled_CH = operands.scaled(rows)
+            chunk, entries = chunk_sums(scaled_CH, weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
             sums.append(chunk)
             if entries is None:
                 ways.append("dense")
@@ -108,12 +111,12 @@ class _ConstrainedLogprobs(torch.autograd.Function):
                 kept.append(entries)
                 room -= entries.bytes()
         rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
-        logp_T, norm_T, rest = _outputs(rows_T, len(weight), paper_fill)
+        logp_T, norm_T, rest = outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
         flat = [tensor for entries in kept for tensor in (entries.row_n, entries.exp_n, entries.count_V)]
-        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_C, norm_T, rest[-1], *flat)
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_T, norm_T, rest[-1], *flat)
         ctx.ways = ways
         ctx.settings = (rule, temperature, paper_fill)
         return logp_T, *rest
@@ -125,31 +128,33 @@ class _ConstrainedLogprobs(torch.autograd.Function):
             return (None,) * 8
         hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
         rule, temperature, paper_fill = ctx.settings
-        scaled_TH, weight = _operands(hidden_TH, weight_VH, temperature)
+        operands = _operands(hidden_TH, weight_VH, temperature)
+        weight = operands.weight_VH
         # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
         inside_T = grad_T.masked_fill(outside_T, 0.0)
         factor_T = -(grad_T if paper_fill else inside_T)
         gradients = Gradients(
-            torch.zeros_like(scaled_TH) if ctx.needs_input_grad[0] else None,
+            torch.zeros_like(hidden_TH, dtype=weight.dtype) if ctx.needs_input_grad[0] else None,
             torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
         )
         kept = (Entries(*flat[i : i + 3]) for i in range(0, len(flat), 3))
         dense_T = torch.zeros_like(outside_T)
-        for (rows, buffer), way in zip(chunks(len(scaled_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
+        for (rows, buffer), way in zip(chunks(len(hidden_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
             active_C = factor_T[rows] != 0
             if way == "dense":
                 dense_T[rows] = active_C
                 continue
             entries = next(kept) if way == "kept" else None
             if active_C.any():
+                scaled_CH = operands.scaled(rows)
                 if entries is None:
-                    inputs = (scaled_TH[rows], weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+                    inputs = (scaled_CH, weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
                     entries = cast(Entries, chunk_sums(*inputs)[1])
-                scale_C = factor_T[rows] * (max_T[rows] - norm_T[rows]).exp()
-                add_entries(gradients, entries, scale_C, scaled_TH, weight, rows)
+                scale_C = factor_T[rows] * (-norm_T[rows]).exp()
+                add_entries(gradients, entries, scale_C, scaled_CH, weight, rows)
         del buffer
-        add_dense(gradients, dense_T, factor_T, norm_T, rule, threshold_T1, scaled_TH, weight)
-        gradients.add_chosen(inside_T, tokens_T, scaled_TH, weight)
+        add_dense(gradients, dense_T, factor_T, max_T + norm_T, rule, threshold_T1, operands)
+        gradients.add_chosen(inside_T, tokens_T, operands)
         d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
         return (
             None if d_hidden is None else d_hidden.div_(temperature).to(hidden_TH.dtype),
@@ -162,32 +167,6 @@ def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
 
 
-def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Hidden states over temperature, and the weight, in the dtype of the logits."""
-    dtype = _logits_dtype(hidden_TH, weight_VH)
-    scaled_TH = hidden_TH.to(dtype)
-    return scaled_TH if temperature == 1.0 else scaled_TH / temperature, weight_VH.to(dtype)
-
-
-def _outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """log π^mp; the log of what exp(z) is divided by in it; the other fields of TokenLogprobs in their order.
-
-    Raises:
-        StudyError: a sum is not finite.
-    """
-    if not torch.isfinite(sums.max_C + sums.chosen_C + sums.all_C + sums.moment_C).all():
-        raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
-    # Over the maximum first: a logit of 30 would cost the small differences two digits.
-    chosen_T, log_safe_T, log_all_T = sums.chosen_C - sums.max_C, sums.safe_C.log(), sums.all_C.log()
-    outside_T = sums.chosen_C < sums.cut_C
-    if paper_fill:
-        pruned_T = (vocabulary - sums.kept_C).to(log_safe_T.dtype)
-        filled_T = PAPER_FILL - sums.max_C
-        log_norm_T = torch.logaddexp(log_safe_T, pruned_T.log() + filled_T)
-        logp_T = torch.where(outside_T, filled_T, chosen_T) - log_norm_T
-    else:
-        log_norm_T = log_safe_T
-        logp_T = (chosen_T - log_norm_T).masked_fill(outside_T, 0.0)
-    entropy_T = log_safe_T - sums.moment_C / sums.safe_C
-    norm_T = sums.max_C + log_norm_T
-    return logp_T, norm_T, (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_C, entropy_T, outside_T)
+def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Operands:
+    """With the weight in the dtype of the logits."""
+    return Operands(hidden_TH, weight_VH.to(_logits_dtype(hidden_TH, weight_VH)), temperature)

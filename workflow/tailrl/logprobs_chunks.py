@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from tailrl.logprobs_rows import RowSums
 from tailrl.vocabulary import logit_cut
 
 CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
@@ -24,26 +25,23 @@ CACHED_TOKENS = 2048  # of the vocabulary, whose rows of the weight are to stay 
 
 
 @dataclass(frozen=True, slots=True)
-class RowSums:
-    """What the forward needs of each of C rows, over e = exp(z − max z); all [C].
+class Operands:
+    """What the logits are products of; copies of hidden states are made for some rows at a time.
 
     Attributes:
-        max_C: the largest logit.
-        cut_C: the smallest safe logit.
-        chosen_C: the sampled token's logit.
-        all_C: Σ e over the vocabulary.
-        safe_C: Σ e over the safe set.
-        moment_C: Σ e (z − max z) over the safe set.
-        kept_C: int64, size of the safe set.
+        hidden_TH: floating, last hidden states as they were given.
+        weight_VH: the head's weight in the dtype of the logits.
+        temperature: the logits are divided by it.
     """
 
-    max_C: Tensor
-    cut_C: Tensor
-    chosen_C: Tensor
-    all_C: Tensor
-    safe_C: Tensor
-    moment_C: Tensor
-    kept_C: Tensor
+    hidden_TH: Tensor
+    weight_VH: Tensor
+    temperature: float
+
+    def scaled(self, rows: slice | Tensor) -> Tensor:
+        """Hidden states of some rows over the temperature, in the dtype of the logits."""
+        hidden_CH = self.hidden_TH[rows].to(self.weight_VH.dtype)
+        return hidden_CH if self.temperature == 1.0 else hidden_CH / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +75,15 @@ class Gradients:
     hidden_TH: Tensor | None
     weight_VH: Tensor | None
 
-    def add_chosen(self, coefficient_T: Tensor, tokens_T: Tensor, scaled_TH: Tensor, weight_VH: Tensor) -> None:
-        """Through the sampled tokens' own logits."""
-        if self.hidden_TH is not None:
-            self.hidden_TH.addcmul_(weight_VH[tokens_T], coefficient_T[:, None])
-        if self.weight_VH is not None:
-            self.weight_VH.index_add_(0, tokens_T, scaled_TH * coefficient_T[:, None])
+    def add_chosen(self, coefficient_T: Tensor, tokens_T: Tensor, operands: Operands) -> None:
+        """Through the sampled tokens' own logits; by chunk, so that no copy of the hidden states is whole."""
+        for start in range(0, len(tokens_T), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            tokens_C, coefficient_C1 = tokens_T[rows], coefficient_T[rows, None]
+            if self.hidden_TH is not None:
+                self.hidden_TH[rows].addcmul_(operands.weight_VH[tokens_C], coefficient_C1)
+            if self.weight_VH is not None:
+                self.weight_VH.index_add_(0, tokens_C, operands.scaled(rows) * coefficient_C1)
 
 
 def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tuple[slice, Tensor]]:
@@ -150,7 +151,7 @@ def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None) -> tuple[Tensor, Ten
 
 
 def add_entries(
-    gradients: Gradients, entries: Entries, scale_C: Tensor, scaled_TH: Tensor, weight_VH: Tensor, rows: slice
+    gradients: Gradients, entries: Entries, scale_C: Tensor, scaled_CH: Tensor, weight_VH: Tensor, rows: slice
 ) -> None:
     """Add the products of scale × e over a chunk's kept entries with the weight and with the hidden states."""
     active_C = scale_C != 0
@@ -170,7 +171,7 @@ def add_entries(
         if gradients.weight_VH is not None:
             starts_B = count_B.cumsum(0, dtype=torch.int32) - count_B
             gradients.weight_VH[tokens] += embedding_bag(
-                row_m, scaled_TH[rows], starts_B, mode="sum", per_sample_weights=value_m
+                row_m, scaled_CH, starts_B, mode="sum", per_sample_weights=value_m
             )
         if gradients.hidden_TH is not None:
             gradients.hidden_TH[rows] += _by_row(weight_VH[tokens], token_m, row_m, value_m, len(scale_C))
@@ -200,8 +201,7 @@ def add_dense(
     norm_T: Tensor,
     rule: str,
     threshold_T1: Tensor,
-    scaled_TH: Tensor,
-    weight_VH: Tensor,
+    operands: Operands,
 ) -> None:
     """Add the products of factor × exp(z − norm) over the safe sets of the flagged rows, computed again.
 
@@ -211,9 +211,10 @@ def add_dense(
     index_R = rows_T.nonzero().squeeze(1)
     if len(index_R) == 0:
         return
+    weight_VH = operands.weight_VH
     for part, buffer in chunks(len(index_R), weight_VH):
         index_C = index_R[part]
-        scaled_CH = scaled_TH[index_C]
+        scaled_CH = operands.scaled(index_C)
         probs_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(len(weight_VH), len(index_C)))
         cut_C = logit_cut(probs_VC.t(), rule, threshold_T1[index_C]).squeeze(1)
         pruned_VC = None if rule == "full" else probs_VC < cut_C

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tailrl.logprobs_kernels import block_sums, keep_safe, safe_sums, spread_computed, spread_kept
+from tailrl.logprobs_rows import RowSums
 
 BLOCK_TOKENS = 4096  # of a program; at most 2¹⁶, for an offset within them is kept in two bytes
 ENTRIES_STEP = 1024  # kept entries of a row and block that a program writes out in one go
@@ -21,29 +22,6 @@ KEPT_BYTES = 2**30  # of all entries kept by one call; rows beyond it are comput
 KEPT_DENSITY = 0.25  # share of safe entries for which room is made, within KEPT_BYTES
 ALIGNED = 64  # columns: a row of logits that starts off a multiple of 16 bytes makes a product several times slower
 WARPS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """What the forward finds of each of T rows, over e = exp(z − max z); all [T].
-
-    Attributes:
-        max_T: the largest logit.
-        cut_T: the smallest safe logit.
-        chosen_T: the sampled token's logit.
-        all_T: Σ e over the vocabulary.
-        safe_T: Σ e over the safe set.
-        moment_T: Σ e (z − max z) over the safe set.
-        kept_T: int64, size of the safe set.
-    """
-
-    max_T: Tensor
-    cut_T: Tensor
-    chosen_T: Tensor
-    all_T: Tensor
-    safe_T: Tensor
-    moment_T: Tensor
-    kept_T: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +105,7 @@ def _blocks(tokens: int) -> int:
 
 def row_sums(
     hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, log_rho_T: Tensor, temperature: float, keep: bool
-) -> tuple[Sums, Kept]:
+) -> tuple[RowSums, Kept]:
     """The rows' sums, and what the backward needs of their safe sets; no entries unless `keep`."""
     scale = (len(weight_VH), 1 / temperature)
     masked = bool((log_rho_T > -torch.inf).any())
@@ -157,7 +135,7 @@ def row_sums(
         safe_T[part], moment_T[part] = safe_CB.sum(1), moment_CB.sum(1)
         del logits_CV  # before the next is made
     kept_T = kept.count_TB.sum(1) if masked else torch.full_like(tokens_T, len(weight_VH))
-    return Sums(max_T, cut_T, chosen_T, all_T, safe_T, moment_T, kept_T), _trimmed(kept, int(used_1))
+    return RowSums(max_T, cut_T, chosen_T, all_T, safe_T, moment_T, kept_T), _trimmed(kept, int(used_1))
 
 
 def _room(hidden_TH: Tensor, vocabulary: int, masked: bool, keep: bool) -> Kept:

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tailrl.errors import StudyError
 from tailrl.logprobs_passes import Kept, Pushes, gradients, row_sums
-from tailrl.vocabulary import PAPER_FILL, TokenLogprobs
+from tailrl.logprobs_rows import outputs
+from tailrl.vocabulary import TokenLogprobs
 
 
 def constrained_logprobs(
@@ -64,7 +64,7 @@ def constrained_logprobs(
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
-        StudyError: a logit is not finite.
+        NumericalError: a logit is not finite.
     """
     log_rho_T = torch.as_tensor(log_rho, dtype=torch.float32, device=hidden_TH.device)
     log_rho_T = log_rho_T.reshape(-1).expand(len(hidden_TH)).contiguous()
@@ -93,22 +93,10 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         hidden, weight = _operands(hidden_TH, weight_VH)
         sums, kept = row_sums(hidden, weight, tokens_T, log_rho_T, temperature, keep)
-        if not torch.isfinite(sums.max_T + sums.chosen_T + sums.all_T + sums.moment_T).all():
-            raise StudyError("a logit of the policy is not finite, although its hidden states and its head are")
-        outside_T = sums.chosen_T < sums.cut_T
-        # All from the largest logit: a log-prob near 0 is then exact to its own size, not to that of the logits.
-        chosen_T, log_safe_T, log_all_T = sums.chosen_T - sums.max_T, sums.safe_T.log(), sums.all_T.log()
-        norm_T, fill_T = log_safe_T, PAPER_FILL - sums.max_T
-        if paper_fill:
-            norm_T = torch.logaddexp(log_safe_T, (len(weight) - sums.kept_T).float().log() + fill_T)
-        logp_T = torch.where(outside_T, fill_T, chosen_T) - norm_T
-        if not paper_fill:
-            logp_T.masked_fill_(outside_T, 0.0)
-        entropy_T = log_safe_T - sums.moment_T / sums.safe_T
-        rest = (chosen_T - log_all_T, log_safe_T - log_all_T, sums.kept_T, entropy_T, outside_T)
+        logp_T, norm_T, rest = outputs(sums, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
-        inside_T = tokens_T.masked_fill(outside_T, -1)
+        inside_T = tokens_T.masked_fill(rest[-1], -1)
         # 1 − p of the sampled token; not its log-prob itself, for whoever holds that may change it in place.
         rows = (inside_T, sums.max_T, sums.cut_T, norm_T, -logp_T.expm1())
         ctx.save_for_backward(hidden_TH, weight_VH, *rows, *(getattr(kept, name) for name in Kept.__slots__))

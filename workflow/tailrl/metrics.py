@@ -15,7 +15,6 @@ _LOG_RATIO = {
     "log_ppl_diff": "log of that ratio, mean over responses, nats",
     "log_ppl_abs_diff": "absolute log of that ratio, mean over responses, nats",
     "chi2_token": "mean over tokens of (π_train/π_infer)² − 1",
-    "chi2_seq": "mean over responses of (π_train/π_infer)² − 1",
 }
 _WEIGHTS = {
     "rollout_is_mean": "mean sequence weight",
@@ -37,6 +36,8 @@ METRICS: dict[str, str] = {
     "train/step": "number of the update, from 0",
     "train/loss": "the policy-gradient loss; its value says little, its gradient is the estimator",
     "train/grad_norm": "2-norm of the gradient before it is scaled down",
+    "train/skipped": "1 where the update was skipped, for a NaN or Inf in log-probs, loss or gradient; else 0. What is "
+    "measured in the update is null then; minibatches before the one at fault have had theirs",
     "train/learning_rate": "AdamW's rate in this step",
     "reward/mean": "mean reward of the step's responses",
     "reward/all_right_fraction": "fraction of the prompts whose responses all earn 1 (no gradient from them)",
@@ -50,7 +51,11 @@ METRICS: dict[str, str] = {
         f"rollout_corr/{k}": f"{v} (constrained distributions, tokens inside the trainer's set)"
         for k, v in _LOG_RATIO.items()
     },
+    # The trainer gives such a response no probability: the weights' ratio is 0 too, and any other would be partial.
+    "rollout_corr/chi2_seq": "mean over responses of (π_train/π_infer)² − 1 (constrained distributions); a response "
+    "with a token outside the trainer's set has ratio 0",
     **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, the same tokens)" for k, v in _LOG_RATIO.items()},
+    "rollout_corr_unmasked/chi2_seq": "the same (unmasked distributions), tokens outside the trainer's set included",
     **{f"rollout_corr_raw/{k}": f"{v}, before clipping, rejection and veto" for k, v in _WEIGHTS.items()},
     **{f"rollout_corr/{k}": f"{v}, as used in the loss" for k, v in _WEIGHTS.items()},
     "rollout_corr/c_positive_advantage": "C(r) = −(r − 1) A over the tokens with A > 0, as a mean over all tokens",
@@ -63,6 +68,9 @@ METRICS: dict[str, str] = {
     "dvp/kept_mass_rollout_mean": "Z', the same in the sampler, mean over tokens",
     "dvp/kept_mass_rollout_min": "smallest Z' of a token",
     "dvp/lost_mass_per_response": "Σ_t (1 − Z_t) in the trainer, mean over responses: the bias bound of Prop. 5.5",
+    "dvp/bias_bound_paper": "that bound as the paper has it, T (1 − Z_min): the longest response and the smallest Z",
+    "dvp/total_variation": "1 − Π_t Z_t in the trainer, mean over responses: the chance that a response of the full "
+    "policy leaves the set; times the range of the reward it is the sharpest bound of |J_mp − J|",
     "dvp/threshold": "the number of the safe set's rule (ln ρ, k or p), mean over responses",
     "dvp/kept_vocab_per_token_train": "|V_S|, size of the trainer's safe set, mean over tokens",
     "dvp/kept_vocab_per_token_rollout": "|V'_S|, the same in the sampler, mean over tokens",
@@ -75,7 +83,7 @@ METRICS: dict[str, str] = {
     "time/backward": "seconds in backward",
     "time/optimizer": "seconds in clipping and the optimizer",
     "time/weights": "seconds in handing the weights to the engine",
-    "time/metrics": "seconds in the diagnostics and in logging the step before",
+    "time/metrics": "seconds in the diagnostics, and in logging and saving after the step before",
     "time/step": "seconds of the whole step",
     "throughput/tokens_per_second": "response tokens per second of the whole step",
 }

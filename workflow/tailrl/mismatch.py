@@ -14,24 +14,33 @@ LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] is counted as large."""
 
 
-def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int) -> dict[str, float]:
+def log_ratio_metrics(
+    logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int, outside_T: Tensor | None = None
+) -> dict[str, float]:
     """How far two sets of log-probs of the same sampled tokens lie apart.
 
     Args:
-        logp_train_T: [T] nats, the trainer's.
-        logp_infer_T: [T] nats, the sampler's.
+        logp_train_T: [T] nats, the trainer's; −inf for a token that it gives no probability.
+        logp_infer_T: [T] nats, the sampler's, finite.
         sequence_T: int64 [T], the sequence that each token belongs to, 0 to count − 1.
         count: number of sequences; one without a token is left out of the means over sequences.
+        outside_T: bool [T], tokens that are left out of everything but `chi2_seq`: the ratio of a response is the
+            product over all its tokens, or it is none. None: no token is.
 
     Returns:
         kl, k3_kl, delta_abs_mean, delta_abs_max: over tokens, nats.
         rollout_is_ratio_fraction_high, _low: fraction of tokens with a ratio above 2, below 1/2.
         training_ppl, rollout_ppl, ppl_ratio, log_ppl_diff, log_ppl_abs_diff: means over sequences of
             perplexities exp(−mean_t log π), of rollout over training for the differences (log π_infer − log π_train).
-        chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence.
+        chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence; a sequence with a token of −inf
+            counts as −1.
         All are nan where there is no token.
     """
     logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
+    whole_N = sequence_sum(logp_train_T - logp_infer_T, sequence_T, count)
+    whole_N = whole_N[sequence_sum(torch.ones_like(logp_train_T), sequence_T, count) > 0]
+    if outside_T is not None:
+        logp_train_T, logp_infer_T, sequence_T = (x[~outside_T] for x in (logp_train_T, logp_infer_T, sequence_T))
     log_ratio_T = logp_train_T - logp_infer_T
     tokens_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count)
     real_N = tokens_N > 0
@@ -40,7 +49,6 @@ def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Te
         return sequence_sum(values_T, sequence_T, count)[real_N] / tokens_N[real_N]
 
     train_N, infer_N = sequence_mean(logp_train_T), sequence_mean(logp_infer_T)
-    log_ratio_N = sequence_sum(log_ratio_T, sequence_T, count)[real_N]
     return {
         "kl": -log_ratio_T.mean().item(),
         "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),
@@ -54,7 +62,7 @@ def log_ratio_metrics(logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Te
         "log_ppl_diff": (infer_N - train_N).mean().item(),
         "log_ppl_abs_diff": (infer_N - train_N).abs().mean().item(),
         "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
-        "chi2_seq": (2 * log_ratio_N).expm1().mean().item(),
+        "chi2_seq": (2 * whole_N).expm1().mean().item(),
     }
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -34,10 +35,14 @@ def imported_modules(file: Path) -> set[str]:
     return found
 
 
-def source_files(*modules: str) -> list[str]:
+def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
     """Files of these modules and of everything in the package that they import, directly or not, sorted.
 
     Relative to the working directory, so that a finished study may be moved together with its workflow.
+
+    Args:
+        modules: dotted names.
+        without: modules that are named in an import which never runs: neither they nor what they alone import.
 
     Raises:
         ValueError: one of them is not a module of this package.
@@ -51,7 +56,7 @@ def source_files(*modules: str) -> list[str]:
             raise ValueError(f"{name} is not a module of {PACKAGE.name}")
         files[name] = file
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
-        waiting |= imported - files.keys()
+        waiting |= imported - files.keys() - set(without)
     return sorted(os.path.relpath(file) for file in files.values())
 
 

@@ -6,10 +6,12 @@ that it is never attended to).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Batch:
         predict_T: int64, the position in the row whose hidden state predicts response token t.
         targets_T: int64, the response tokens themselves.
         sequence_T: int64, the sequence, 0 to N − 1, of each response token.
+        responses_N: tokens of each response; they sum to T.
     """
 
     tokens_P: Tensor
@@ -84,6 +87,15 @@ class Batch:
     predict_T: Tensor
     targets_T: Tensor
     sequence_T: Tensor
+    responses_N: tuple[int, ...]
+
+    def places(self) -> list[int]:
+        """The place of each response token in its response, from 0: T numbers."""
+        return [place for length in self.responses_N for place in range(length)]
+
+    def of_tokens(self, values_N: Sequence[Value]) -> list[Value]:
+        """What belongs to a sequence, such as its seed, once for each of its response tokens: T values."""
+        return [value for value, length in zip(values_N, self.responses_N, strict=True) for _ in range(length)]
 
 
 def pack_batch(
@@ -100,8 +112,10 @@ def pack_batch(
         sequence += [index] * len(response)
         row += [*prompt, *response]
     targets = [token for response in responses for token in response]
-    tensors = [torch.tensor(values, dtype=torch.int64, device=device) for values in (row, predict, targets, sequence)]
-    return Batch(tensors[0], packing, *tensors[1:])
+    tokens_P, predict_T, targets_T, sequence_T = (
+        torch.tensor(values, dtype=torch.int64, device=device) for values in (row, predict, targets, sequence)
+    )
+    return Batch(tokens_P, packing, predict_T, targets_T, sequence_T, tuple(map(len, responses)))
 
 
 def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

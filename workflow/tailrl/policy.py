@@ -1,14 +1,15 @@
 """The policy: made, read, written, and run on packed rows, backbone and head apart."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -17,8 +18,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, one_line, reason
 from tailrl.operators import Attend, PackedAttention, pad_rows
 from tailrl.packing import Packing, pack, padded, unpadded
 from tailrl.records import Problem
@@ -146,18 +148,49 @@ def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, s
 
 
 def load_policy(path: str | Path) -> PreTrainedModel:
-    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read whole."""
+    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read whole.
+
+    Weights come from safetensors alone, for a pickle can run code, and the model's class from transformers.
+    """
     try:
+        _refuse_pickle(path)
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, output_loading_info=True
+            path,
+            dtype=torch.float32,
+            attn_implementation=PACKED_ATTENTION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are listed below by name
+            use_safetensors=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise StudyError(f"{path}: no model could be read from it: {_first_line(error)}") from None
+    # A configuration may ask for any class with any sizes: each fails in a way of its own.
+    except Exception as error:
+        raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
+    # transformers would go on with random values in the place of both.
     if report["missing_keys"]:
-        # transformers would go on with random values in their place.
-        raise StudyError(f"{path}: the model's files lack {', '.join(sorted(report['missing_keys']))}")
+        raise StudyError(f"{path}: the model's files lack {one_line(', '.join(sorted(report['missing_keys'])))}")
+    if report["mismatched_keys"]:
+        name, given, expected = min(report["mismatched_keys"])
+        raise StudyError(f"{path}: {name} has the shape {list(given)}, and not the configuration's {list(expected)}")
     _check_head(model, path)
     return cast(PreTrainedModel, model)
+
+
+def _refuse_pickle(path: str | Path) -> None:
+    """Raises ValueError where an index of safetensors names another file: transformers would load it as a pickle."""
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
+    for part in parts:
+        if not str(part).endswith(".safetensors"):
+            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a file of safetensors")
+
+
+def _why(path: str | Path, error: Exception) -> str:
+    if Path(path).is_absolute() and not Path(path).is_dir():
+        return "there is no such folder"
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, and code that comes with a model is not run"
+    return reason(error)
 
 
 @torch.no_grad()
@@ -175,12 +208,29 @@ def _check_head(model: PreTrainedModel, path: str | Path) -> None:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside a policy; raises StudyError where there is none or it has no end token."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StudyError(f"{path}: no tokenizer could be read from it: {_first_line(error)}") from None
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    # Its files are JSON of many makes, read without a schema.
+    except Exception as error:
+        raise StudyError(f"{path}: no tokenizer could be read from it: {_why(path, error)}") from None
     if tokenizer.eos_token_id is None:
         raise StudyError(f"{path}: its tokenizer has no end token, so that no response could ever end")
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def load_config(path: str | Path) -> PreTrainedConfig:
+    """The configuration beside a policy; raises StudyError where there is none that transformers knows."""
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:
+        raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
+
+
+def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Raises StudyError where the tokenizer has tokens that the model does not have."""
+    if len(tokenizer) > config.vocab_size:
+        raise StudyError(
+            f"{path}: its tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size, {config.vocab_size}"
+        )
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -216,7 +266,3 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
         )
         return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
     return cast(list[int], tokenizer.encode(prompt))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, one_line, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,14 @@ def read_problems(path: Path) -> list[Problem]:
                     problem = Problem(**json.loads(line))
                     if not all(isinstance(value, str) for value in asdict(problem).values()):
                         raise TypeError("every field must be text")
+                    if not problem.prompt:
+                        raise ValueError("its prompt is empty")
+                    "".join(asdict(problem).values()).encode()  # half a character is JSON, but no tokenizer reads it
                     problems.append(problem)
-                except (TypeError, ValueError) as error:
-                    raise StudyError(f"{path}, line {number}: not a problem: {error}") from None
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {error}") from None
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
     if not problems:
         raise StudyError(f"{path}: holds no problem")
     return problems

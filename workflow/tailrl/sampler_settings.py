@@ -1,24 +1,30 @@
 """The blocks of an arm that say what samples: the engine, and the disturbance that its distribution gets."""
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from tailrl.base_settings import Settings
 
+Engine = Literal["vllm", "transformers", "exact"]
+"""Rollout engines; each is the module of `tailrl.rollout` that has its name."""
+
+ENGINES: tuple[str, ...] = get_args(Engine)
+
 
 class SamplerSettings(Settings):
     """The engine that samples, and the number format it computes in."""
 
-    engine: Literal["vllm", "exact"] = Field(
+    engine: Engine = Field(
         "vllm",
-        description="the rollout engine; exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
+        description="the rollout engine; transformers: the Hugging Face library, which runs where vLLM does not; "
+        "exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="dtype of the engine's weights and activations; exact takes the trainer's, float32"
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="dtype of cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
+        "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
     )
 
     verify: bool = Field(
@@ -40,6 +46,8 @@ class SamplerSettings(Settings):
             raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
         if self.engine == "exact" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
+        if self.engine == "transformers" and self.kv_cache_dtype != "auto":
+            raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
         return self
 
 
@@ -61,13 +69,11 @@ class Disturbance(Settings):
     bias: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
     )
     noise: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
     )
     floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")

@@ -184,6 +184,16 @@ class Training(Settings):
         1024, ge=1, description="most tokens in one packed micro-batch; larger ones leave a CPU's cache"
     )
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
+    checkpoint_every: int = Field(
+        10, ge=1, description="save the run's state after every n-th step: an interruption costs no more than these"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="of these states the last so many are kept until the run ends")
+    max_skipped: int = Field(
+        3, ge=1, description="steps in a row, their update skipped for a NaN or Inf, after which the run stops"
+    )
+    rollout_timeout: float = Field(
+        3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"
+    )
 
 
 class Arm(Settings):

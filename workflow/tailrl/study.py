@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tailrl.distribution_settings import Distributions, DistributionSettings
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, one_line, reason
 from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.settings import (
     Ablation,
@@ -60,7 +60,7 @@ class Study(Settings):
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: the same seed is given twice: {list(self.seeds)}")
         for name in (*self.arms, *self.ablations):
-            if not re.match(NAME, name) or name == BASE_ARM:
+            if not re.fullmatch(NAME, name) or name == BASE_ARM:
                 raise ValueError(
                     f"{name!r} cannot name an arm or ablation: letters, digits, _ . + - (not {BASE_ARM!r})"
                 )
@@ -134,15 +134,17 @@ class Study(Settings):
 
     def check_files(self) -> None:
         """Raises StudyError where a file or folder that the study names does not exist."""
-        for file in self.local_files():
-            if not Path(file).is_file():
-                raise StudyError(f"{file}: the study names this data file, but it does not exist")
-            if Path(file).suffix not in (".parquet", ".jsonl"):
-                raise StudyError(f"{file}: the study names this data file, but its name must end in .parquet or .jsonl")
+        for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
+            if isinstance(task, ArithmeticTask) or task.path is None:
+                continue
+            if not Path(task.path).is_file():
+                raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
+            if Path(task.path).suffix not in (".parquet", ".jsonl"):
+                raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
         if not isinstance(self.policy, ScratchPolicy):
             path = self.policy.path
             if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
-                raise StudyError(f"{path}: the study names this folder as its policy, but it does not exist")
+                raise StudyError(f"policy.path: there is no folder {one_line(path)}")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
         """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.
@@ -242,8 +244,11 @@ def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str
 def _sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """One clause per problem, each with the path of the key."""
     clauses = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+    found = error.errors()
+    for item in found:
+        if item["type"] == "too_short" and any(other["loc"][:-1] == item["loc"] for other in found):
+            continue  # too short without those that are named themselves
+        where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
             hint = _near(item["loc"][-1], _known_keys(model, item["loc"][:-1])) if model else ""
             clauses.append(f"{where} is not a known key{hint}")
@@ -251,7 +256,8 @@ def _sentences(error: ValidationError, model: type[BaseModel] | None = None) -> 
             clauses.append(f"{where} is missing")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            given = f" (given: {item['input']!r})" if not isinstance(item["input"], dict | BaseModel) else ""
+            shown = item["type"] == "kind" or not isinstance(item["input"], dict | BaseModel)
+            given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)
     return "; ".join(clauses)
 
@@ -264,16 +270,30 @@ def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
         raise StudyError(f"{source}: {_sentences(error, Study)}") from None
 
 
-def read_study(path: str | Path) -> Study:
-    """A validated study from a YAML file; raises StudyError where it cannot be read or is not valid."""
+class _Loader(yaml.SafeLoader):
+    """YAML of plain data, where a key that is given twice is an error: the first of its blocks would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        given = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted({key for key in given if given.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; raises StudyError where it holds none or a key twice in one block."""
     try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise StudyError(f"{path}: cannot be read as YAML: {reason}") from None
+        config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
     if not isinstance(config, dict):
         raise StudyError(f"{path}: holds {type(config).__name__}, not a mapping of settings")
-    return parse_study(config, str(path))
+    return config
+
+
+def read_study(path: str | Path) -> Study:
+    """A validated study from a YAML file; raises StudyError where it cannot be read or is not valid."""
+    return parse_study(read_yaml(path), str(path))
 
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
@@ -281,7 +301,8 @@ def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
     try:
         data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
         return model.model_validate_json(data)
-    except OSError as error:
-        raise StudyError(f"{text}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise StudyError(f"{model.__name__} settings: {_sentences(error, model)}") from None
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        name = one_line(text) if text.isprintable() and text else repr(text)
+        raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None

@@ -1,23 +1,21 @@
-"""Tracking: `metrics.jsonl` is the truth, Weights & Biases a mirror of it. The only module that imports wandb.
-
-W&B runs offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where it files them. Runs
-are grouped by study and arm, with a deterministic id, so that a seed that is trained again replaces itself.
-"""
+"""Tracking: `metrics.jsonl` is the truth; a process of its own mirrors it to Weights & Biases (`tailrl.mirror`)."""
 
 import json
 import math
 import os
-import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tailrl.seeding import derive_seed
+from tailrl.errors import reason
+from tailrl.mirror import FINISH_SECONDS
 from tailrl.settings import Run
 
 SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
@@ -26,19 +24,28 @@ SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm":
 class Tracker:
     """Takes one mapping of metrics a step: a line in a file, a point in W&B, a sign of life on the terminal."""
 
-    def __init__(self, run: Run, seed: int, out: Path, wandb_folder: Path) -> None:
+    def __init__(
+        self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
+    ) -> None:
         """Args:
         run: the job's settings, stored in W&B as the run's configuration.
         seed: part of the run's name.
         out: folder that gets `metrics.jsonl`.
         wandb_folder: folder that gets `wandb/`, shared by the runs of a study.
+        earlier: the steps of a run that was interrupted, which goes on: they stand in the file again.
         """
-        self.file = (out / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
-        self.wandb = _start_wandb(run, seed, wandb_folder)
+        metrics = out / "metrics.jsonl"
+        self.file = metrics.open("w", encoding="utf-8", buffering=1)
+        for step in earlier:
+            self.file.write(json_line(step))
+        record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": run.model_dump(mode="json")}
+        self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
         self.steps = run.training.steps
         self.progress = _progress() if sys.stderr.isatty() else None
-        self.bar = self.progress.add_task(self.name, total=self.steps, shown="") if self.progress else None
+        self.bar = None
+        if self.progress:
+            self.bar = self.progress.add_task(self.name, total=self.steps, completed=len(earlier), shown="")
 
     def __enter__(self) -> Self:
         if self.progress:
@@ -47,8 +54,7 @@ class Tracker:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Write one step; a value that is not finite becomes null (JSON has no nan)."""
-        self.file.write(json.dumps({k: v if math.isfinite(v) else None for k, v in metrics.items()}) + "\n")
-        self.wandb.log(dict(metrics))
+        self.file.write(json_line(metrics))
         shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
@@ -63,38 +69,58 @@ class Tracker:
         if self.progress:
             self.progress.stop()
         self.file.close()
-        self.wandb.finish(exit_code=0 if kind is None else 1)
+        self.mirror.close(0 if kind is None else 1)
 
 
-def wandb_id(run: Run, seed: int) -> str:
-    """The run's id: the same whenever the same arm and seed are trained, and no other arm's."""
-    plain = f"{run.study}-{run.arm}-seed{seed}"
-    # W&B takes few characters in an id; what is replaced is told apart by a digest.
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in plain)
-    return safe if safe == plain else f"{safe}-{derive_seed(plain):08x}"
+def json_line(metrics: Mapping[str, float]) -> str:
+    """A step as `metrics.jsonl` has it."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
 
 
-def _start_wandb(run: Run, seed: int, folder: Path) -> Any:
-    import wandb
+class Mirror:
+    """The process that mirrors a run; nothing that becomes of it reaches the training job, but for a warning."""
 
-    os.environ.setdefault("WANDB_MODE", "offline")
-    identity = wandb_id(run, seed)
-    for earlier in (folder / "wandb").glob(f"offline-run-????????_??????-{identity}"):
-        shutil.rmtree(earlier, ignore_errors=True)
-    started = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "tailrl"),
-        dir=folder,
-        id=identity,
-        name=f"{run.arm}-seed{seed}",
-        group=f"{run.study}/{run.arm}",
-        job_type="train",
-        tags=[run.arm, run.estimator, f"vocabulary-{run.vocabulary.rule}", f"correction-{run.correction.sequence}"],
-        config={**run.model_dump(), "seed": seed},
-        settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
-    )
-    started.define_metric("train/step")
-    started.define_metric("*", step_metric="train/step")
-    return started
+    def __init__(self, given: Mapping[str, object]) -> None:
+        """Start it, unless WANDB_MODE is disabled; `given` is its first line of input."""
+        self.folder = given["folder"]
+        self.process: subprocess.Popen[str] | None = None
+        if os.environ.get("WANDB_MODE") == "disabled":
+            return
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tailrl.mirror"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # to be ended with all that it started
+            )
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(given) + "\n")  # far less than a pipe takes at once
+            self.process.stdin.flush()
+        except OSError as error:
+            self._warn(reason(error))
+
+    def close(self, exit_code: int) -> None:
+        """Let it come to an end, and end it where it has not after `FINISH_SECONDS`."""
+        if self.process is None:
+            return
+        try:
+            self.process.communicate(f"{exit_code}\n", timeout=FINISH_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self._warn(f"it was not done {FINISH_SECONDS} s after the last step")
+        else:
+            if self.process.returncode:
+                self._warn(f"its process ended with {self.process.returncode}")
+
+    def _warn(self, why: str) -> None:
+        print(
+            f"tailrl: warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"`tailrl mirror {self.folder}` sends it later",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _progress() -> Progress:

@@ -182,6 +182,19 @@ def test_the_bias_of_pruning_is_bounded_by_the_lost_mass(
     assert bound <= spread * 2 * (1 - least) + 1e-12
 
 
+@pytest.mark.parametrize("rule", [("min_p", -2.0), ("entropy", -1.0), ("top_k", 2), ("top_p", 0.7)])
+def test_the_total_variation_is_the_chance_to_leave_the_set(rule: tuple[str, float]) -> None:
+    """½ Σ_y |π^mp − π| = E_{π^mp}[1 − Π_t Z_t], what the metric is the mean of; the lost mass is no less."""
+    table = np.random.default_rng(3).normal(0, 2, (5, 4))
+    lost, safe, _ = lost_mass(table, *rule)
+    masked, whole = policy(table, safe), policy(table, np.ones_like(safe))
+    every = torch.arange(4).repeat(5)
+    kept_S = token_logprobs(torch.tensor(table).repeat_interleave(4, 0), every, *rule).log_kept_T[::4].exp().numpy()
+    left = np.array([1 - np.prod(kept_S[states(y)]) for y in SEQUENCES])
+    assert np.abs(masked - whole).sum() / 2 == pytest.approx(masked @ left, rel=1e-12)
+    assert 0.01 < masked @ left < masked @ lost
+
+
 def test_the_bound_of_the_bias_is_attained() -> None:
     """Only the first token is pruned, and the reward is for a safe one: J_mp − J is the lost mass itself."""
     table = np.zeros((5, 4))

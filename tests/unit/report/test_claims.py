@@ -22,7 +22,8 @@ from claims_fixture import (
     results_of,
 )
 
-from tailrl.report.claims import CLAIMS, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.claims import CLAIMS
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference, holm, share_difference
 from tailrl.report.verdicts import Verdict, judge
 
@@ -92,6 +93,20 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("collapses_unlike_matched", UNDECIDED, {"a": made(NOISE, reward=ONE_DEAD), "b": made(MATCHED, reward=ALIVE)}),
     ("collapses_unlike_matched", UNTESTABLE, {"a": made(NOISE, reward=ALIVE), "b": made(MATCHED, reward=ALIVE)}),
     ("collapses_unlike_matched", UNTESTABLE, {"a": made(NAIVE, reward=DEAD), "b": made(MATCHED, reward=ALIVE)}),
+    ("ends_below_exact", REPRODUCED, {"a": made(NAIVE, score=LOW), "b": made(EXACT, score=HIGH)}),
+    ("ends_below_exact", REPRODUCED, {"a": made({**EXACT, **NOISE}, score=LOW), "b": made(EXACT, score=HIGH)}),
+    ("ends_below_exact", CONTRADICTED, {"a": made(NAIVE, score=HIGH), "b": made(EXACT, score=LOW)}),
+    ("ends_below_exact", UNDECIDED, {"a": made(NAIVE, score=LOW), "b": made(EXACT, score=WIDE)}),
+    ("ends_below_exact", UNTESTABLE, {"a": made(NAIVE, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
+    ("ends_below_matched", REPRODUCED, {"a": made(NOISE, score=LOW), "b": made(MATCHED, score=HIGH)}),
+    ("ends_below_matched", CONTRADICTED, {"a": made(NOISE, score=HIGH), "b": made(MATCHED, score=LOW)}),
+    ("ends_below_matched", UNDECIDED, {"a": made(NOISE, score=WIDE), "b": made(MATCHED, score=HIGH)}),
+    ("ends_below_matched", UNTESTABLE, {"a": made(NAIVE, score=LOW), "b": made(MATCHED, score=HIGH)}),
+    ("dvp_ends_above_at_zero", REPRODUCED, {"a": made(EXACT, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
+    ("dvp_ends_above_at_zero", CONTRADICTED, {"a": made(EXACT, score=HIGH), "b": made({**EXACT, **DVP}, score=LOW)}),
+    ("dvp_ends_above_at_zero", UNDECIDED, {"a": made(EXACT, score=HIGH), "b": made({**EXACT, **DVP}, score=WIDE)}),
+    ("dvp_ends_above_at_zero", UNTESTABLE, {"a": made(NAIVE, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
+    ("dvp_ends_above", UNTESTABLE, {"a": made(EXACT, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
     ("dvp_ends_above", REPRODUCED, {"a": made(NAIVE, score=LOW), "b": made(DVP, score=HIGH)}),
     ("dvp_ends_above", CONTRADICTED, {"a": made(NAIVE, score=HIGH), "b": made(DVP, score=LOW)}),
     ("dvp_ends_above", UNDECIDED, {"a": made(NAIVE, score=LOW), "b": made(DVP, score=WIDE)}),
@@ -266,8 +281,8 @@ def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
     def rewards(runs: int) -> list[Any]:
         return falling(*(int(step) if step < STEPS - 6 else None for step in rng.integers(6, 80, runs)))
 
-    def scores() -> list[float]:
-        return list(rng.normal(0.5, 0.05, seeds))
+    def scores(runs: int = seeds) -> list[float]:
+        return list(rng.normal(0.5, 0.05, runs))
 
     delta = rng.normal(0, 0.01, (seeds, 2)).tolist()
     grown = [ends(1e-4, 1e-4 * 10**power) for power in rng.normal(1, 0.5, seeds)]
@@ -276,9 +291,10 @@ def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
         "naive": made(NAIVE, delta=delta, unmasked=grown, reward=rewards(seeds), score=scores()),
         "dvp": made(DVP, masked=masked, unmasked=[1e-4] * seeds, score=scores()),
         "dvp_mis": made(DVP_MIS, score=scores()),
-        "exact": made(EXACT, reward=rewards(5)),
-        "noise": made(NOISE, reward=rewards(5)),
-        "matched": made(MATCHED, reward=rewards(5)),
+        "exact": made(EXACT, reward=rewards(5), score=scores(5)),
+        "exact_dvp": made({**EXACT, **DVP}, score=scores(5)),
+        "noise": made(NOISE, reward=rewards(5), score=scores(5)),
+        "matched": made(MATCHED, reward=rewards(5), score=scores(5)),
     }
 
 
@@ -293,4 +309,4 @@ def test_where_no_claim_holds_few_are_decided() -> None:
     for family in family_of.values():
         assert max(wrong[family, REPRODUCED], wrong[family, CONTRADICTED]) <= most, family
     # Without one in 400 the level would be far below 2.5 %; permutations of few runs may well be.
-    assert all(wrong[family, REPRODUCED] for family in ("size", "sign", "stable", "explosion", "score"))
+    assert all(wrong[family, REPRODUCED] for family in ("size", "sign", "stable", "explosion", "score", "harm", "zero"))

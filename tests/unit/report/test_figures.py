@@ -41,7 +41,11 @@ def kept_curves() -> list[Curve]:
 
 def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:
     edges = list(itertools.pairwise(NATS))
-    return [DeltaBin(arm, *edge, tokens, 9, size, size / 2, size * 2, 0.0, -0.1, 0.1) for arm in ARMS for edge in edges]
+    return [
+        DeltaBin(arm, *edge, tokens, 9, size, size / 2, size * 2, 0.0, -0.1, 0.1, *[0.01] * 6)
+        for arm in ARMS
+        for edge in edges
+    ]
 
 
 def gains(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> tuple[list[Gain], list[PolicyScore]]:

@@ -148,7 +148,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
     ({"correction": {"sequence": "mis"}}, {"correction.sequence_threshold": (3.0, 3.0000001)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
-    ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact",)}),
+    ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
     ({"vocabulary": {"rule": "top_k", "k": 5}}, {"vocabulary.k": (6,)}),
     ({"vocabulary": {"rule": "top_p", "p": 0.5}}, {"vocabulary.p": (0.6,)}),
     (
@@ -277,6 +277,23 @@ def test_what_ran(results: Results) -> None:
     assert "abc1234 with uncommitted changes; also abc1234" in dirty
     assert "80 to 160 s" in dirty
     assert "at least 38 % of a job" in dirty
+
+
+def test_what_ran_says_what_was_skipped_and_what_was_interrupted(results: Results) -> None:
+    """An older run recorded neither."""
+    assert "skipped" not in what_ran(results) and "interruption" not in what_ran(results)
+    runs = {arm: [*own] for arm, own in results.runs.items()}
+    for own in runs.values():
+        own[:] = [dataclasses.replace(r, metrics={**r.metrics, "train/skipped": np.zeros(60)}) for r in own]
+    clean = dataclasses.replace(results, runs={arm: tuple(own) for arm, own in runs.items()})
+    assert "- Updates skipped for a NaN or Inf: none.\n" in what_ran(clean) + "\n"
+    first = runs["naive"][0]
+    skipped_N = np.array([1.0, 0.0, 1.0, *[0.0] * 57])
+    runs["naive"][0] = dataclasses.replace(first, metrics={**first.metrics, "train/skipped": skipped_N})
+    runs["dvp"][2] = dataclasses.replace(runs["dvp"][2], record={**first.record, "resumed_at_steps": [10, 40]})
+    text = what_ran(dataclasses.replace(results, runs={arm: tuple(own) for arm, own in runs.items()}))
+    assert "- Updates skipped for a NaN or Inf: naive, seed 0: 2 of 60.\n" in text
+    assert "- Went on from a checkpoint after an interruption: dvp, seed 2: from step 10, 40." in text
 
 
 def test_what_ran_with_an_empty_record(results: Results) -> None:

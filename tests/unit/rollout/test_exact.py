@@ -14,7 +14,7 @@ from exact_fixture import (
     MAX_LENGTH,
     STOP_TOKENS,
     V,
-    differing,
+    differing_tokens,
     random_policy,
     random_requests,
     same_bits,
@@ -76,7 +76,7 @@ def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int
         decoding = Decoding(float(rng.choice([1.0, 0.7])), int(rng.integers(20, 60)), rule, dial)
         sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
         order = rng.permutation(count)
-        found = differing(model, [sampled[i] for i in order], decoding, rng.integers(1, count + 1, 6).tolist())
+        found = differing_tokens(model, [sampled[i] for i in order], decoding, rng.integers(1, count + 1, 6).tolist())
         wrong, total = wrong + found[0], total + found[1]
     return wrong, total
 
@@ -168,7 +168,7 @@ def test_new_weights_count_at_once(pair: Pair, tmp_path: Path) -> None:
     sampler = sampler_of(other, tmp_path)
     requests, decoding = random_requests(6), Decoding(1.0, 20)
     sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
-    assert differing(other, sampled, decoding, [])[0] == 0
+    assert differing_tokens(other, sampled, decoding, [])[0] == 0
     sampler.load_weights(named_weights(model))
     assert all(map(same_bits, sampler.generate(requests, decoding), pair[1].generate(requests, decoding)))
 
@@ -220,8 +220,8 @@ def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair) -> None:
     with torch.no_grad():
         weight = changed.model.layers[0].self_attn.v_proj.weight
         weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
-    assert differing(model, sampled, decoding, [])[0] == 0
-    assert differing(changed, sampled, decoding, [])[0] > 0
+    assert differing_tokens(model, sampled, decoding, [])[0] == 0
+    assert differing_tokens(changed, sampled, decoding, [])[0] > 0
 
 
 # --- the distribution --------------------------------------------------------------------------------

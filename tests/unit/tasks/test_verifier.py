@@ -79,6 +79,34 @@ def test_memory_is_limited() -> None:
         assert time.monotonic() - start < 40
 
 
+WORKER = Path(verifier.__file__).with_name("math_verify_worker.py")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error"),
+    [
+        ("bytearray(1 << 29)", "MemoryError"),
+        ("[0] * (1 << 27)", "MemoryError"),
+        ("os.fork()", "BlockingIOError"),
+        ("threading.Thread(target=print).start()", "RuntimeError"),
+        ("subprocess.run(['true'])", "BlockingIOError"),
+        ("file.write(b'x')", "OSError"),
+    ],
+)
+def test_what_the_worker_cannot_do(attempt: str, error: str) -> None:
+    """Its own limits, in a process of their own; root, whom no number of processes binds, becomes nobody first."""
+    script = (
+        "import os, resource, runpy, subprocess, tempfile, threading;"
+        f"worker = runpy.run_path({str(WORKER)!r}, run_name='worker');"
+        "file = tempfile.TemporaryFile(buffering=0); os.getuid() or os.setuid(65534);"
+        "worker['limit'](resource.RLIMIT_AS, 300 << 20); worker['limit_to_comparing']();"
+        f"\ntry: {attempt}"
+        "\nexcept Exception as error: print(type(error).__name__)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == error, ended.stderr
+
+
 def worker_pid(running: MathVerifier) -> int:
     assert running._worker is not None
     return running._worker.pid

@@ -1,107 +1,30 @@
 """Every estimator × clip × correction × vocabulary × disturbance: what is admitted trains, what is refused says why.
 
-All combinations are validated. Those that are admitted are too many to train in a test, so a covering subset is: every
-pair of choices that any admitted arm has together, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that
-trains two steps. The rest of the suite holds each choice to its definition by itself.
+A covering subset of what is admitted goes through the whole training loop: every pair of choices that any admitted arm
+has together, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. `test_full_product`
+takes the estimators, corrections and vocabularies of all arms through the update alone; the rest of the suite holds
+each choice to its definition by itself.
 """
 
 import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from arms_fixture import DISTURBANCES, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
 from sampler_fixture import PlainSampler
 from step_fixture import run_of
 
 from tailrl.errors import StudyError
 from tailrl.metrics import METRICS
-from tailrl.objective.advantages import ESTIMATORS
-from tailrl.objective.corrections import SEQUENCE_WEIGHTS, TOKEN_WEIGHTS
 from tailrl.records import Problem, write_problems
-from tailrl.settings import Arm
 from tailrl.study import parse_study
 from tailrl.training.loop import train
 from tailrl.vocabulary import RULES
-
-Choice = dict[str, Any]
-
-MIN_P: Choice = {"rule": "min_p", "rho": 0.22}
-VOCABULARIES: dict[str, Choice] = {
-    "full": {"rule": "full"},
-    "min_p": MIN_P,
-    "entropy": {"rule": "entropy", "rho": 0.5},
-    "top_k": {"rule": "top_k", "k": 200},
-    "top_p": {"rule": "top_p", "p": 0.7},
-    "paper_fill": {**MIN_P, "outside": "paper_fill"},
-    "budget": {"rule": "min_p", "rho": 0.4, "adapt": "budget", "budget": 0.05},
-    "difficulty": {"rule": "entropy", "rho": 0.6, "adapt": "difficulty", "rho_easy": 0.9},
-    "sampler": {**MIN_P, "side": "sampler"},
-    "trainer": {**MIN_P, "side": "trainer"},
-    "fill_trainer": {**MIN_P, "side": "trainer", "outside": "paper_fill"},
-}
-DISTURBANCES: dict[str, Choice] = {
-    "none": {},
-    "noise": {"noise": 0.3},
-    "floor": {"floor": 0.01},
-    "bias": {"bias": 0.3},
-    "stale": {"staleness": 1},
-    "rounded": {"weights": "float8_e4m3"},
-    "all": {"noise": 0.1, "floor": 0.01, "bias": 0.1, "staleness": 1, "weights": "float16"},
-    "delayed": {"staleness": 1, "floor": 0.01, "side": "both"},
-    "matched": {"noise": 0.3, "floor": 0.01, "bias": 0.3, "weights": "bfloat16", "side": "both"},
-}
-FACTORS: dict[str, tuple[Any, ...]] = {
-    "estimator": tuple(ESTIMATORS),
-    "clip": (None, "recompute", "bypass", "decoupled"),
-    "token": ("none", *TOKEN_WEIGHTS),
-    "sequence": ("none", *SEQUENCE_WEIGHTS),
-    "veto": (None, 1e-4),
-    "vocabulary": tuple(VOCABULARIES),
-    "disturbance": tuple(DISTURBANCES),
-    "minibatches": (1, 2),
-    "deliberate": (False, True),
-}
-
-
-def every_combination() -> Iterator[Choice]:
-    for values in itertools.product(*FACTORS.values()):
-        yield dict(zip(FACTORS, values, strict=True))
-
-
-def reasons(choice: Choice) -> list[str]:
-    """The beginnings of the sentences with which a combination may be refused; none where it is sound."""
-    vocabulary = VOCABULARIES[choice["vocabulary"]]
-    weighted = choice["token"] != "none" or choice["sequence"] != "none"
-    found = []
-    if "outside" in vocabulary and (weighted or choice["veto"] or choice["clip"]):
-        found.append("vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio")
-    ratio = choice["token"] != "none" or choice["sequence"] in ("is", "tis", "mis")
-    if choice["clip"] in ("bypass", "decoupled") and ratio:
-        found.append(f"clip.ratio: {choice['clip']} already divides by the sampler's probability")
-    if "side" in vocabulary and not choice["deliberate"]:
-        found.append(f"vocabulary.side: {vocabulary['side']} samples from one distribution and trains another")
-    if choice["minibatches"] > 1 and not (choice["clip"] or ratio or choice["deliberate"]):
-        found.append("with 2 minibatches all but the first train on responses of an older policy")
-    if choice["minibatches"] > 1 and choice["disturbance"] == "delayed":
-        found.append("with disturbance.side: both, staleness takes one gradient a step")
-    return found
-
-
-def arm_of(choice: Choice) -> Choice:
-    return {
-        "estimator": choice["estimator"],
-        "clip": choice["clip"] and {"ratio": choice["clip"]},
-        "vocabulary": VOCABULARIES[choice["vocabulary"]],
-        "disturbance": DISTURBANCES[choice["disturbance"]],
-        "correction": {name: choice[name] for name in ("token", "sequence", "veto")},
-        "deliberate": choice["deliberate"],
-    }
 
 
 def covering() -> list[Choice]:
@@ -146,27 +69,6 @@ def test_the_factors_are_those_of_the_schema() -> None:
         assert choices("Vocabulary", key) == {v.get(key, default) for v in VOCABULARIES.values()}, key
     assert set(schema["Disturbance"]["properties"]) == {key for cause in DISTURBANCES.values() for key in cause}
     assert choices("Vocabulary", "rule") == set(RULES)
-
-
-def test_every_combination_is_admitted_or_refused_with_its_reason() -> None:
-    """The arm alone; minibatches belong to the study and are below. Estimator and disturbance do not matter here."""
-    counts = {"admitted": 0, "refused": 0}
-    for choice in every_combination():
-        if choice["estimator"] != "rloo" or choice["minibatches"] > 1 or choice["disturbance"] != "none":
-            continue
-        expected = reasons(choice)
-        try:
-            Arm.model_validate(arm_of(choice))
-        except ValidationError as error:
-            (item,) = error.errors()
-            message = item["msg"].removeprefix("Value error, ")
-            assert any(message.startswith(reason) for reason in expected), (choice, message)
-            counts["refused"] += 1
-        else:
-            assert not expected, choice
-            counts["admitted"] += 1
-    assert sum(counts.values()) == 4 * 3 * 7 * 2 * len(VOCABULARIES) * 2
-    assert min(counts.values()) > 300
 
 
 @pytest.mark.parametrize("deliberate", [False, True])

@@ -5,14 +5,26 @@ result; `verdicts` accounts for how many tests there are, and decides.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, TrainedRun
+from tailrl.report.findings import (
+    CLAIMS,
+    CONTRADICTED,
+    REPRODUCED,
+    UNDECIDED,
+    UNTESTABLE,
+    Finding,
+    claim,
+    interval,
+    measured,
+    nothing,
+)
 from tailrl.report.statistics import (
     Difference,
     arm_difference,
@@ -23,8 +35,7 @@ from tailrl.report.statistics import (
 )
 from tailrl.report.survival import collapses, deepest_loss
 
-REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
-UNTESTABLE = "not testable at this scale"
+__all__ = ["CLAIMS"]
 
 DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
 MASKED, UNMASKED = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl"
@@ -48,66 +59,13 @@ _POWERS = 14.0
 """Powers of ten that a magnitude lies from 1 at most: zeros (below rounding) and overflows count as the nearer end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What some arms show of a claim, before the number of tests is accounted for.
-
-    Attributes:
-        arms: those compared, first the one that the claim is about.
-        seeds: the runs behind it, of the arm with fewest.
-        effect, low, high: the endpoint with its interval over seeds, in the claim's unit; NaN where there is none.
-        words: what was seen.
-        p_for, p_against: one-sided p that the claim's direction holds, and that its opposite does.
-        outcome: where no test decides: a fact, or that there is nothing to test.
-    """
-
-    arms: tuple[str, ...]
-    seeds: int
-    effect: float
-    low: float
-    high: float
-    words: str
-    p_for: float = math.nan
-    p_against: float = math.nan
-    outcome: str | None = None
-
-
-Find = Callable[[Results], Iterator[Finding]]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A paper's statement and its source; the unit of the effect; the tests that it is counted with; what it takes."""
-
-    statement: str
-    source: str
-    unit: str
-    family: str
-    needs: str
-    find: Find
-
-
-CLAIMS: list[Claim] = []
-"""Every claim, in the order of the report."""
-
-
-def _claim(statement: str, source: str, *, unit: str, family: str, needs: str) -> Callable[[Find], Find]:
-    """Lists the function that finds where a claim can be tested."""
-
-    def add(find: Find) -> Find:
-        CLAIMS.append(Claim(statement, source, unit, family, needs, find))
-        return find
-
-    return add
-
-
 # --- the tokens --------------------------------------------------------------------------------------
 
 _OWN_NAIVE = roles.both(roles.is_naive, roles.has_own_mismatch)
 _NEEDS_OWN = "naive arm under an engine's own mismatch"
 
 
-@_claim("|Δ| grows with 1 − p", f"{DVP}, Prop. 4.2", unit="ratio", family="size", needs=_NEEDS_OWN)
+@claim("|Δ| grows with 1 − p", f"{DVP}, Prop. 4.2", unit="ratio", family="size", needs=_NEEDS_OWN)
 def delta_grows(results: Results) -> Iterator[Finding]:
     """Of sampled tokens, a run's mean |Δ| in the tail (-ln π_train at least 5) over that in the head (π_train above
     0.9), as a geometric mean over runs: above 1."""
@@ -118,24 +76,24 @@ def delta_grows(results: Results) -> Iterator[Finding]:
             tail, head = (_log10(_mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL, nats_T < HEAD))
             ratios.append(float(tail - head))
         ratio = difference_from(ratios, 0.0)
-        words = f"mean |Δ| in the tail is {_interval(*_powers(ratio))} times that in the head"
-        yield _measured((arm,), ratio, _powers(ratio), words, *one_sided(ratio))
+        words = f"mean |Δ| in the tail is {interval(*_powers(ratio))} times that in the head"
+        yield measured((arm,), ratio, _powers(ratio), words, *one_sided(ratio))
 
 
-@_claim("Sampled tail tokens have −Δ > 0", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
+@claim("Sampled tail tokens have −Δ > 0", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
 def delta_is_negative(results: Results) -> Iterator[Finding]:
     """A run's mean of −Δ over its sampled tokens in the tail (-ln π_train at least 5), as a mean over runs: above 0."""
     for arm in roles.arms_as(results, _OWN_NAIVE):
         means = [_mean(-delta_T[nats_T >= TAIL]) for nats_T, delta_T in map(_tokens, results.runs[arm])]
         mean = difference_from(means, 0.0)
         ends = (mean.mean, mean.low, mean.high)
-        yield _measured((arm,), mean, ends, f"mean −Δ in the tail is {_interval(*ends)} nats", *one_sided(mean))
+        yield measured((arm,), mean, ends, f"mean −Δ in the tail is {interval(*ends)} nats", *one_sided(mean))
 
 
 # --- the divergence ----------------------------------------------------------------------------------
 
 
-@_claim(
+@claim(
     "DVP keeps the masked KL below 0.001",
     f"{DVP}, experiments",
     unit="nats",
@@ -149,11 +107,11 @@ def divergence_stays_small(results: Results) -> Iterator[Finding]:
         highest_S = _log10([float(np.fmax.reduce(_stretches(run, MASKED))) for run in results.runs[arm]])
         level = difference_from(highest_S, 0.0)
         above, below = one_sided(difference_from(highest_S, math.log10(STABLE)))
-        words = f"masked k3 is {_interval(*_powers(level))} nats where it is highest"
-        yield _measured((arm,), level, _powers(level), words, below, above)
+        words = f"masked k3 is {interval(*_powers(level))} nats where it is highest"
+        yield measured((arm,), level, _powers(level), words, below, above)
 
 
-@_claim(
+@claim(
     "Naive's KL explodes, DVP's does not",
     f"{DVP}, Figure 1",
     unit="ratio",
@@ -171,18 +129,18 @@ def divergence_explodes(results: Results) -> Iterator[Finding]:
         if not any(exploded):
             largest = 10 ** float(np.fmax.reduce(np.concatenate(growth)))
             words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
-            yield replace(_measured(arms, fewest, _powers(ratios[0]), words), outcome=UNTESTABLE)
+            yield replace(measured(arms, fewest, _powers(ratios[0]), words), outcome=UNTESTABLE)
             continue
         words = "; ".join(
-            f"{arm}: k3 ends at {_interval(*_powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
+            f"{arm}: k3 ends at {interval(*_powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
             for arm, ratio, count in zip(arms, ratios, exploded, strict=True)
         )
         naive, dvp = (one_sided(difference_from(logs_S, math.log10(EXPLOSION))) for logs_S in growth)
         both = float(np.max([naive[0], dvp[1]]))  # both parts have to hold: an intersection-union test
-        yield _measured(arms, fewest, _powers(ratios[0]), words, both, dvp[0])
+        yield measured(arms, fewest, _powers(ratios[0]), words, both, dvp[0])
 
 
-@_claim(
+@claim(
     "The exact engine's k3 is 0 at every step",
     f"{VEXACT}, zero-mismatch reference",
     unit="nats",
@@ -205,7 +163,7 @@ def exact_is_exact(results: Results) -> Iterator[Finding]:
 # --- the collapse ------------------------------------------------------------------------------------
 
 
-@_claim(
+@claim(
     "Naive collapses by mismatch alone: with zero mismatch it does not",
     f"{VEXACT}, finding (a)",
     unit="share of runs",
@@ -219,7 +177,7 @@ def collapses_unlike_exact(results: Results) -> Iterator[Finding]:
     yield from _survival(results, control, apart=("sampler", "disturbance"))
 
 
-@_claim(
+@claim(
     "Naive collapses by mismatch alone: as disturbed without one it does not",
     f"{VEXACT}, finding (a), by a matched control",
     unit="share of runs",
@@ -239,7 +197,7 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
         first, second = (collapses(results.runs[arm]) for arm in arms)
         counts = [(sum(step is not None for step in steps), len(steps)) for steps, _ in (first, second)]
         if not all(n for _, n in counts):
-            yield _nothing(arms)
+            yield nothing(arms)
             continue
         share = share_difference(*counts)
         words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))
@@ -255,7 +213,53 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
 # --- the held-out score ------------------------------------------------------------------------------
 
 
-@_claim(
+@claim(
+    "Naive ends lower by mismatch alone: than with zero mismatch",
+    f"{VEXACT}, finding (a), in scores",
+    unit="share of samples",
+    family="harm",
+    needs="naive arm under a mismatch beside one with the exact engine",
+)
+def ends_below_exact(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of naive under a mismatch minus that of naive with the exact engine, over seeds (Welch): below 0.
+    The policies answer as they are, undisturbed."""
+    control = roles.both(roles.is_naive, roles.has_exact_engine)
+    yield from _lower(results, control, apart=("sampler", "disturbance"))
+
+
+@claim(
+    "Naive ends lower by mismatch alone: than as disturbed without one",
+    f"{VEXACT}, finding (a), in scores by a matched control",
+    unit="share of samples",
+    family="harm",
+    needs="naive arm with a disturbed sampler beside its matched control",
+)
+def ends_below_matched(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of naive with a disturbed sampler minus that of its matched control, over seeds (Welch): below 0.
+    The policies answer as they are, undisturbed."""
+    yield from _lower(results, roles.both(roles.is_naive, roles.is_matched), apart=("disturbance.side",))
+
+
+def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> Iterator[Finding]:
+    naive = roles.both(roles.is_naive, roles.is_mismatched)
+    for found in _score(results, naive, control, apart=apart):
+        yield replace(found, p_for=found.p_against, p_against=found.p_for)
+
+
+@claim(
+    "DVP ends above naive with zero mismatch too",
+    "open question",
+    unit="share of samples",
+    family="zero",
+    needs="DVP arm beside a naive arm, both with the exact engine",
+)
+def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of DVP minus that of naive, both with the exact engine, over seeds (Welch): above 0."""
+    exact = roles.has_exact_engine
+    yield from _score(results, roles.both(roles.is_dvp, exact), roles.both(roles.is_naive, exact))
+
+
+@claim(
     "DVP ends above naive",
     f"{DVP}, experiments",
     unit="share of samples",
@@ -264,10 +268,10 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
 )
 def dvp_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP minus that of naive at the same dose, over seeds (Welch): above 0."""
-    yield from _score(results, roles.is_dvp)
+    yield from _score(results, roles.both(roles.is_dvp, roles.is_mismatched), roles.is_naive)
 
 
-@_claim(
+@claim(
     "DVP + MIS ends above naive (by 26.55 %)",
     f"{DVP}, experiments",
     unit="share of samples",
@@ -277,7 +281,7 @@ def dvp_ends_above(results: Results) -> Iterator[Finding]:
 def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP + MIS minus that of naive at the same dose, over seeds (Welch): above 0. Whether the
     paper's 26.55 % lies in the interval, as points or relative to naive, is said and not tested."""
-    for found in _score(results, roles.is_dvp_mis):
+    for found in _score(results, roles.both(roles.is_dvp_mis, roles.is_mismatched), roles.is_naive):
         naive = float(np.mean([score.avg_at_k for score in results.evaluations[found.arms[1]].scores]))
         sizes = {"as points": GAIN, "as relative": GAIN * naive}
         said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
@@ -285,13 +289,15 @@ def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
         yield replace(found, words=found.words + where)
 
 
-def _score(results: Results, remedy: roles.Role) -> Iterator[Finding]:
-    for arms in roles.pairs(results, roles.both(remedy, roles.is_mismatched), roles.is_naive):
+def _score(
+    results: Results, first: roles.Role, second: roles.Role, *, apart: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    for arms in roles.pairs(results, first, second, apart=apart):
         found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
         ends = (found.mean, found.low, found.high)
-        points = _interval(*[100 * end for end in ends], form="+.1f")
+        points = interval(*[100 * end for end in ends], form="+.1f")
         words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
-        yield _measured(arms, found, ends, words, *one_sided(found))
+        yield measured(arms, found, ends, words, *one_sided(found))
 
 
 # --- measures of one run, and their words ------------------------------------------------------------
@@ -332,20 +338,3 @@ def _powers(logs: Difference) -> tuple[float, float, float]:
     with np.errstate(over="ignore"):
         mean, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
     return mean, low, high
-
-
-def _interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
-    return f"{mean:{form}}" + ("" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]")
-
-
-def _measured(
-    arms: tuple[str, ...], measure: Difference, ends: Sequence[float], words: str, p_for: float = math.nan,
-    p_against: float = math.nan,
-) -> Finding:  # fmt: skip
-    """A finding on the runs of a measure; that there is nothing to test where it has none."""
-    effect, low, high = ends
-    return Finding(arms, measure.n, effect, low, high, words, p_for, p_against) if measure.n else _nothing(arms)
-
-
-def _nothing(arms: tuple[str, ...]) -> Finding:
-    return Finding(arms, 0, math.nan, math.nan, math.nan, "no run recorded what it takes", outcome=UNTESTABLE)

@@ -149,11 +149,26 @@ def what_ran(results: Results) -> str:
         f"Hardware: {_distinct(_hardware(record) for record in records)}",
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
+        *_interruptions(runs),
         *_assumed_values(results),
     ]
     if left_out:
         items.append(f"Sampled tokens left out of the figure of Δ, log-probability not finite: {left_out}")
     return "\n".join(f"- {item}." for item in items)
+
+
+def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
+    """What did not go straight on in a run: updates that were skipped, and processes that ended before it."""
+    skipped, resumed = [], []
+    for run in runs:
+        name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric("train/skipped")
+        if np.nansum(skipped_N):
+            skipped.append(f"{name}: {np.nansum(skipped_N):.0f} of {skipped_N.size}")
+        if steps := run.record.get("resumed_at_steps"):
+            resumed.append(f"{name}: from step {', '.join(map(str, steps))}")
+    recorded = any("train/skipped" in run.metrics for run in runs)
+    items = [f"Updates skipped for a NaN or Inf: {'; '.join(skipped) or 'none'}"] if recorded else []
+    return items + ([f"Went on from a checkpoint after an interruption: {'; '.join(resumed)}"] if resumed else [])
 
 
 def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:

@@ -109,6 +109,18 @@ class DeltaBin:
         tokens: how many lie in the bin; clusters: the steps of runs that they come from.
         size, size_low, size_high: mean |Δ| with its interval over clusters, nats.
         signed, signed_low, signed_high: mean of -Δ likewise, nats.
+        epsilon: the least ε_max, nats, for which the exact worst case of Proposition 4.2, |Δ| ≤ ln(p + (1-p) e^{2ε}),
+            lets the mean |Δ| be what it is; alike in all bins where |Δ| grows with 1 - p as the worst case does.
+        sigma: σ, nats, of Proposition 4.3's noise ε_k ~ N(0, σ²), from all of the arm's tokens: Σ Δ² / Σ (1-p).
+        size_normal_low, size_normal_high: the mean |Δ| that this noise predicts, √(2/π) σ (1-p) √(1+c), at the ends of
+            0 ≤ c ≤ 1, the chance that two draws from the other tokens are the same one.
+        signed_paper: the mean of -Δ by Proposition 4.3 as printed, mean Δ².
+        signed_corrected: the same to second order in σ, (3/2) mean Δ² - σ² (1-p).
+
+    Of a sampled token a only p_a is known, but this noise gives Δ² the mean σ²[(1-p_a)² + Σ_{k≠a} p_k²], which is what
+    the paper prints for -Δ. To second order the mean of -Δ is σ²[½ - 2p_a + (3/2) Σ_k p_k²], 3/2 of the other less
+    σ²(1-p_a); and over the tokens that a state draws Δ² has the mean σ²(1 - Σ_k p_k²), 1-p the mean 1 - Σ_k p_k². Under
+    a mask this holds as far as the sampler's set has all the mass.
     """
 
     arm: str
@@ -122,6 +134,12 @@ class DeltaBin:
     signed: float
     signed_low: float
     signed_high: float
+    epsilon: float
+    sigma: float
+    size_normal_low: float
+    size_normal_high: float
+    signed_paper: float
+    signed_corrected: float
 
 
 def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
@@ -133,13 +151,28 @@ def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
     bin_T = np.digitize(-train_T, NATS) - 1
     # Rounding can make a log-probability of a sure token a little positive.
     bin_T = np.where(np.isfinite(delta_T), np.maximum(bin_T, 0), -1)
+    rest_T = np.maximum(-np.expm1(train_T), 0.0)
+    rest = float(rest_T[bin_T >= 0].sum())
+    sigma = math.sqrt(float(np.square(delta_T[bin_T >= 0]).sum()) / rest) if rest > 0 else math.nan
     bins = []
     for index, (low, high) in enumerate(itertools.pairwise(NATS)):
         delta, cluster = delta_T[bin_T == index], cluster_T[bin_T == index]
         size, signed = cluster_interval(np.abs(delta), cluster), cluster_interval(-delta, cluster)
         ends = (size.mean, size.low, size.high, signed.mean, signed.low, signed.high)
-        bins.append(DeltaBin(runs[0].arm, low, high, delta.size, size.n, *ends))
+        predicted = _predicted(size.mean, np.square(delta), rest_T[bin_T == index], sigma)
+        bins.append(DeltaBin(runs[0].arm, low, high, delta.size, size.n, *ends, *predicted))
     return bins
+
+
+def _predicted(size: float, square_T: FloatArray, rest_T: FloatArray, sigma: float) -> tuple[float, ...]:
+    """The last six fields of a DeltaBin, from its mean |Δ|, and Δ² and 1 - p of its tokens; NaN without tokens."""
+    if not square_T.size:
+        return (math.nan, sigma, *[math.nan] * 4)
+    square, rest = float(square_T.mean()), float(rest_T.mean())
+    # ½ ln(1 + (e^size - 1) / (1-p)), in a form that does not overflow where a policy has collapsed.
+    epsilon = (size + math.log1p((rest - 1) * math.expm1(-size) / rest)) / 2 if rest > 0 else math.nan
+    normal = math.sqrt(2 / math.pi) * sigma * rest
+    return epsilon, sigma, normal, math.sqrt(2) * normal, square, 1.5 * square - sigma**2 * rest
 
 
 @dataclass(frozen=True, slots=True)

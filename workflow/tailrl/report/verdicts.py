@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrl.report import roles
-from tailrl.report.claims import CLAIMS, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
+from tailrl.report.claims import CLAIMS
 from tailrl.report.data import Results
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
 from tailrl.report.statistics import CONFIDENCE, holm
 
 LEVEL = (1 - CONFIDENCE) / 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from tailrl.disturbance import UNDISTURBED
+from tailrl.errors import StudyError
 from tailrl.records import Request, Rollout
 from tailrl.settings import Disturbance, SamplerSettings
 
@@ -79,6 +80,9 @@ def make_sampler(
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request's random stream has its own.
         trainer: the model that is trained, where it is to verify what the engine draws.
+
+    Raises:
+        StudyError: the engine is not installed, or does not know the policy.
     """
     if settings.verify:
         from tailrl.rollout.sampling import stop_tokens
@@ -92,6 +96,16 @@ def make_sampler(
         from tailrl.rollout.exact import ExactSampler
 
         return ExactSampler(policy_folder, settings.dtype, max_length)
-    from tailrl.rollout.vllm import VllmSampler
+    if settings.engine == "transformers":
+        from tailrl.rollout.transformers import TransformersSampler
 
+        return TransformersSampler(policy_folder, settings.dtype, max_length)
+    try:
+        from tailrl.rollout.vllm import VllmSampler
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise StudyError(
+            "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
+        ) from None
     return VllmSampler(policy_folder, settings.dtype, max_length, seed, settings.kv_cache_dtype)

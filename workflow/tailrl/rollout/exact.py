@@ -10,9 +10,7 @@ ones are admitted once there is room for a good many.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,16 +18,16 @@ from tailrl.errors import StudyError
 from tailrl.operators import Scoring, head_logits
 from tailrl.policy import EXACT_ATTENTION, head_weight
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding, exactness, is_kept
-from tailrl.rollout.flight import Flight, Step
-from tailrl.rollout.sampling import Drawn, draw, response_limits, stop_tokens
+from tailrl.rollout import Decoding, exactness
+from tailrl.rollout.flight import Flight
+from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
 
 
 class ExactSampler:
     """A `Sampler` over a copy of the trainer's model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
-        config = AutoConfig.from_pretrained(policy_folder)
+        config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rotary in ("dynamic", "longrope"):
             raise StudyError(
@@ -65,7 +63,7 @@ class ExactSampler:
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
-        responses = _Responses(len(requests), max(limits))
+        responses = Responses(len(requests), max(limits))
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         start_N = torch.tensor([request.start for request in requests])
@@ -74,10 +72,9 @@ class ExactSampler:
             places = (step.place_S + start_N[step.request_S]).tolist()
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
-            responses.add(step, drawn)
-            for row in range(step.alive):
-                if is_kept(step.seeds[row], places[row], decoding.keep_every):
-                    responses.logits[step.request_S[row]].append(logits_SV[row].numpy().copy())
+            alive = slice(step.alive)
+            responses.add(step.request_S[alive], step.place_S[alive], drawn.first(step.alive))
+            responses.keep(step.request_S[alive], step.seeds, places, logits_SV, decoding.keep_every)
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
@@ -85,37 +82,3 @@ class ExactSampler:
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `exactness.self_test`."""
         return exactness.self_test(self.generate, self.model, requests, decoding)
-
-
-class _Responses:
-    """What has been sampled for N requests, as tensors [N, longest response]."""
-
-    def __init__(self, count: int, longest: int) -> None:
-        self.length_N = torch.zeros(count, dtype=torch.int64)
-        self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
-        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
-        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
-        self.logits: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
-
-    def add(self, step: Step, drawn: Drawn) -> None:
-        """The tokens of one step."""
-        alive = slice(step.alive)
-        where = step.request_S[alive], step.place_S[alive]
-        self.length_N[where[0]] = where[1] + 1
-        self.token_NT[where] = drawn.token_S[alive]
-        self.logp_NT[where] = drawn.logp_S[alive]
-        self.log_kept_NT[where] = drawn.log_kept_S[alive]
-        self.kept_vocab_NT[where] = drawn.kept_vocab_S[alive].int()
-
-    def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
-        """One for each request, in their order."""
-        ends = set(stop.tolist())
-        made = []
-        for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
-            tokens = tuple(self.token_NT[index, :length].tolist())
-            logp_T, log_kept_T, kept_vocab_T = (
-                tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
-            )
-            numbers = logp_T, log_kept_T, kept_vocab_T
-            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, tuple(self.logits[index])))
-        return made

@@ -55,16 +55,16 @@ def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, 
     batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
     hidden_TH = hidden_states(trainer, batch.tokens_P, batch.packing)[batch.predict_T]
     threshold_T1 = torch.tensor([request.threshold for request, _ in sampled])[batch.sequence_T, None]
-    seeds = [request.seed for request, rollout in sampled for _ in rollout.tokens]
-    places = [place for rollout in rollouts for place in range(len(rollout.tokens))]
+    where = (batch.of_tokens([request.seed for request, _ in sampled]), batch.places())
     scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
     weight_VH = head_weight(trainer)
-    scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, places)
+    scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where)
     same_T = np.ones(len(batch.targets_T), bool)
     for name, values_T in (
         ("logp_infer_T", scored.logp_T),
         ("log_kept_infer_T", scored.log_kept_T),
-        ("kept_vocab_infer_T", scored.kept_vocab_T),
+        ("kept_vocab_infer_T", scored.kept_vocab_T.int()),
     ):
-        same_T &= np.concatenate([getattr(rollout, name) for rollout in rollouts]) == values_T.numpy()
+        theirs_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
+        same_T &= theirs_T.view(np.int32) == values_T.numpy().view(np.int32)
     return int((~same_T).sum())

@@ -14,6 +14,7 @@ from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, futu
 from tailrl.packing import micro_batches, pack
 from tailrl.policy import exact_hidden_states, key_group
 from tailrl.records import Request
+from tailrl.rollout.sampling import token_bytes
 
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
@@ -30,8 +31,7 @@ class KeyValueCache:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
         layers = range(config.num_hidden_layers)
-        row_bytes = 2 * len(layers) * heads * size * length * model.dtype.itemsize
-        fitting = max(ROWS, CACHE_BYTES // row_bytes // ROWS * ROWS)
+        fitting = max(ROWS, CACHE_BYTES // (length * token_bytes(config, model.dtype)) // ROWS * ROWS)
         self.rows = min(rounded_up(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
         self.group = key_group(config)
         self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]

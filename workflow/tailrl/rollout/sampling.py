@@ -1,17 +1,19 @@
-"""What an engine of our own needs besides a forward: where responses end, and how a token is drawn."""
+"""What an engine of our own needs besides a forward: where responses end, how a token is drawn, what has been drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from tailrl.errors import StudyError
 from tailrl.noise import gumbel
-from tailrl.records import Request
-from tailrl.rollout import Decoding
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding, is_kept
 from tailrl.vocabulary import log_masses
 
 
@@ -33,7 +35,11 @@ class Drawn:
 
     def first(self, count: int) -> "Drawn":
         """Those of the first rows alone."""
-        return Drawn(*(getattr(self, field.name)[:count] for field in fields(self)))
+        return self.at(slice(count))
+
+    def at(self, rows: slice | Tensor) -> "Drawn":
+        """Those of some rows: a slice, their numbers, or which of all they are."""
+        return Drawn(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def split(self, lengths: Sequence[int]) -> list["Drawn"]:
         """Runs of rows, one after another."""
@@ -69,13 +75,56 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
     )
 
 
+class Responses:
+    """What has been sampled for N requests, as tensors [N, longest response]."""
+
+    def __init__(self, count: int, longest: int) -> None:
+        self.length_N = torch.zeros(count, dtype=torch.int64)
+        self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
+        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
+        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
+        self.logits_NK: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
+
+    def add(self, request_S: Tensor, place_S: Tensor, drawn: Drawn) -> None:
+        """One token each of S requests, at its place among those that were sampled for it."""
+        where = request_S, place_S
+        self.length_N[request_S] = place_S + 1
+        self.token_NT[where] = drawn.token_S
+        self.logp_NT[where] = drawn.logp_S
+        self.log_kept_NT[where] = drawn.log_kept_S
+        self.kept_vocab_NT[where] = drawn.kept_vocab_S.int()
+
+    def keep(
+        self, request_S: Tensor, seeds: Sequence[int], places: Sequence[int], logits_SV: Tensor, every: int
+    ) -> None:
+        """The logits of those rows whose decoding step is one to keep (`rollout.is_kept`)."""
+        if every:
+            for row, request in enumerate(request_S.tolist()):
+                if is_kept(seeds[row], places[row], every):
+                    self.logits_NK[request].append(logits_SV[row].numpy().copy())
+
+    def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
+        """One for each request, in their order; `stop` holds the end tokens."""
+        ends = set(stop.tolist())
+        made = []
+        for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
+            tokens = tuple(self.token_NT[index, :length].tolist())
+            logp_T, log_kept_T, kept_vocab_T = (
+                tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
+            )
+            numbers = logp_T, log_kept_T, kept_vocab_T
+            kept = tuple(self.logits_NK[index])
+            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, kept))
+        return made
+
+
 def stop_tokens(policy_folder: Path) -> list[int]:
     """End tokens as the policy's own files name them: one id or several, in one file or in two.
 
     Raises:
         StudyError: there is none, so that no response could ever end.
     """
-    configs = [AutoConfig.from_pretrained(policy_folder).get_text_config()]
+    configs = [AutoConfig.from_pretrained(policy_folder, trust_remote_code=False).get_text_config()]
     if (policy_folder / "generation_config.json").exists():
         configs.append(GenerationConfig.from_pretrained(policy_folder))
     found: set[int] = set()
@@ -98,3 +147,9 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
         min(decoding.max_new_tokens - request.start, max_length - length)
         for request, length in zip(requests, lengths, strict=True)
     ]
+
+
+def token_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Memory that one token's keys and values take in all layers."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * size * dtype.itemsize)

@@ -96,9 +96,8 @@ class VerifiedSampler:
         batch = pack_batch([request.prompt_tokens for request in requests], proposed, weight_VH.device)
         hidden_TH = hidden_states(self.trainer, batch.tokens_P, batch.packing)[batch.predict_T]
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
-        pairs = list(zip(requests, proposed, strict=True))
-        seeds = [request.seed for request, tokens in pairs for _ in tokens]
-        places = [request.start + place for request, tokens in pairs for place in range(len(tokens))]
+        seeds, starts = batch.of_tokens([r.seed for r in requests]), batch.of_tokens([r.start for r in requests])
+        places = [start + place for start, place in zip(starts, batch.places(), strict=True)]
         threshold_N = torch.tensor([request.threshold for request in requests], device=weight_VH.device)
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []

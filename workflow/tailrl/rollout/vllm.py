@@ -192,6 +192,7 @@ class VllmSampler:
         try:
             self.llm = LLM(
                 model=str(policy_folder),
+                trust_remote_code=False,
                 dtype=dtype,
                 kv_cache_dtype=kv_cache_dtype,
                 # The engine starts empty and is handed every weight, head included: where a reload leaves out a

@@ -28,9 +28,22 @@ def compare(gold: str, answer: str) -> str:
     return "equal" if verify(gold_parsed, answer_parsed, timeout_seconds=None) else "different"
 
 
+def limit(kind: int, most: int) -> None:
+    """Hold this process to at most so much of a resource, or to what it may have already where that is less."""
+    _, allowed = resource.getrlimit(kind)
+    most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+    resource.setrlimit(kind, (most, most))
+
+
+def limit_to_comparing() -> None:
+    """From here on no process or thread can be started (but by root), no file written, no memory dumped."""
+    for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        limit(kind, 0)
+
+
 def main(memory_bytes: int, timeout: float) -> None:
     """Serve pairs until the caller closes our input."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    limit(resource.RLIMIT_AS, memory_bytes)
     # Replies go to a copy of standard output: what a library prints must not be read as a reply.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
     os.dup2(2, 1)
@@ -40,6 +53,7 @@ def main(memory_bytes: int, timeout: float) -> None:
         replies.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
         return
     logging.disable()
+    limit_to_comparing()
     replies.write(json.dumps("ready") + "\n")
     for line in sys.stdin:
         # Nobody kills a worker whose caller was itself killed: without a handler this signal ends the process.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.records import Problem
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, same_problem_key
@@ -46,9 +46,8 @@ def fetch(hub_name: str, split: str) -> Any:
         return datasets.load_dataset(hub_name, split=split)
     # The hub's client, its HTTP library and the reader of each file format have exceptions of their own.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise StudyError(
-            f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason}): run "
+            f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason(error)}): run "
             "`snakemake --cores 1 download` where there is a network, or set the task's path to a local parquet or "
             "JSONL file (task.path)"
         ) from None
@@ -84,8 +83,7 @@ def _json_or_none(line: str) -> object:
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-    return StudyError(f"{file}: cannot be read as {kind}: {reason}")
+    return StudyError(f"{file}: cannot be read as {kind}: {reason(error)}")
 
 
 # --- making problems ---------------------------------------------------------------------------------

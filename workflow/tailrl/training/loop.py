@@ -3,38 +3,62 @@
     rollout → reward → advantages → packed micro-batches → log-probs → weights → loss → AdamW → weights to the engine
 
 Every random choice is derived from the seed and the step, never from the arm: at the first step all arms
-sample the same problems with the same random numbers.
+sample the same problems with the same random numbers. What the steps change is the `RunState`: a run that is
+interrupted takes up the last one that was saved, and ends as it would have ended.
 """
 
 import json
+import math
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.errors import StudyError
+from tailrl.errors import NumericalError, StudyError
+from tailrl.metrics import METRICS
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.policy import EXACT_ATTENTION, encode_prompt, load_policy, load_tokenizer, required_length, save_policy
 from tailrl.provenance import provenance
-from tailrl.records import Request, Rollout, read_problems
+from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
-from tailrl.settings import Run
+from tailrl.settings import Run, Training
 from tailrl.tasks.scoring import score
-from tailrl.tracking import Tracker
-from tailrl.training.handover import Handover
+from tailrl.tracking import Tracker, json_line
+from tailrl.training.checkpoints import Checkpoints, fingerprint
+from tailrl.training.engine import Engine
+from tailrl.training.skipped import write_batch
+from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, Stopwatch, update
 from tailrl.training.thresholds import Thresholds
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What stays the same throughout a run: settings, seed, folder of the results, and the problems as tokens."""
+
+    run: Run
+    seed: int
+    out: Path
+    tokenizer: PreTrainedTokenizerBase
+    problems: list[Problem]
+    prompts: list[tuple[int, ...]]
+    decoding: Decoding
+
+
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
     """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`.
+
+    Goes on from the last whole state in `out/checkpoints`, a folder that is gone when the run is finished. The batches
+    of skipped updates stay in `out/skipped`.
 
     Args:
         run: the arm's settings.
@@ -45,96 +69,208 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         wandb_folder: where W&B keeps its files.
 
     Raises:
-        StudyError: an unreadable input, a prompt too long for the policy, a loss that is not finite.
+        StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
+            updates in a row, a state that cannot be saved.
     """
-    started = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    settings = run.training
-    tokenizer = load_tokenizer(policy_folder)
-    problems = read_problems(problems_file)
-    prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
+    job = _read_job(run, seed, policy_folder, problems_file, out)
+    identity = fingerprint(run, seed, policy_folder, problems_file)
+    checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
+    with checkpoints.held() as waited:
+        if not (waited and _is_finished(out, identity)):
+            _train(job, policy_folder, checkpoints, wandb_folder)
+        checkpoints.clear()
+
+
+def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path) -> None:
+    started, run, settings = time.perf_counter(), job.run, job.run.training
     model = load_policy(policy_folder)
     if run.sampler.exact:
         model.set_attn_implementation(EXACT_ATTENTION)
-    length = required_length(problems, prompts, settings.max_new_tokens, model.config)
-    optimizer = torch.optim.AdamW(
+    length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
+    engine = Engine(
+        lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),
+        run.disturbance,
+        settings.rollout_timeout,
+    )
+    thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
+    state = RunState(model, _make_optimizer(model, settings), engine.hand_over, thresholds)
+    resumed = checkpoints.resume(state)
+    tested = _start_engine(engine, job, state, resumed)
+    order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
+    state.startup_seconds += time.perf_counter() - started
+    started -= state.wall_seconds
+    between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
+    with Tracker(run, job.seed, job.out, wandb_folder, state.metrics()) as tracker:
+        while state.step < settings.steps:
+            metrics, fault = take_step(job, state, engine, next(order), between_steps)
+            begun = time.perf_counter()
+            tracker.log(metrics)
+            state.lines.append(json.dumps(metrics))
+            state.step += 1
+            state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
+            state.wall_seconds = begun - started
+            stuck = state.skipped_in_a_row >= most
+            if stuck or state.step % settings.checkpoint_every == 0:
+                saved = checkpoints.save(state)
+            if stuck:
+                raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
+            between_steps = time.perf_counter() - begun
+    if state.skipped_in_a_row >= most:
+        # It stopped so in its last step, and was started again.
+        raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
+    state.wall_seconds = time.perf_counter() - started
+    _write_results(job, state, {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested})
+
+
+def take_step(
+    job: Job, state: RunState, engine: Engine, chosen: Sequence[int], between_steps: float
+) -> tuple[dict[str, float], str | None]:
+    """One step, from the problems to the weights in the engine.
+
+    Args:
+        job: what stays the same.
+        state: what changes; its step and lines are the caller's to move on.
+        engine: samples with the weights that it was handed.
+        chosen: the indices of the step's problems.
+        between_steps: seconds that the logging and saving after the step before took: they are booked on this one.
+
+    Returns:
+        The step's metrics, and where the update was skipped, the sentence that says why.
+    """
+    run, settings, step = job.run, job.run.training, state.step
+    watch, begun = Stopwatch(), time.perf_counter()
+    seed_libraries(derive_seed("libraries", job.seed, step))
+    for group in state.optimizer.param_groups:
+        group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
+    thresholds = [state.thresholds.of(problem) for problem in chosen]
+    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
+    with watch.phase("rollout"):
+        rollouts = engine.generate(requests, job.decoding, state.model)
+    with watch.phase("reward"):
+        answers = [job.problems[i].answer for i in chosen for _ in range(settings.group_size)]
+        rewards_PG = rewards(rollouts, answers, job.tokenizer).reshape(settings.prompts, settings.group_size)
+    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
+    samples = [
+        Sample(rollout, advantage, request.threshold, request.seed)
+        for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
+    ]
+    fault, updated = None, None
+    try:
+        deal = derive_seed("deal", job.seed, step)
+        updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.hand_over.delayed)
+    except NumericalError as error:
+        fault = _skip(job, state, samples, error)
+    with watch.phase("weights"):
+        engine.hand_over(state.model)
+    with watch.phase("metrics"):
+        metrics = dict.fromkeys(METRICS, math.nan) | {
+            "train/step": float(step),
+            "train/skipped": float(fault is not None),
+            "train/learning_rate": state.optimizer.param_groups[0]["lr"],
+            "dvp/threshold": float(np.mean(thresholds)),
+            **_reward_metrics(rewards_PG),
+            **_response_metrics(rollouts),
+            **engine.sampler.metrics(),
+        }
+        if updated is not None:
+            loss, norm, record = updated
+            metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
+            lost_mass = metrics["dvp/lost_mass_per_response"]
+            state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
+            if step % settings.keep_tokens_every == 0 or not state.tokens:
+                kept = record.tokens()
+                state.tokens.append({"step": np.full(len(kept["outside"]), step, np.int32), **kept})
+    watch.seconds["metrics"] += between_steps
+    elapsed = time.perf_counter() - begun + between_steps
+    metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
+    metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
+    return metrics, fault
+
+
+def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
+    """Drop the gradient, keep the batch, say so; returns the sentence."""
+    state.optimizer.zero_grad(set_to_none=True)
+    file = job.out / "skipped" / f"step-{state.step:08d}.npz"
+    write_batch(samples, file)
+    where = f"arm {job.run.arm}, seed {job.seed}, step {state.step}"
+    sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
+    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+    return sentence
+
+
+# --- before the steps and after them -----------------------------------------------------------------
+
+
+def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path) -> Job:
+    tokenizer, problems = load_tokenizer(policy_folder), read_problems(problems_file)
+    prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
+    rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
+    decoding = Decoding(run.training.temperature, run.training.max_new_tokens, rule, run.disturbance)
+    return Job(run, seed, out, tokenizer, problems, prompts, decoding)
+
+
+def _make_optimizer(model: PreTrainedModel, settings: Training) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    sampler = make_sampler(run.sampler, policy_folder, length, seed, model)
-    hand_over = Handover(sampler, run.disturbance)
-    hand_over(model)
-    thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
-    if run.floor_defeats_pruning(model.config.vocab_size):
+
+
+def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
+    """Hand the engine its first weights and test it; returns what its self-test found."""
+    run, size = job.run, state.model.config.vocab_size
+    if run.floor_defeats_pruning(size):
         warnings.warn(
             f"arm {run.arm}: the floor of {run.disturbance.floor:g} lifts every token over the cut of "
             f"{run.vocabulary.rule}, which prunes nothing on the disturbed side at the rho that it starts from",
             stacklevel=1,
         )
-    rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
-    decoding = Decoding(settings.temperature, settings.max_new_tokens, rule, run.disturbance)
-    order = problem_order(len(problems), settings.prompts, seed)
-    tested = sampler.self_test(
-        step_requests(prompts[:4], [thresholds.of(0)] * len(prompts[:4]), 2, seed, step=-1), decoding
-    )
-    tokens: list[dict[str, NDArray[Any]]] = []
-    startup = time.perf_counter() - started
-    logging_seconds = 0.0
-    with Tracker(run, seed, out, wandb_folder) as tracker:
-        for step in range(settings.steps):
-            watch, begun, chosen = Stopwatch(), time.perf_counter(), next(order)
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
-            given = [thresholds.of(problem) for problem in chosen]
-            requests = step_requests([prompts[i] for i in chosen], given, settings.group_size, seed, step)
-            with watch.phase("rollout"):
-                rollouts = sampler.generate(requests, decoding)
-            with watch.phase("reward"):
-                answers = [problems[i].answer for i in chosen for _ in range(settings.group_size)]
-                rewards_PG = rewards(rollouts, answers, tokenizer).reshape(settings.prompts, settings.group_size)
-            advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
-            samples = [
-                Sample(rollout, advantage, request.threshold, request.seed)
-                for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
-            ]
-            try:
-                deal = derive_seed("deal", seed, step)
-                loss, norm, record = update(model, optimizer, samples, run, deal, watch, hand_over.delayed)
-            except StudyError as error:
-                raise StudyError(f"arm {run.arm}, seed {seed}, step {step}: {error}") from None
-            with watch.phase("weights"):
-                hand_over(model)
-            with watch.phase("metrics"):
-                metrics = {
-                    "train/step": float(step),
-                    "train/loss": loss,
-                    "train/grad_norm": norm,
-                    "train/learning_rate": optimizer.param_groups[0]["lr"],
-                    "dvp/threshold": float(np.mean(given)),
-                    **_reward_metrics(rewards_PG),
-                    **_response_metrics(rollouts),
-                    **record.metrics(),
-                    **sampler.metrics(),
-                }
-                thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), metrics["dvp/lost_mass_per_response"])
-                if step % settings.keep_tokens_every == 0:
-                    kept = record.tokens()
-                    tokens.append({"step": np.full(len(kept["outside"]), step, np.int32), **kept})
-            # A step's logging ends after its record is closed: it is booked on the next one.
-            watch.seconds["metrics"] += logging_seconds
-            elapsed = time.perf_counter() - begun + logging_seconds
-            metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
-            metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
-            logged = time.perf_counter()
-            tracker.log(metrics)
-            logging_seconds = time.perf_counter() - logged
-    np.savez_compressed(out / "tokens.npz", **{name: np.concatenate([t[name] for t in tokens]) for name in tokens[0]})
-    save_policy(model, tokenizer, out / "policy")
-    seconds = {"startup_seconds": round(startup, 3), "wall_seconds": round(time.perf_counter() - started, 3)}
-    _write_run(out / "run.json", run, seed, {**seconds, "sampler_self_test": tested})
+    hand_over = engine.hand_over.again if resumed else engine.hand_over
+    hand_over(state.model)
+    prompts = job.prompts[:4]
+    requests = step_requests(prompts, [state.thresholds.of(0)] * len(prompts), 2, job.seed, step=-1)
+    tested = engine.sampler.self_test(requests, job.decoding)
+    if resumed:
+        # As after any other step: without what the engine cached in its test.
+        engine.hand_over.again(state.model)
+    return tested
+
+
+def _is_finished(out: Path, identity: Mapping[str, str]) -> bool:
+    """Whether the process that was waited for has finished this very run."""
+    try:
+        record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    files = ("metrics.jsonl", "tokens.npz", "policy/config.json")
+    return bool(record.get("fingerprint") == identity) and all((out / file).is_file() for file in files)
+
+
+def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> None:
+    # Whole: Snakemake has removed the file under a job that outlived it.
+    lines = "".join(json_line(metrics) for metrics in state.metrics())
+    (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.all_tokens())
+    save_policy(state.model, job.tokenizer, job.out / "policy")
+    record = {
+        "study": job.run.study,
+        "arm": job.run.arm,
+        "seed": job.seed,
+        "settings": job.run.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "startup_seconds": round(state.startup_seconds, 3),
+        "wall_seconds": round(state.wall_seconds, 3),
+        "resumed_at_steps": state.resumed,
+        **found,
+    }
+    (job.out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+# --- parts of a step ---------------------------------------------------------------------------------
 
 
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
@@ -184,16 +320,3 @@ def _response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "response/length_max": float(max(lengths)),
         "response/stopped_fraction": float(np.mean([rollout.stopped for rollout in rollouts])),
     }
-
-
-def _write_run(path: Path, run: Run, seed: int, measured: dict[str, float]) -> None:
-    record = {
-        "study": run.study,
-        "arm": run.arm,
-        "seed": seed,
-        "settings": run.model_dump(mode="json"),
-        **provenance(),
-        "threads": torch.get_num_threads(),
-        **measured,
-    }
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tailrl.disturbance import UNDISTURBED, computing_with, disturb, round_weights
-from tailrl.errors import StudyError
+from tailrl.disturbance import UNDISTURBED, computing_with, round_weights
+from tailrl.errors import NumericalError
 from tailrl.logprobs import constrained_logprobs
 from tailrl.mismatch import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.corrections import Weights, sequence_sum
@@ -22,7 +22,7 @@ from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states, named_weights
 from tailrl.records import Rollout
 from tailrl.settings import Run
-from tailrl.vocabulary import TokenLogprobs, token_logprobs
+from tailrl.vocabulary import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -81,6 +81,16 @@ class StepRecord:
         lost_T = -_joined(self.logprobs, "log_kept_T").expm1()
         return sequence_sum(lost_T, torch.cat(self.sequence), self.sequences).mean().item()
 
+    def bias_bounds(self) -> dict[str, float]:
+        """Prop. 5.5 per unit of reward: the paper's bound, and the total variation between the full policy and the
+        constrained one, E[1 − Π_t Z_t], which it bounds."""
+        log_kept_T, sequence_T = _joined(self.logprobs, "log_kept_T").double(), torch.cat(self.sequence)
+        longest = sequence_T.bincount().max()
+        return {
+            "dvp/bias_bound_paper": (longest * -log_kept_T.min().expm1()).item(),
+            "dvp/total_variation": _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
+        }
+
     def metrics(self) -> dict[str, float]:
         """The step's mismatch, weights and vocabulary; the names are in `tailrl.metrics`."""
         logp_T, outside_T = _joined(self.logprobs, "logp_T").detach(), _joined(self.logprobs, "outside_T")
@@ -91,12 +101,12 @@ class StepRecord:
         full_T = self._unmasked()
         mass_T = _joined(self.logprobs, "log_kept_T").exp()
         groups = {
-            "rollout_corr": log_ratio_metrics(*masked, sequence_T[inside_T], self.sequences)
+            "rollout_corr": log_ratio_metrics(
+                logp_T.masked_fill(outside_T, -torch.inf), logp_infer_T, sequence_T, self.sequences, outside_T
+            )
             | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
             | weight_metrics(_joined(self.weights, "used_N")),
-            "rollout_corr_unmasked": log_ratio_metrics(
-                full_T[inside_T], unmasked_infer_T[inside_T], sequence_T[inside_T], self.sequences
-            ),
+            "rollout_corr_unmasked": log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
             "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
         }
         return {
@@ -111,6 +121,7 @@ class StepRecord:
             "dvp/kept_mass_rollout_mean": _mean(log_kept_infer_T.exp()),
             "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
             "dvp/lost_mass_per_response": self.lost_mass_per_response(),
+            **self.bias_bounds(),
             "dvp/kept_vocab_per_token_train": _mean(_joined(self.logprobs, "kept_vocab_T")),
             "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
             "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
@@ -153,14 +164,10 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     if not (run.sampler.exact or matched):
         return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill), batch
-    places = [(s.seed, position) for s in samples for position in range(len(s.rollout.tokens))]
-    seeds, positions = [seed for seed, _ in places], [position for _, position in places]
-    if run.sampler.exact:
-        scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
-        return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, seeds, positions), batch
-    logits_TV = (hidden_TH @ weight_VH.T).float() / temperature
-    logits_TV = disturb(logits_TV, seeds, positions, run.disturbance)
-    return token_logprobs(logits_TV, batch.targets_T, rule, threshold_T1, fill), batch
+    # Whole rows of logits: an exact engine is met in their bits, and a disturbance acts on each.
+    scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
+    where = (batch.of_tokens([s.seed for s in samples]), batch.places())
+    return exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where), batch
 
 
 @torch.no_grad()
@@ -171,11 +178,9 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     """
     old: dict[int, Tensor] = {}
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
-        logprobs, _ = forward_logprobs(model, [samples[i] for i in group], run)
-        parts = torch.split(
-            logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf), [len(samples[i].rollout.tokens) for i in group]
-        )
-        old.update(zip(group, parts, strict=True))
+        logprobs, batch = forward_logprobs(model, [samples[i] for i in group], run)
+        logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
+        old.update(zip(group, torch.split(logp_T, list(batch.responses_N)), strict=True))
     return [old[i] for i in range(len(samples))]
 
 
@@ -202,7 +207,7 @@ def accumulate_gradients(
         The loss, one mean over all samples.
 
     Raises:
-        StudyError: the loss is not finite.
+        NumericalError: a log-prob or the loss is not finite.
     """
     loss_sum = 0.0
     for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
@@ -226,9 +231,11 @@ def accumulate_gradients(
             loss_sum += part.loss.item()
         # A nan logit lies in no safe set: the loss alone would not show it.
         if not logprobs.logp_full_T.isfinite().all():
-            raise StudyError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
+            raise NumericalError(f"the loss is {loss_sum}: the policy's log-probs are no longer finite")
         if not np.isfinite(loss_sum):
-            raise StudyError(f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not")
+            raise NumericalError(
+                f"the loss is {loss_sum}: the log-probs are finite, but a ratio or an advantage is not"
+            )
         with watch.phase("backward"):
             part.loss.backward()  # type: ignore[no-untyped-call]
         record.logprobs.append(logprobs)
@@ -267,7 +274,7 @@ def update(
         The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
 
     Raises:
-        StudyError: a loss or a norm that is not finite.
+        NumericalError: a log-prob, a loss or a norm is not finite; what the updates before it changed stays.
     """
     record, losses, norms = StepRecord(), [], []
     count = run.training.minibatches
@@ -295,11 +302,11 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     """Clip the gradient, take the step, clear the gradient; returns the norm before clipping.
 
     Raises:
-        StudyError: the norm is not finite.
+        NumericalError: the norm is not finite; nothing is changed.
     """
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
     if not np.isfinite(norm):
-        raise StudyError(f"the gradient's norm is {norm}")
+        raise NumericalError(f"the gradient's norm is {norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

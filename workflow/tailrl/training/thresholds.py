@@ -13,7 +13,8 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tailrl.settings import Vocabulary, log_rho
 
@@ -59,3 +60,17 @@ class Thresholds:
                 self.gain = min(LARGEST_GAIN, max(SMALLEST_GAIN, self.gain * factor))
             self.error = error
             self.threshold = min(0.0, max(LOWEST_LOG_RHO, self.threshold + self.gain * error))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `observe` changes, ready for JSON, which gives every float back to the bit."""
+        return {
+            "threshold": self.threshold,
+            "gain": self.gain,
+            "error": self.error,
+            "solved": [[problem, share] for problem, share in self.solved.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave; the order of `solved` too, in which its average is summed."""
+        self.threshold, self.gain, self.error = state["threshold"], state["gain"], state["error"]
+        self.solved = dict(state["solved"])

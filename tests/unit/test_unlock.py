@@ -1,0 +1,80 @@
+"""The lock of a killed Snakemake goes; that of a running one stays."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrl.errors import StudyError
+from tailrl.unlock import remove_stale_lock, running_snakemakes
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    """As Snakemake leaves it: the files that it would write and read."""
+    locks = tmp_path / ".snakemake" / "locks"
+    locks.mkdir(parents=True)
+    for name in ("0.input.lock", "0.output.lock"):
+        (locks / name).write_text("results/tiny/report.html\n")
+    return tmp_path
+
+
+def left(folder: Path) -> int:
+    return len(list((folder / ".snakemake" / "locks").iterdir()))
+
+
+def pretend(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """A process whose command line is Snakemake's and that says when it runs."""
+    script = folder / "bin" / "snakemake"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, str(script), *arguments], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "runs\n"
+    return process
+
+
+def test_a_stale_lock_is_removed(locked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remove_stale_lock(locked)
+    assert left(locked) == 0
+    assert capsys.readouterr().err == f"tailrl: {locked}: the lock of a Snakemake that was killed is removed\n"
+    assert not remove_stale_lock(locked), "there is none any more"
+    assert not remove_stale_lock(locked / "bin"), "nothing ever ran there"
+
+
+def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) -> None:
+    process = pretend(locked, "--cores", "all")
+    try:
+        assert running_snakemakes(locked) == [process.pid]
+        with pytest.raises(StudyError, match=f": a Snakemake is running here already, as process {process.pid}$"):
+            remove_stale_lock(locked)
+        assert left(locked) == 2
+    finally:
+        process.kill()
+    # Nobody has asked for its exit code yet: a zombie runs no more.
+    while running_snakemakes(locked):
+        pass
+    assert remove_stale_lock(locked)
+    process.communicate()
+
+
+@pytest.mark.parametrize(("where", "arguments"), [("elsewhere", ("--cores", "all")), (".", ("--report", "--nolock"))])
+def test_other_snakemakes_hold_no_lock_here(locked: Path, where: str, arguments: tuple[str, ...]) -> None:
+    (locked / where).mkdir(exist_ok=True)
+    process = pretend(locked / where, *arguments)
+    try:
+        assert remove_stale_lock(locked)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_another_machine_cannot_be_looked_at(locked: Path) -> None:
+    host = locked / ".snakemake" / "host"
+    host.write_text("node17\n")
+    with pytest.raises(StudyError, match=r": locked by a Snakemake on node17; .* say snakemake --unlock$"):
+        remove_stale_lock(locked)
+    assert left(locked) == 2
+    host.write_text(platform.node())
+    assert remove_stale_lock(locked)

@@ -1,0 +1,317 @@
+"""A run that is interrupted ends as it would have ended, to the bit; what it cannot go on from is named."""
+
+import json
+import os
+import pickle
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
+from safetensors import safe_open
+
+from tailrl.errors import StudyError
+from tailrl.policy import load_policy, load_tokenizer, save_policy
+from tailrl.records import Problem, write_problems
+from tailrl.training import checkpoints, loop
+from tailrl.training.checkpoints import Checkpoints, fingerprint
+from tailrl.training.state import seed_libraries
+
+MIN_P: dict[str, Any] = {"rule": "min_p", "rho": 0.22}
+# Each has a state that another one has not.
+ARMS: dict[str, dict[str, Any]] = {
+    "naive": {},
+    "stale": {"disturbance": {"staleness": 2, "weights": "bfloat16"}},
+    "budget": {"vocabulary": {**MIN_P, "adapt": "budget", "budget": 0.05}},
+    "difficulty": {"vocabulary": {**MIN_P, "adapt": "difficulty", "rho_easy": 0.6}},
+    "minibatches": {"clip": {"ratio": "decoupled"}, "training": {"minibatches": 3, "weight_decay": 0.1}},
+}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, policy_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Runs:
+    # Few problems, so that the steps go through them more than once.
+    return make_runs(tmp_path, policy_folder, problems[:5], monkeypatch)
+
+
+def interrupted(runs: Runs, *arguments: Any, **others: Any) -> None:
+    with pytest.raises(Interrupted):
+        runs.train(*arguments, **others)
+
+
+# --- to the bit ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+    """Before its first checkpoint, after one, once more without any progress, and in its last step."""
+    run = runs.settings(ARMS[arm])
+    undisturbed = runs.train(run, name="undisturbed")
+    # The interrupted processes end in steps 1, 3, 3 and 6; a checkpoint is made after every second step.
+    interrupt_at(monkeypatch, 1, 3, 3, 6)
+    for _ in range(4):
+        interrupted(runs, run)
+    resumed = runs.train(run)
+    assert resumed.same(undisturbed)
+    assert [line["train/step"] for line in resumed.lines] == list(range(7))
+    assert (undisturbed.record["resumed_at_steps"], resumed.record["resumed_at_steps"]) == ([], [2, 6])
+    assert resumed.record["wall_seconds"] > resumed.record["startup_seconds"] > 0
+    assert not runs.checkpoints.exists()
+    if arm in ("budget", "difficulty"):
+        assert len({line["dvp/threshold"] for line in resumed.lines}) > 3, "the thresholds move"
+    assert undisturbed.lines[-1]["train/grad_norm"]
+
+
+def test_checkpoints_change_nothing(runs: Runs) -> None:
+    """Between every two steps, and never."""
+    often, never = (runs.train(runs.settings(checkpoint_every=n), name=str(n)) for n in (1, 1000))
+    assert often.same(never)
+
+
+def test_a_library_that_draws_by_itself_draws_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout in a policy, or a task that shuffles: their generators depend on seed and step."""
+    own = loop.rewards
+
+    def noisy(*arguments: Any) -> np.ndarray:
+        return own(*arguments) + 0.1 * (torch.rand(1).item() + np.random.rand() + random.random())
+
+    monkeypatch.setattr(loop, "rewards", noisy)
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    interrupt_at(monkeypatch, 5)
+    interrupted(runs, runs.settings())
+    assert runs.train(runs.settings()).same(undisturbed)
+    assert len({line["reward/mean"] for line in undisturbed.lines}) == 7
+
+
+def test_the_generators_are_seeded() -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        seed_libraries(seed)
+        drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert drawn[0] == drawn[1]
+    assert all(a != b for a, b in zip(drawn[0], drawn[2], strict=True))
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_four(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """A run that was interrupted after the checkpoints of steps 2 and 4."""
+    interrupt_at(monkeypatch, 5)
+    interrupted(runs, runs.settings())
+    return runs
+
+
+@pytest.fixture
+def undisturbed(runs: Runs) -> Result:
+    return runs.train(runs.settings(), name="undisturbed")
+
+
+def test_the_last_ones_are_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for keep, steps in ((1, [5]), (3, [3, 4, 5])):
+        interrupt_at(monkeypatch, 5)
+        interrupted(runs, runs.settings(checkpoint_every=1, keep_checkpoints=keep))
+        assert [int(name.split("-")[1]) for name in runs.saved()] == steps
+        Checkpoints(runs.checkpoints, 1, {}).clear()
+
+
+def test_a_checkpoint_is_safetensors_and_nothing_is_unpickled(
+    at_four: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in at_four.saved():
+        with safe_open(at_four.checkpoints / name, framework="pt") as opened:
+            numbers = json.loads(opened.metadata()["numbers"])
+            assert numbers["step"] == int(name.split("-")[1])
+            exact = ["optimizer.0.exp_avg", "optimizer.0.exp_avg_sq", "optimizer.0.step"]
+            assert {"model.model.embed_tokens.weight", *exact} <= set(opened.keys())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    assert at_four.train(at_four.settings()).same(undisturbed)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    first, last = at_four.saved()
+    DAMAGES[damage](at_four.checkpoints / last)
+    resumed = at_four.train(at_four.settings())
+    said = capsys.readouterr().err
+    assert f"{at_four.checkpoints / last}: damaged, for its checksum is not the one in its name, left out\n" in said
+    assert f"{at_four.checkpoints / first}: the run goes on from step 2\n" in said
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
+
+
+def test_a_half_written_checkpoint_is_named(
+    at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside = at_four.checkpoints / checkpoints.ASIDE
+    aside.write_bytes((at_four.checkpoints / at_four.saved()[-1]).read_bytes()[:1000])
+    assert at_four.train(at_four.settings()).same(undisturbed)
+    said = capsys.readouterr().err
+    assert f"{aside}: half-written, left out\n" in said and "the run goes on from step 4\n" in said
+
+
+def test_without_a_whole_checkpoint_a_run_starts_anew(
+    at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in at_four.saved():
+        flip(at_four.checkpoints / name)
+    resumed = at_four.train(at_four.settings())
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == []
+    assert capsys.readouterr().err.count("left out\n") == 2
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    runs: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system itself says that no space is left, to whatever is written to /dev/full."""
+    take_step = loop.take_step
+
+    def full(job: Any, state: Any, *others: Any) -> Any:
+        if state.step == 3:
+            (runs.checkpoints / checkpoints.ASIDE).symlink_to("/dev/full")
+        return take_step(job, state, *others)
+
+    monkeypatch.setattr(loop, "take_step", full)
+    words = (
+        r"the checkpoint of step 4 could not be saved \(.*No space left on device.*\): it needs "
+        r"(\d+\.\d) MB, and \d+\.\d MB are free; step-00000002-\w+-\w+\.safetensors is kept$"
+    )
+    with pytest.raises(StudyError, match=words) as caught:
+        runs.train(runs.settings())
+    (kept,) = runs.saved()
+    needed = float(str(caught.value).partition("it needs ")[2].partition(" MB")[0])
+    assert needed == pytest.approx((runs.checkpoints / kept).stat().st_size / 1e6, rel=0.2)
+    monkeypatch.setattr(loop, "take_step", take_step)
+    resumed = runs.train(runs.settings())
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
+
+
+# --- whose checkpoint it is ----------------------------------------------------------------------------
+
+
+def test_a_changed_setting_starts_anew_and_one_changed_back_goes_on(
+    at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, saved = at_four.settings(learning_rate=2e-2), at_four.saved()
+    interrupt_at(monkeypatch, 3)
+    interrupted(at_four, other)
+    assert f"{saved[-1]}: of a run with other settings; training starts anew\n" in capsys.readouterr().err
+    assert set(saved) < set(at_four.saved())
+    resumed = at_four.train(at_four.settings())
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
+
+
+def test_when_a_run_is_saved_may_be_changed(at_four: Runs, undisturbed: Result) -> None:
+    run = at_four.settings(checkpoint_every=3, keep_checkpoints=1, max_skipped=9, rollout_timeout=9.0)
+    resumed = at_four.train(run)
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
+
+
+def test_the_fingerprint_knows_what_a_run_depends_on(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: list[Problem]
+) -> None:
+    file, policy = runs.folder / "problems.jsonl", tmp_path / "policy"
+    model, tokenizer = load_policy(runs.policy), load_tokenizer(runs.policy)
+    save_policy(model, tokenizer, policy)
+    run = runs.settings()
+    first = fingerprint(run, 5, policy, file)
+
+    def differing(*arguments: Any) -> list[str]:
+        again = fingerprint(*arguments)
+        return [name for name in first if first[name] != again[name]]
+
+    assert differing(run, 5, policy, file) == []
+    assert differing(run, 6, policy, file) == ["seed"]
+    assert differing(runs.settings(ARMS["budget"]), 5, policy, file) == ["settings"]
+    write_problems(problems[:6], tmp_path / "others.jsonl")
+    assert differing(run, 5, policy, tmp_path / "others.jsonl") == ["problems"]
+    source = tmp_path / "source.py"
+    source.write_text("")
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "source_files", lambda *_: [str(source)])
+        assert differing(run, 5, policy, file) == ["source files"]
+    with monkeypatch.context() as patched:
+        versions = dict.fromkeys(("python", "torch", "transformers", "vllm"), "0")
+        patched.setattr(checkpoints, "provenance", lambda: {"versions": versions})
+        assert differing(run, 5, policy, file) == ["library versions"]
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+    save_policy(model, tokenizer, policy)
+    assert differing(run, 5, policy, file) == ["base policy"]
+
+
+# --- one process at a time -----------------------------------------------------------------------------
+
+
+def test_a_second_process_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And finds the folder again that the first one removed."""
+    first, second = (Checkpoints(tmp_path / "checkpoints", 1, {}) for _ in range(2))
+    order: list[str] = []
+
+    def wait() -> None:
+        with second.held() as waited:
+            order.append(f"second, waited: {waited}")
+            assert (tmp_path / "checkpoints" / "lock").exists()
+
+    thread = threading.Thread(target=wait)
+    with first.held() as waited:
+        assert not waited
+        thread.start()
+        while "still trains this run; waiting for its end" not in capsys.readouterr().err:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        order.append("first")
+        first.clear()
+    thread.join()
+    assert order == ["first", "second, waited: True"]
+
+
+def test_a_run_that_another_process_finished_is_not_trained_again(
+    runs: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a Snakemake was killed alone: its job ends by itself, and the next Snakemake's job waits for it."""
+    held, begun = Checkpoints.held, threading.Event()
+
+    def hold(self: Checkpoints) -> Any:
+        begun.set()
+        return held(self)
+
+    monkeypatch.setattr(Checkpoints, "held", hold)
+    with held(Checkpoints(runs.checkpoints, 1, {})):
+        results: list[Result] = []
+        thread = threading.Thread(target=lambda: results.append(runs.train(runs.settings())))
+        thread.start()
+        begun.wait()
+        time.sleep(0.1)
+        (runs.folder / "undisturbed").rename(runs.folder / "moved")
+        for file in (runs.folder / "moved").iterdir():
+            file.rename(runs.folder / "out" / file.name)
+        monkeypatch.setattr(loop, "take_step", lambda *_: pytest.fail("a step was taken"))
+    thread.join()
+    assert results[0].same(undisturbed)

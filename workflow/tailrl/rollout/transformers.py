@@ -1,0 +1,274 @@
+"""Hugging Face transformers as the rollout engine: the library's own model, attention and cache. It runs where vLLM
+does not, and is a third arithmetic beside vLLM's and the trainer's.
+
+Sequences are padded on the left to one length and go through the model's ordinary forward, one token of each a step,
+over the library's `DynamicCache`. Each token is drawn from noise of its own, whatever its sequence shares the batch
+with; roundings of its logits alone may differ. Sequences that have ended leave the batch once they are an eighth of it,
+with the padding that nobody needs any longer, and waiting ones are admitted once there is room for a good many. A
+prompt that several requests share is run once.
+
+The loop is ours, for neither of the library's own would do. `generate` and continuous batching (`generate_batch`) draw
+all rows with one `torch.multinomial` from one generator, so that a response would depend on its neighbours and on their
+order, and return neither Z' nor |V'_S|; a logits processor of continuous batching is told nothing of which response and
+which place a row belongs to but 32-bit numbers fixed with the request, so that it can neither seed nor disturb them.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from tailrl.disturbance import disturb
+from tailrl.errors import StudyError
+from tailrl.packing import micro_batches
+from tailrl.records import Request, Rollout
+from tailrl.rollout import Decoding
+from tailrl.rollout.sampling import Drawn, Responses, draw, response_limits, stop_tokens, token_bytes
+from tailrl.rollout.selftest import record_error
+
+SEQUENCES_IN_FLIGHT = 128
+ADMITTED_AT_ONCE = 16
+ENDED_SHARE = 8
+"""Ended sequences stay until they are one in so many: taking them out copies the cache."""
+
+PREFILL_TOKENS = 4096
+CACHE_BYTES = 2 * 2**30
+"""Fewer sequences are in flight where their keys and values would need more."""
+
+RECORD_TOLERANCE = 1e-5
+"""Nats, of the recorded log-probs beside float64 on the same logits."""
+
+DRIFT_TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
+"""Mean total variation between the distribution of a padded, cached step and that of the sequence alone, run whole."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """S sequences in flight, padded on the left to a common length L.
+
+    Attributes:
+        request_S: int64, the request that each row is about.
+        place_S: int64, which of its sampled tokens comes next.
+        ended_S: bool, whether its response has ended: what is drawn for such a row counts for nothing.
+        mask_SL: int64, 1 for a token that the model has seen, 0 for padding.
+        cache: keys and values [S, heads, L, d] of every layer.
+        logits_SV: the model's logits of the next token, in its dtype.
+    """
+
+    request_S: Tensor
+    place_S: Tensor
+    ended_S: Tensor
+    mask_SL: Tensor
+    cache: DynamicCache
+    logits_SV: Tensor
+
+    def kept(self, row_R: Tensor) -> "_Rows":
+        """Some of the rows, by number, and no more padding than they need."""
+        mask_RL = self.mask_SL[row_R]
+        first = int(mask_RL.any(0).int().argmax())
+        layers = [(layer.keys[row_R, :, first:], layer.values[row_R, :, first:]) for layer in self.cache.layers]
+        return _Rows(
+            self.request_S[row_R],
+            self.place_S[row_R],
+            self.ended_S[row_R],
+            mask_RL[:, first:],
+            DynamicCache(layers),
+            self.logits_SV[row_R],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Rows"]) -> "_Rows":
+        """The rows of several, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        length = max(part.mask_SL.shape[1] for part in parts)
+        missing = [length - part.mask_SL.shape[1] for part in parts]
+
+        def widened(states: Iterable[Tensor]) -> Tensor:
+            return torch.cat([pad(state, (0, 0, more, 0)) for state, more in zip(states, missing, strict=True)])
+
+        layers = [
+            (widened(layer.keys for layer in same), widened(layer.values for layer in same))
+            for same in zip(*(part.cache.layers for part in parts), strict=True)
+        ]
+        return cls(
+            torch.cat([part.request_S for part in parts]),
+            torch.cat([part.place_S for part in parts]),
+            torch.cat([part.ended_S for part in parts]),
+            torch.cat([pad(part.mask_SL, (more, 0)) for part, more in zip(parts, missing, strict=True)]),
+            DynamicCache(layers),
+            torch.cat([part.logits_SV for part in parts]),
+        )
+
+
+class TransformersSampler:
+    """A `Sampler` over a transformers model in this process."""
+
+    def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
+        config = AutoConfig.from_pretrained(policy_folder)
+        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        self.model.eval().requires_grad_(False)
+        self.dtype = dtype
+        self.max_length = max_length
+        self.most = min(
+            SEQUENCES_IN_FLIGHT, max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
+        )
+        self.stop = torch.tensor(stop_tokens(policy_folder))
+        self.has_weights = False
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`."""
+        self.model.load_state_dict(dict(weights))
+        self.has_weights = True
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`: the same tokens unless a rounding decides between two.
+
+        Raises:
+            StudyError: a prompt without a token, or one that leaves no room for a response.
+        """
+        return self._generate(requests, decoding, None)
+
+    @torch.inference_mode()
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """Whether the engine's log-probs are those of the distribution that it samples from, and that one the model's.
+
+        The first by float64 on the logits that each token was drawn from; the second by running each sequence whole,
+        alone, without padding or cache.
+
+        Returns:
+            The largest difference, nats, of a log π'^mp or log Z' from float64.
+
+        Raises:
+            StudyError: it exceeds `RECORD_TOLERANCE`, or the distributions differ by more than `DRIFT_TOLERANCE`.
+        """
+        seen: dict[tuple[int, int], Tensor] = {}
+        rollouts = self._generate(requests, decoding, seen)
+        errors, drifts = [], []
+        for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
+            logits_TV = torch.stack([seen[index, place] for place in range(len(rollout.tokens))]).float()
+            errors.append(record_error(request, rollout, logits_TV / decoding.temperature, decoding))
+            tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]])
+            alone_TV = self.model(input_ids=tokens, use_cache=False).logits[0, len(request.prompt_tokens) - 1 :]
+            drifts.append((logits_TV.softmax(-1) - alone_TV.float().softmax(-1)).abs().sum(-1).mean().item() / 2)
+        if not max(errors) <= RECORD_TOLERANCE:
+            raise StudyError(
+                "the log-probs of the transformers engine are not those of the distribution it samples from: they "
+                f"differ by {max(errors):.2g} nats"
+            )
+        drift = float(np.mean(drifts))
+        if not drift <= DRIFT_TOLERANCE[self.dtype]:
+            raise StudyError(
+                "transformers gives this policy another distribution in a padded batch with a cache than alone: they "
+                f"differ by a total variation of {drift:.2g}"
+            )
+        return max(errors)
+
+    def _generate(
+        self, requests: Sequence[Request], decoding: Decoding, seen: dict[tuple[int, int], Tensor] | None
+    ) -> list[Rollout]:
+        """See `generate`; puts into `seen` the logits [V] that each token was drawn from, by request and place."""
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        if not requests:
+            return []
+        limits = response_limits(requests, decoding, self.max_length)
+        responses = Responses(len(requests), max(limits))
+        start_N = torch.tensor([request.start for request in requests])
+        for rows, drawn, logits_SV in self._steps(requests, limits, decoding):
+            going_S = ~rows.ended_S
+            request_S, place_S = rows.request_S[going_S], rows.place_S[going_S]
+            responses.add(request_S, place_S, drawn.at(going_S))
+            seeds = [requests[index].seed for index in request_S.tolist()]
+            places = (place_S + start_N[request_S]).tolist()
+            responses.keep(request_S, seeds, places, logits_SV[going_S], decoding.keep_every)
+            if seen is not None:
+                for row in going_S.nonzero().flatten().tolist():
+                    seen[int(rows.request_S[row]), int(rows.place_S[row])] = rows.logits_SV[row]
+        return responses.rollouts(requests, self.stop)
+
+    def _steps(
+        self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding
+    ) -> Iterator[tuple[_Rows, Drawn, Tensor]]:
+        """One token of every sequence in flight at a time, and the logits it was drawn from, until none is left."""
+        waiting = deque(range(len(requests)))
+        start_N = torch.tensor([request.start for request in requests])
+        threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
+        limit_N = torch.tensor(limits)
+        rows: _Rows | None = None
+        while rows is not None or waiting:
+            rows = self._admit(rows, waiting, requests)
+            seeds = [requests[index].seed for index in rows.request_S.tolist()]
+            places = (rows.place_S + start_N[rows.request_S]).tolist()
+            logits_SV = disturb(rows.logits_SV.float() / decoding.temperature, seeds, places, decoding.disturbance)
+            drawn = draw(logits_SV, decoding.rule, threshold_N[rows.request_S, None], seeds, places)
+            yield rows, drawn, logits_SV
+            token_S = drawn.token_S
+            rows.ended_S = rows.ended_S | torch.isin(token_S, self.stop) | (rows.place_S + 1 >= limit_N[rows.request_S])
+            ended = int(rows.ended_S.sum())
+            if ended == len(token_S):
+                rows = None
+                continue
+            if ended * ENDED_SHARE >= len(token_S):
+                going_R = (~rows.ended_S).nonzero().flatten()
+                rows, token_S = rows.kept(going_R), token_S[going_R]
+            rows.place_S = rows.place_S + 1
+            rows.mask_SL = pad(rows.mask_SL, (0, 1), value=1)
+            rows.logits_SV = self._forward(token_S[:, None], rows.mask_SL, rows.cache)
+
+    def _admit(self, rows: _Rows | None, waiting: deque[int], requests: Sequence[Request]) -> _Rows:
+        """The rows, with waiting requests among them where there is room for a good many."""
+        room = self.most - (0 if rows is None else len(rows.request_S))
+        count = min(room, len(waiting))
+        if rows is not None and count < min(ADMITTED_AT_ONCE, max(1, len(waiting))):
+            return rows
+        begun = self._prefill([waiting.popleft() for _ in range(count)], requests)
+        return _Rows.joined(begun if rows is None else [rows, *begun])
+
+    def _prefill(self, admitted: Sequence[int], requests: Sequence[Request]) -> list[_Rows]:
+        """Rows of these requests, whose prompts the model has seen."""
+        sharing: dict[tuple[int, ...], list[int]] = {}
+        for index in admitted:
+            sharing.setdefault(requests[index].prompt_tokens, []).append(index)
+        prompts = list(sharing)
+        begun = []
+        for group in micro_batches([len(prompt) for prompt in prompts], PREFILL_TOKENS):
+            chosen = [prompts[i] for i in group]
+            longest = max(map(len, chosen))
+            tokens_SL = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in chosen])
+            length_S1 = torch.tensor([[len(prompt)] for prompt in chosen])
+            mask_SL = (torch.arange(longest) >= longest - length_S1).long()
+            cache = DynamicCache()
+            logits_SV = self._forward(tokens_SL, mask_SL, cache)
+            nothing_S = torch.zeros(len(chosen), dtype=torch.int64)
+            once = _Rows(nothing_S, nothing_S, nothing_S.bool(), mask_SL, cache, logits_SV)
+            rows = once.kept(torch.tensor([row for row, prompt in enumerate(chosen) for _ in sharing[prompt]]))
+            rows.request_S = torch.tensor([index for prompt in chosen for index in sharing[prompt]])
+            begun.append(rows)
+        return begun
+
+    def _forward(self, tokens_SN: Tensor, mask_SL: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits [S, V] after the last N tokens of each row; the cache, which holds those before, takes them in."""
+        # A row that has ended goes on for a while, but has no positions beyond the policy's.
+        position_SL = (mask_SL.cumsum(-1) - 1).clamp(0, self.max_length - 1)
+        output = self.model(
+            input_ids=tokens_SN,
+            attention_mask=mask_SL,
+            position_ids=position_SL[:, -tokens_SN.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return cast(Tensor, output.logits[:, -1])

@@ -1,0 +1,217 @@
+"""Checkpoints: a run's state in one safetensors file each, whole or not there, with its checksum in its name.
+
+They lie in a folder that no rule declares, since Snakemake deletes the outputs of a job that failed or was killed. One
+process at a time has the folder. A checkpoint is taken up only by a run of the same settings, seed, base policy,
+problems, source files and library versions (`fingerprint`): nothing else would give the same bits. Those of another
+run stay until one is finished, so that a setting may be changed back.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from tailrl.errors import StudyError
+from tailrl.modules import source_files
+from tailrl.provenance import provenance
+from tailrl.settings import Run
+from tailrl.training.state import RunState
+
+NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
+"""The steps done, whose run it is (a digest of the fingerprint), and the start of the file's checksum."""
+ASIDE = "writing.safetensors"
+OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
+"""Training settings that change no number."""
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, keep: int, fingerprint: Mapping[str, str]) -> None:
+        """Args:
+        folder: where they lie; made here.
+        keep: how many of the last ones stay.
+        fingerprint: of the run, see `fingerprint`.
+        """
+        self.folder = folder
+        self.keep = keep
+        self.fingerprint = dict(fingerprint)
+        self.name = _digest(self.fingerprint)[:8]
+
+    def save(self, state: RunState) -> Path:
+        """Write a checkpoint, then remove the oldest; returns its file.
+
+        Raises:
+            StudyError: it could not be written, for want of space or otherwise; those before it are untouched.
+        """
+        tensors, aside = state.tensors(), self.folder / ASIDE
+        header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
+        try:
+            data = save(tensors, metadata=header)
+            path = (
+                self.folder / f"step-{state.step:08d}-{self.name}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+            )
+            write_whole(data, aside, path)
+        except (OSError, SafetensorError) as error:
+            aside.unlink(missing_ok=True)
+            needed = sum(tensor.nbytes for tensor in tensors.values())
+            kept = self._files()
+            rest = f"{kept[-1].name} is kept" if kept else "there is none before it"
+            raise StudyError(
+                f"{self.folder}: the checkpoint of step {state.step} could not be saved ({_words(error)}): it needs "
+                f"{needed / 1e6:.1f} MB, and {shutil.disk_usage(self.folder).free / 1e6:.1f} MB are free; {rest}"
+            ) from None
+        for old in self._files()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def resume(self, state: RunState) -> bool:
+        """Put the state of the last whole checkpoint into a new run; False where there is none.
+
+        Says on stderr what is taken up, and what is not and why: a damaged file, a half-written one (both are
+        removed), another run's.
+        """
+        aside = self.folder / ASIDE
+        if aside.exists():
+            _say(f"{aside}: half-written, left out")
+            aside.unlink()
+        for file in reversed(self._files()):
+            try:
+                self._restore(file, state)
+            except StudyError as error:
+                _say(f"{file}: {error}, left out")
+                file.unlink()
+                continue
+            _say(f"{file}: the run goes on from step {state.step}")
+            return True
+        for file in sorted(self.folder.glob("step-*"))[-1:]:
+            _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
+        return False
+
+    def _restore(self, file: Path, state: RunState) -> None:
+        match = NAME.fullmatch(file.name)
+        if match is None or checksum(file)[:16] != match[2]:
+            raise StudyError("damaged, for its checksum is not the one in its name")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                numbers = json.loads(opened.metadata()["numbers"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+            state.restore(tensors, numbers)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise StudyError(f"no state could be read from it ({_words(error)})") from None
+
+    def _files(self) -> list[Path]:
+        """This run's checkpoints, the oldest first."""
+        files = sorted(self.folder.glob("step-*"))
+        return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
+
+    def clear(self) -> None:
+        """Remove all of them, as after a run that is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Keeps every other process out of the folder within the block.
+
+        Yields:
+            Whether another process had it, whose end was waited for: the job of a Snakemake that was killed alone,
+            which goes on by itself.
+        """
+        waited = False
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                file = (self.folder / "lock").open("a+")
+            except FileNotFoundError:
+                continue  # a run that ended just now took the folder with it
+            with file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.seek(0)
+                    _say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
+                    waited = True
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if _same_file(file.fileno(), self.folder / "lock"):
+                    file.truncate(0)
+                    print(os.getpid(), file=file, flush=True)
+                    yield waited
+                    return
+
+
+def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -> dict[str, str]:
+    """What a checkpoint must agree on with the run that takes it up: names in words, and checksums."""
+    settings = run.model_dump(mode="json")
+    settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
+    sources = source_files("tailrl.training.loop", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker")
+    versions = provenance()["versions"]
+    return {
+        "settings": _digest(settings),
+        "seed": str(seed),
+        "base policy": _digest({f.name: checksum(f) for f in sorted(policy_folder.iterdir()) if f.is_file()}),
+        "problems": checksum(problems_file),
+        "source files": _digest([checksum(Path(file)) for file in sources]),
+        "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
+    }
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise StudyError(f"{file}: cannot be read: {_words(error)}") from None
+
+
+def write_whole(data: bytes, aside: Path, path: Path) -> None:
+    """Write a file aside and move it to its place in one go: whole or not there, after a power cut too."""
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
+    """In what the run of a checkpoint differs from this one, in words."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            theirs = json.loads(opened.metadata()["fingerprint"])
+        return f"a run with other {', '.join(name for name in fingerprint if theirs.get(name) != fingerprint[name])}"
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
+        return "an unknown run"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _words(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+
+
+def _say(sentence: str) -> None:
+    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
