@@ -113,6 +113,37 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
 
 
+def test_distributions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy_folder: Path, problems: list[Problem]
+) -> None:
+    """Two engines, one of them exact, from settings to tables and figure; a second time with the same bytes."""
+    write_problems(problems[:6], tmp_path / "problems.jsonl")
+    exact = {"sampler": {"engine": "exact", "dtype": "float32"}}
+    engines = {"exact": exact, "noisy": {**exact, "disturbance": {"noise": 0.1}}}
+    block = {"engines": engines, "responses": 12, "every": 2}
+    study = parse_study({"name": "s", "arms": {"naive": {}}, "distributions": block, "training": {"max_new_tokens": 9}})
+    files = ("distributions.csv", "safe_sets.csv", "probability.csv", "distributions.md", "distributions.svg")
+    given = ("--policy", policy_folder, "--problems", tmp_path / "problems.jsonl")
+    for out in (tmp_path / "a", tmp_path / "b"):
+        for name in engines:
+            job = study.compared(name).model_dump_json()
+            call(monkeypatch, "distributions", "--settings", job, *given, "--out", out / name)
+        call(monkeypatch, "distribution_report", "--results", out, "--engine=noisy", "--engine=exact", "--out", out)
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+    with (tmp_path / "a" / "distributions.csv").open(encoding="utf-8") as file:
+        noisy, same = csv.DictReader(file)
+    assert noisy["what"] == "exact in float32; disturbed sampler: noise of 0.1 nats"
+    assert 0.01 < float(noisy["tv_mean"]) < 0.1 and noisy["equal"] == "0"
+    assert (same["tv_mean"], same["kl_train_infer_mean"], same["flips"]) == ("0", "0", "0")
+    assert same["equal"] == same["places"] and same["engine"] == "exact"
+    rest = ("--results", tmp_path / "a", "--engine", "other", "--out", tmp_path)
+    sentence = refusal(monkeypatch, "distribution_report", *rest)
+    assert sentence == f"{tmp_path / 'a' / 'other' / 'run.json'}: is missing"
+    bad = study.compared("exact").model_dump_json().replace('"every"', '"evry"')
+    sentence = refusal(monkeypatch, "distributions", "--settings", bad, *given, "--out", tmp_path)
+    assert "Distributions settings: every is missing; evry is not a known key (did you mean 'every'?)" in sentence
+
+
 def test_seed_and_folder() -> None:
     assert cli._seed_and_folder("3=results/a=b") == (3, Path("results/a=b"))
 
@@ -122,7 +153,8 @@ def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys
         call(monkeypatch, "--help")
     commands = capsys.readouterr().out
     names = ("problems", "policy", "train", "evaluate", "report", "ablation", "gradients", "gradient_report")
-    for name in (*names, "download", "mirror", "check", "schema"):
+    names += ("distributions", "distribution_report", "download", "mirror", "check", "schema")
+    for name in names:
         assert re.search(rf"^    {name}\s", commands, re.MULTILINE)
     assert "invalid choice: 'trian' (choose from 'problems', " in refusal(monkeypatch, "trian")
 
