@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 from bad_models import MODELS, write
+from bad_results import RESULTS
 
 from tailrl.settings import ArithmeticTask, Evaluation, Problems
 from tailrl.study import parse_study
@@ -252,6 +253,19 @@ def _command(arguments: tuple[str, ...]) -> Callable[[Path, Path], list[str]]:
     return fill
 
 
+# --- results -------------------------------------------------------------------------------------------
+
+
+def _results(arguments: tuple[str, ...], files: dict[str, str | bytes]) -> Callable[[Path, Path], list[str]]:
+    def fill(folder: Path, _: Path) -> list[str]:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write(folder / name, content)
+        return [argument.replace("{folder}", str(folder)) for argument in arguments]
+
+    return fill
+
+
 def catalogue() -> Iterable[Case]:
     """Every case."""
     for name, (study, words) in STUDIES.items():
@@ -264,3 +278,5 @@ def catalogue() -> Iterable[Case]:
         yield Case(f"model: {name}", _model(change), words)
     for name, (arguments, words) in COMMANDS.items():
         yield Case(f"command: {name}", _command(arguments), words)
+    for name, (arguments, files, words) in RESULTS.items():
+        yield Case(f"results: {name}", _results(arguments, files), words)
