@@ -18,7 +18,7 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
-.PHONY: help venv install reproduce test test-units test-workflow test-slow bench lint format clean
+.PHONY: help venv install reproduce test test-units test-workflow test-slow bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -44,6 +44,9 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv
+
+soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
+	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
 lint: venv  ## formats, style, types, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint
