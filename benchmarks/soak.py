@@ -1,4 +1,4 @@
-"""Whether a long run keeps its size: memory, open files and seconds a step of one training job, over thousands of steps.
+"""Whether a long run keeps its size: memory, open files and seconds a step of one training job.
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py --steps 2000 --out docs/results/soak.csv
 

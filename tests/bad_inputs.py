@@ -79,6 +79,10 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a limit without end": (ARM + "training: {max_grad_norm: .inf}\n", ("study.yaml", "training.max_grad_norm")),
     "a temperature without end": (ARM + "training: {temperature: .inf}\n", ("study.yaml", "training.temperature")),
     "decays that are too many": (ARM + "training: {betas: [0.9, 0.9, 0.9]}\n", ("study.yaml", "training.betas")),
+    "a threshold with a line break": (
+        'name: s\narms: {a: {vocabulary: {rule: min_p, rho: "e-13\\n"}}}\n',
+        ("study.yaml", "arms.a.vocabulary.rho", "e-13"),
+    ),
     "an unknown base": (ARM + "ablations: {x: {base: b, field: estimator, values: [grpo]}}\n", ("x.base", "'b'")),
     "an unknown field": (ARM + "ablations: {x: {base: a, field: nothing, values: [1]}}\n", ("x.field", "'nothing'")),
     "an unknown task": (ARM + "task: {name: gsm8k}\n", ("study.yaml", "task", "gsm8k")),
