@@ -118,9 +118,18 @@ DATA: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "blank lines alone": ("d.jsonl", "\n \n", ("d.jsonl", "no rows")),
     "other columns": ("d.jsonl", [{"question": "1+1", "solution": "2"}], ("d.jsonl", "problem is missing (1)")),
     "columns of another type": ("d.jsonl", [{"problem": 3, "answer": "2"}], ("d.jsonl", "problem is not text (1)")),
+    "a problem of ten million characters": (
+        "d.parquet",
+        [{"problem": "x" * 10**7, "answer": "1"}],
+        ("d.parquet", "problem has more than 100000 characters (1)"),
+    ),
     "an empty answer": ("d.jsonl", [{"problem": "x", "answer": " "}], ("d.jsonl", "answer is empty")),
     "an answer that is true": ("d.jsonl", [{"problem": "x", "answer": True}], ("d.jsonl", "answer is not text")),
-    "an answer of a million digits": ("d.jsonl", [{"problem": "x", "answer": "9" * 10**6}], ("d.jsonl", "0 to 999")),
+    "an answer of a million digits": (
+        "d.jsonl",
+        [{"problem": "x", "answer": "9" * 10**6}],
+        ("d.jsonl", "answer has more than"),
+    ),
     "an answer that is a program": (
         "d.jsonl",
         [{"problem": "x", "answer": "__import__('os').system('ls')"}],
