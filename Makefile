@@ -20,7 +20,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow chaos bench lint format clean
+.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -58,6 +58,9 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
 		python benchmarks/rollout.py --out docs/results/rollout.csv
+
+soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
+	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
 lint: venv  ## formats, style, types, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint

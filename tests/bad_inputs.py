@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 from bad_models import MODELS, write
+from bad_results import RESULTS
 
 from tailrl.settings import ArithmeticTask, Evaluation, Problems
 from tailrl.study import parse_study
@@ -78,6 +79,10 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a limit without end": (ARM + "training: {max_grad_norm: .inf}\n", ("study.yaml", "training.max_grad_norm")),
     "a temperature without end": (ARM + "training: {temperature: .inf}\n", ("study.yaml", "training.temperature")),
     "decays that are too many": (ARM + "training: {betas: [0.9, 0.9, 0.9]}\n", ("study.yaml", "training.betas")),
+    "a threshold with a line break": (
+        'name: s\narms: {a: {vocabulary: {rule: min_p, rho: "e-13\\n"}}}\n',
+        ("study.yaml", "arms.a.vocabulary.rho", "e-13"),
+    ),
     "an unknown base": (ARM + "ablations: {x: {base: b, field: estimator, values: [grpo]}}\n", ("x.base", "'b'")),
     "an unknown field": (ARM + "ablations: {x: {base: a, field: nothing, values: [1]}}\n", ("x.field", "'nothing'")),
     "an unknown task": (ARM + "task: {name: gsm8k}\n", ("study.yaml", "task", "gsm8k")),
@@ -113,9 +118,18 @@ DATA: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "blank lines alone": ("d.jsonl", "\n \n", ("d.jsonl", "no rows")),
     "other columns": ("d.jsonl", [{"question": "1+1", "solution": "2"}], ("d.jsonl", "problem is missing (1)")),
     "columns of another type": ("d.jsonl", [{"problem": 3, "answer": "2"}], ("d.jsonl", "problem is not text (1)")),
+    "a problem of ten million characters": (
+        "d.parquet",
+        [{"problem": "x" * 10**7, "answer": "1"}],
+        ("d.parquet", "problem has more than 100000 characters (1)"),
+    ),
     "an empty answer": ("d.jsonl", [{"problem": "x", "answer": " "}], ("d.jsonl", "answer is empty")),
     "an answer that is true": ("d.jsonl", [{"problem": "x", "answer": True}], ("d.jsonl", "answer is not text")),
-    "an answer of a million digits": ("d.jsonl", [{"problem": "x", "answer": "9" * 10**6}], ("d.jsonl", "0 to 999")),
+    "an answer of a million digits": (
+        "d.jsonl",
+        [{"problem": "x", "answer": "9" * 10**6}],
+        ("d.jsonl", "answer has more than"),
+    ),
     "an answer that is a program": (
         "d.jsonl",
         [{"problem": "x", "answer": "__import__('os').system('ls')"}],
@@ -252,6 +266,19 @@ def _command(arguments: tuple[str, ...]) -> Callable[[Path, Path], list[str]]:
     return fill
 
 
+# --- results -------------------------------------------------------------------------------------------
+
+
+def _results(arguments: tuple[str, ...], files: dict[str, str | bytes]) -> Callable[[Path, Path], list[str]]:
+    def fill(folder: Path, _: Path) -> list[str]:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write(folder / name, content)
+        return [argument.replace("{folder}", str(folder)) for argument in arguments]
+
+    return fill
+
+
 def catalogue() -> Iterable[Case]:
     """Every case."""
     for name, (study, words) in STUDIES.items():
@@ -264,3 +291,5 @@ def catalogue() -> Iterable[Case]:
         yield Case(f"model: {name}", _model(change), words)
     for name, (arguments, words) in COMMANDS.items():
         yield Case(f"command: {name}", _command(arguments), words)
+    for name, (arguments, files, words) in RESULTS.items():
+        yield Case(f"results: {name}", _results(arguments, files), words)

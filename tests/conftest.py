@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 # Read when torch is imported. Matrices this small gain nothing from threads, and on a busy machine the threads
 # wait for each other: a test of one second took fifty.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The tests that want W&B say so.
+os.environ["WANDB_MODE"] = "disabled"
 
 import pytest
 from sampler_fixture import PlainSampler

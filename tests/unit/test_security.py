@@ -130,9 +130,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("planted")
-def test_no_sentence_quotes_a_secret() -> None:
+def test_no_sentence_quotes_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, secret in SECRETS.items():
         assert reason(ValueError(f"401 for {secret}\nin vain")) == f"401 for ${name} in vain"
+    monkeypatch.setenv("SHORT_KEY", "401")
+    assert reason(ValueError("401 for nobody")) == "401 for nobody"
 
 
 Call = Callable[..., None]

@@ -7,6 +7,9 @@ LONGEST = 300
 """Characters of a value or of another library's message that a sentence quotes."""
 
 
+SHORTEST_SECRET = 8
+"""Characters; what is shorter is no secret, and would be found in any sentence."""
+
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
@@ -31,6 +34,6 @@ def reason(error: Exception) -> str:
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
     for name, value in os.environ.items():
-        if value and _SECRET.search(name):
+        if len(value) >= SHORTEST_SECRET and _SECRET.search(name):
             words = words.replace(value, f"${name}")
     return one_line(words) or type(error).__name__

@@ -55,6 +55,7 @@ def run_id(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mode: Mode) -> Any:
     import wandb
 
+    folder.mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
     settings = record["settings"]
     vocabulary, correction = settings["vocabulary"]["rule"], settings["correction"]["sequence"]
     run = wandb.init(

@@ -73,7 +73,7 @@ class Vocabulary(Settings):
     @field_validator("rho", "rho_easy")
     @classmethod
     def _threshold(cls, rho: str | None) -> str | None:
-        if rho is not None and (not _RHO.match(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
+        if rho is not None and (not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
             raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
         return rho
 

@@ -11,7 +11,7 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.tasks import verifier
-from tailrl.tasks.scoring import _verifier, score
+from tailrl.tasks.scoring import _close, _verifier, score
 from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier
 
 
@@ -235,3 +235,15 @@ def test_other_answers_are_scored_by_one_lasting_worker() -> None:
     pid = worker_pid(_verifier())
     assert score(r"so \boxed{0.4}", r"\frac12") == 0.0
     assert worker_pid(_verifier()) == pid
+
+
+def test_answers_without_a_verdict_are_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    running = MathVerifier()
+    _close(running)
+    assert capsys.readouterr().err == ""
+    running.timeouts, running.crashes = 2, 1
+    _close(running)
+    assert capsys.readouterr().err == (
+        "tailrl: math-verify came to no verdict on 3 answers, which count as wrong: "
+        "2 took too long, 1 ended its process\n"
+    )

@@ -145,7 +145,7 @@ def read_metrics(path: Path) -> dict[str, FloatArray]:
     for number, text in enumerate(_read_text(path).splitlines(), start=1):
         try:
             values = {key: math.nan if value is None else float(value) for key, value in json.loads(text).items()}
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RecursionError):
             raise StudyError(f"{path}, line {number}: not a JSON object of numbers") from None
         if not values.get(STEP, math.nan) > (lines[-1][STEP] if lines else -math.inf):
             raise StudyError(f"{path}, line {number}: {STEP} is missing or does not rise")
@@ -204,7 +204,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     text = _read_text(path)
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StudyError(f"{path}: not valid JSON") from None
     if not isinstance(data, dict):
         raise StudyError(f"{path}: holds {type(data).__name__}, not a JSON object")

@@ -131,7 +131,7 @@ def _read(path: Path, documents: int | None) -> list[dict[str, Any]]:
     for number, part in enumerate([text] if documents == 1 else text.splitlines(), start=1):
         try:
             value = json.loads(part)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise StudyError(f"{path}, part {number}: not a JSON object")

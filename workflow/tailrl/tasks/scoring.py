@@ -1,6 +1,7 @@
 """The one rule that scores a response, whatever the task."""
 
 import atexit
+import sys
 from functools import cache
 
 from tailrl.tasks.answers import boxed_integer, integer, last_boxed
@@ -23,5 +24,16 @@ def score(response: str, answer: str) -> float:
 @cache
 def _verifier() -> MathVerifier:
     verifier = MathVerifier()
-    atexit.register(verifier.close)
+    atexit.register(_close, verifier)
     return verifier
+
+
+def _close(verifier: MathVerifier) -> None:
+    """End the worker, and say how many answers were scored 0 because it came to no verdict."""
+    verifier.close()
+    if verifier.timeouts or verifier.crashes:
+        print(
+            f"tailrl: math-verify came to no verdict on {verifier.timeouts + verifier.crashes} answers, which count as "
+            f"wrong: {verifier.timeouts} took too long, {verifier.crashes} ended its process",
+            file=sys.stderr,
+        )

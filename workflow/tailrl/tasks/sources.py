@@ -13,6 +13,9 @@ from tailrl.tasks.loaded import Loaded, same_problem_key
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 """What follows every problem taken from a data set; `tailrl.tasks.scoring.score` reads the last box."""
 
+LONGEST_TEXT = 100_000
+"""Characters; no policy's context holds a longer problem, and a tokenizer may take minutes to say so."""
+
 _ROWS_AT_ONCE = 10_000
 
 
@@ -98,6 +101,8 @@ def text_of(value: object, what: str) -> str:
     text = value.strip()
     if not text:
         raise RowError(f"{what} is empty")
+    if len(text) > LONGEST_TEXT:
+        raise RowError(f"{what} has more than {LONGEST_TEXT} characters")
     if not _is_unicode(text):
         raise RowError(f"{what} is not valid Unicode")
     return text
