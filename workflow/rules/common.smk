@@ -38,9 +38,9 @@ def check_writable(folder):
 
 # A job loads one engine: the code of the others does not make its results stale.
 @cache
-def sampling_code(module, engine):
+def sampling_code(engine, *modules):
     others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
-    return source_files(module, "tailrl.tasks.math_verify_worker", without=others)
+    return source_files(*modules, without=others)
 
 
 def policy_folder(arm, seed):

@@ -50,7 +50,10 @@ rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=source_files("tailrl.distributions.measure"),
+        code=lambda wildcards: sampling_code(
+            study.distributions.engines[wildcards.engine].sampler.engine,
+            "tailrl.distributions.measure",
+        ),
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
         run=f"{results}/distributions/{{engine}}/run.json",

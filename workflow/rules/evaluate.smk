@@ -8,7 +8,11 @@ rule evaluate:
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
         task="workflow/eval_tasks/boxed.yaml",
-        code=sampling_code("tailrl.evaluation", study.evaluation.sampler.engine),
+        code=sampling_code(
+            study.evaluation.sampler.engine,
+            "tailrl.evaluation",
+            "tailrl.tasks.math_verify_worker",
+        ),
     output:
         summary=f"{results}/eval/{{arm}}.json",
         samples=f"{results}/eval/{{arm}}.samples.jsonl",

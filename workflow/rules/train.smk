@@ -6,7 +6,9 @@ rule train:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
         code=lambda wildcards: sampling_code(
-            "tailrl.training.loop", study.run(wildcards.arm).sampler.engine
+            study.run(wildcards.arm).sampler.engine,
+            "tailrl.training.loop",
+            "tailrl.tasks.math_verify_worker",
         ),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",

@@ -20,6 +20,7 @@ from tailrl.noise import normal
 from tailrl.policy import named_weights
 from tailrl.records import Request
 from tailrl.rollout import Decoding
+from tailrl.rollout.sampling import draw
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.settings import Disturbance
@@ -174,6 +175,27 @@ def test_bfloat16_draws_from_the_same_noise(folders: dict[str, Path], engine: Tr
         strict=True,
     )
     assert np.mean([left.tokens == right.tokens for left, right in pairs]) > 0.9
+
+
+@pytest.mark.parametrize("dial", [Disturbance(), DIALS["all"]], ids=["undisturbed", "disturbed"])
+def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: TransformersSampler, dial: Disturbance) -> None:
+    """Of every third place, from a later place on; sequences end and leave while others go on."""
+    requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(100, threshold=-3.0, seed=2))]
+    decoding = Decoding(0.7, 24, "min_p", dial, keep_every=3)
+    rollouts = engine.generate(requests, decoding)
+    kept = 0
+    for request, rollout in zip(requests, rollouts, strict=True):
+        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
+        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
+            place = [request.seed], [request.start + position]
+            drawn = draw(torch.from_numpy(logits_V)[None], "min_p", torch.tensor([[-3.0]]), *place)
+            assert int(drawn.token_S) == rollout.tokens[position]
+            assert float(drawn.logp_S) == pytest.approx(rollout.logp_infer_T[position], abs=1e-6)
+        kept += len(positions)
+    assert kept > 200
+    plain = engine.generate(requests, replace(decoding, keep_every=0))
+    assert all(map(same_bits, plain, rollouts))
+    assert not any(rollout.logits_infer_KV for rollout in plain)
 
 
 def test_a_response_that_goes_on_is_the_same(engine: TransformersSampler) -> None:

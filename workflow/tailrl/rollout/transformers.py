@@ -112,7 +112,7 @@ class TransformersSampler:
     """A `Sampler` over a transformers model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
-        config = AutoConfig.from_pretrained(policy_folder)
+        config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         self.model.eval().requires_grad_(False)
         self.dtype = dtype
@@ -191,9 +191,10 @@ class TransformersSampler:
             going_S = ~rows.ended_S
             request_S, place_S = rows.request_S[going_S], rows.place_S[going_S]
             responses.add(request_S, place_S, drawn.at(going_S))
-            seeds = [requests[index].seed for index in request_S.tolist()]
-            places = (place_S + start_N[request_S]).tolist()
-            responses.keep(request_S, seeds, places, logits_SV[going_S], decoding.keep_every)
+            if decoding.keep_every:
+                seeds = [requests[index].seed for index in request_S.tolist()]
+                places = (place_S + start_N[request_S]).tolist()
+                responses.keep(request_S, seeds, places, logits_SV[going_S], decoding.keep_every)
             if seen is not None:
                 for row in going_S.nonzero().flatten().tolist():
                     seen[int(rows.request_S[row]), int(rows.place_S[row])] = rows.logits_SV[row]
