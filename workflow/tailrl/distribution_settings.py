@@ -45,6 +45,7 @@ class DistributionSettings(Settings):
             "vllm_bf16": ComparedEngine(),
             "vllm_fp16": ComparedEngine(sampler=SamplerSettings(dtype="float16")),
             "vllm_fp32": ComparedEngine(sampler=SamplerSettings(dtype="float32")),
+            "transformers_bf16": ComparedEngine(sampler=SamplerSettings(engine="transformers")),
             "noise_floor": ComparedEngine(rescored=1),
             "exact": ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")),
         },
