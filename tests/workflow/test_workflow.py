@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from study_fixture import Workflow, copy_workflow
 
-from tailrl.sampler_settings import ENGINES
-
 PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
 
@@ -128,17 +126,19 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
 
 
 def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
-    """Else a change in an engine that a study never uses would compute it again."""
-    engines = {"a": "transformers", "b": "exact"}
-    sampler = {"engine": "transformers", "dtype": "float32"}
-    arms = {arm: {"sampler": {"engine": engine, "dtype": "float32"}} for arm, engine in engines.items()}
-    study = workflow.write_study({"arms": arms, "ablations": {}, "evaluation.sampler": sampler})
-    for target, used in (("train_a", {"transformers"}), ("train_b", {"exact"}), ("all", {"transformers", "exact"})):
-        graph = workflow.run("snakemake", target, "--filegraph", "--configfile", study).stdout
-        found = {engine for engine in ENGINES if f"workflow/tailrl/rollout/{engine}.py<" in graph}
-        assert found == used
-        assert "workflow/tailrl/rollout/sampling.py<" in graph and "workflow/tailrl/rollout/verified.py<" in graph
-        assert ("workflow/tailrl/rollout/flight.py<" in graph) == ("exact" in used)
+    """Else a change in an engine that a study never uses would compute it again.
+
+    The sources of a job are read when it is planned: one that cannot be parsed stops those that depend on it.
+    """
+    arms = {arm: {"sampler": {"engine": arm, "dtype": "float32"}} for arm in ("transformers", "exact")}
+    changes = {"arms": arms, "ablations": {}, "evaluation.sampler": arms["exact"]["sampler"]}
+    study = workflow.write_study(changes)
+    engines = workflow.folder / "workflow/tailrl/rollout"
+    (engines / "vllm.py").write_text("(")
+    assert workflow.plan(study=study) == sorted([*PREPARED, *jobs(*arms), "evaluate base", *REPORTED])
+    (engines / "transformers.py").write_text("(")
+    assert workflow.plan("train_exact", study=study) == sorted([*PREPARED, *jobs("exact")[:2]])
+    assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
 
 
 # --- what is refused ---------------------------------------------------------------------------------

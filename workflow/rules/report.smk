@@ -81,8 +81,8 @@ rule html:
     message:
         "report.html"
     shell:
-        "config=$(mktemp --suffix=.json) && trap 'rm -f \"$config\"' EXIT && printf %s {params.study:q} > \"$config\" "
-        "&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile \"$config\" "
+        'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
+        '&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile "$config" '
         "-- {input.page:q} > {log:q} 2>&1"
 
 
