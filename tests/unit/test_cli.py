@@ -123,7 +123,7 @@ def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys
         call(monkeypatch, "--help")
     commands = capsys.readouterr().out
     names = ("problems", "policy", "train", "evaluate", "report", "ablation", "gradients", "gradient_report")
-    for name in (*names, "download", "check", "schema"):
+    for name in (*names, "download", "check", "schema", "unlock"):
         assert re.search(rf"^    {name}\s", commands, re.MULTILINE)
     with pytest.raises(SystemExit) as caught:
         call(monkeypatch, "trian")
