@@ -72,17 +72,18 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
             updates in a row, a state that cannot be saved.
     """
+    started = time.perf_counter()
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     with checkpoints.held() as waited:
         if not (waited and _is_finished(out, identity)):
-            _train(job, policy_folder, checkpoints, wandb_folder)
+            _train(job, policy_folder, checkpoints, wandb_folder, started)
         checkpoints.clear()
 
 
-def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path) -> None:
-    started, run, settings = time.perf_counter(), job.run, job.run.training
+def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path, started: float) -> None:
+    run, settings = job.run, job.run.training
     model = load_policy(policy_folder)
     if run.sampler.exact:
         model.set_attn_implementation(EXACT_ATTENTION)
