@@ -136,6 +136,7 @@ class Chaos:
                 if not code:
                     compare(self.final(), expected)
                     finished += 1
+                    print(f"{self.kills.total()} kills, study {finished} is as undisturbed", flush=True)
                     self.kill_all()
                     shutil.rmtree(self.results)
             if process.poll() is not None:
