@@ -24,12 +24,13 @@ def test_a_job_gets_its_engine_and_the_training_settings_that_it_needs() -> None
 
 
 def test_the_default_engines() -> None:
-    """The natural mismatch and two finer dtypes, and between which floor and which zero they lie."""
+    """The natural mismatch, two finer dtypes and another engine, and between which floor and which zero they lie."""
     engines = study_with({}).distributions.engines
     assert {(e.sampler.engine, e.sampler.dtype, e.rescored) for e in engines.values()} == {
         ("vllm", "bfloat16", None),
         ("vllm", "float16", None),
         ("vllm", "float32", None),
+        ("transformers", "bfloat16", None),
         ("vllm", "bfloat16", 1),
         ("exact", "float32", None),
     }

@@ -100,7 +100,7 @@ def test_the_loader_of_yaml_is_a_safe_one() -> None:
 
 def shell_commands(text: str) -> list[str]:
     """The shell commands of a file of rules: the strings after each `shell:`, put together."""
-    blocks = re.findall(r'^ *shell:\n((?: +".*"\n)+)', text, re.MULTILINE)
+    blocks = re.findall(r"""^ *shell:\n((?: +["'].*["']\n)+)""", text, re.MULTILINE)
     assert len(blocks) == len(re.findall(r"\bshell\b", text)), "every command is a literal, on lines of its own"
     return [ast.literal_eval(f"({block})") for block in blocks]
 
