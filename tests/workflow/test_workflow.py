@@ -54,7 +54,7 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     result = workflow.run("snakemake", "--dry-run")
     assert result.returncode == 0, result.stderr
     counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
-    arms, seeds = 4, 3
+    arms, seeds = 7, 3
     assert counts == {
         "problems": "1",
         "policy": "1",
@@ -111,7 +111,7 @@ def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: 
     assert workflow.plan("distributions", study=one) == sorted([*PREPARED, "distributions of fp16", reported])
     more = set(workflow.plan("distributions", study=both)) - set(workflow.plan("distributions", study=one))
     assert more == {"distributions of floor"}
-    assert len(workflow.plan("distributions")) == len(PREPARED) + 5 + 1, "the default engines"
+    assert len(workflow.plan("distributions")) == len(PREPARED) + 6 + 1, "the default engines"
 
 
 def test_a_data_file_is_an_input(workflow: Workflow) -> None:
