@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -19,6 +20,7 @@ from tailrl.policy import EXACT_ATTENTION, named_weights
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.sampling import draw
 
 V = 601  # odd, so that a row of logits ends within a vector register
 MAX_LENGTH = 160
@@ -79,6 +81,21 @@ def same_bits(left: Rollout, right: Rollout) -> bool:
 
 
 @torch.no_grad()
+def redrawn_from_kept_logits(requests: Sequence[Request], rollouts: Sequence[Rollout], decoding: Decoding) -> int:
+    """Draws the token of every kept place again from its logits, and compares; how many places there were."""
+    kept, every = 0, decoding.keep_every
+    for request, rollout in zip(requests, rollouts, strict=True):
+        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % every == 0]
+        assert len(rollout.logits_infer_KV) == len(positions)
+        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
+            place = [request.seed], [request.start + position]
+            drawn = draw(torch.from_numpy(logits_V)[None], decoding.rule, torch.tensor([[request.threshold]]), *place)
+            assert int(drawn.token_S) == rollout.tokens[position]
+            assert float(drawn.logp_S) == pytest.approx(rollout.logp_infer_T[position], abs=1e-6)
+        kept += len(positions)
+    return kept
+
+
 def differing_tokens(
     model: PreTrainedModel,
     sampled: Sequence[tuple[Request, Rollout]],

@@ -17,6 +17,7 @@ from exact_fixture import (
     differing_tokens,
     random_policy,
     random_requests,
+    redrawn_from_kept_logits,
     same_bits,
     sampler_of,
 )
@@ -30,7 +31,6 @@ from tailrl.policy import named_weights
 from tailrl.records import Request
 from tailrl.rollout import Decoding, flight
 from tailrl.rollout.exact import ExactSampler
-from tailrl.rollout.sampling import draw
 from tailrl.settings import Disturbance
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("min_p", -13.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
@@ -146,17 +146,7 @@ def test_kept_logits_have_the_bits_that_the_tokens_were_drawn_from(pair: Pair, d
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(150, threshold=-3.0, seed=2))]
     decoding = Decoding(0.7, 30, "min_p", dial, keep_every=3)
     rollouts = pair[1].generate(requests, decoding)
-    kept = 0
-    for request, rollout in zip(requests, rollouts, strict=True):
-        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
-        assert len(rollout.logits_infer_KV) == len(positions)
-        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
-            place = [request.seed], [request.start + position]
-            drawn = draw(torch.from_numpy(logits_V)[None], "min_p", torch.tensor([[-3.0]]), *place)
-            assert int(drawn.token_S) == rollout.tokens[position]
-            assert float(drawn.logp_S) == pytest.approx(rollout.logp_infer_T[position], abs=1e-6)
-        kept += len(positions)
-    assert kept > 300
+    assert redrawn_from_kept_logits(requests, rollouts, decoding) > 300
     plain = pair[1].generate(requests, replace(decoding, keep_every=0))
     assert all(map(same_bits, plain, rollouts))
     assert not any(rollout.logits_infer_KV for rollout in plain)

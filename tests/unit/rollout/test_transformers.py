@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from definitions import disturbed, safe_tokens, softmax
-from exact_fixture import CONFIGS, MAX_LENGTH, STOP_TOKENS, V, random_policy, random_requests, same_bits, sampler_of
+from exact_fixture import (
+    CONFIGS,
+    MAX_LENGTH,
+    STOP_TOKENS,
+    V,
+    random_policy,
+    random_requests,
+    redrawn_from_kept_logits,
+    same_bits,
+    sampler_of,
+)
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
@@ -20,7 +30,6 @@ from tailrl.noise import normal
 from tailrl.policy import named_weights
 from tailrl.records import Request
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import draw
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.settings import Disturbance
@@ -183,16 +192,7 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: Transform
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(100, threshold=-3.0, seed=2))]
     decoding = Decoding(0.7, 24, "min_p", dial, keep_every=3)
     rollouts = engine.generate(requests, decoding)
-    kept = 0
-    for request, rollout in zip(requests, rollouts, strict=True):
-        positions = [t for t in range(len(rollout.tokens)) if (request.start + t - request.seed) % 3 == 0]
-        for position, logits_V in zip(positions, rollout.logits_infer_KV, strict=True):
-            place = [request.seed], [request.start + position]
-            drawn = draw(torch.from_numpy(logits_V)[None], "min_p", torch.tensor([[-3.0]]), *place)
-            assert int(drawn.token_S) == rollout.tokens[position]
-            assert float(drawn.logp_S) == pytest.approx(rollout.logp_infer_T[position], abs=1e-6)
-        kept += len(positions)
-    assert kept > 200
+    assert redrawn_from_kept_logits(requests, rollouts, decoding) > 200
     plain = engine.generate(requests, replace(decoding, keep_every=0))
     assert all(map(same_bits, plain, rollouts))
     assert not any(rollout.logits_infer_KV for rollout in plain)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.study import BASE_ARM, Study
 
 FloatArray = NDArray[np.float64]
@@ -142,7 +142,7 @@ def read_metrics(path: Path) -> dict[str, FloatArray]:
         StudyError: the file is missing or empty, or a line is not an object of numbers in rising steps.
     """
     lines: list[dict[str, float]] = []
-    for number, text in enumerate(_read_text(path).splitlines(), start=1):
+    for number, text in enumerate(read_text(path).splitlines(), start=1):
         try:
             values = {key: math.nan if value is None else float(value) for key, value in json.loads(text).items()}
         except (AttributeError, TypeError, ValueError, RecursionError):
@@ -191,17 +191,18 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(arm, problems[0], scores, lm_eval)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text; raises StudyError where it is missing or cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise StudyError(f"{path}: is missing") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

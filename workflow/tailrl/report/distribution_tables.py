@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.report.provenance import DEFAULTS, describe_disturbance, describe_sampler, flatten
 from tailrl.report.statistics import Interval, cluster_interval, ratio_interval, share_interval
 
@@ -149,7 +149,7 @@ def read_compared(folder: Path, engine: str) -> Compared:
     except FileNotFoundError:
         raise StudyError(f"{path}: is missing") from None
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise StudyError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
     lengths = {len(values) for values in arrays.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise StudyError(f"{path}: its arrays hold {', '.join(map(str, sorted(lengths)))} places")

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.data import read_text
 from tailrl.report.summary import count, short, table
 from tailrl.report.tables import flat_rows, write_csv
 
@@ -121,12 +122,7 @@ def read_qualities(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path, documents: int | None) -> list[dict[str, Any]]:
     """The JSON objects of a file: one to a line, or a single document."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    text = read_text(path)
     found = []
     for number, part in enumerate([text] if documents == 1 else text.splitlines(), start=1):
         try:

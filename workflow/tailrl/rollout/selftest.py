@@ -4,31 +4,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailrl.disturbance import disturb
 from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding
-from tailrl.vocabulary import logit_cut
+from tailrl.vocabulary import safe_set
 
 
-def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, decoding: Decoding) -> float:
+def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, rule: str) -> float:
     """Largest difference, nats, of a rollout's log π'^mp and log Z' from a float64 log-softmax of the engine's logits.
-
-    The logits are disturbed here anew, by the request's seed: a row that got another response's noise would show.
 
     Args:
         request: whose response it is.
         rollout: what the engine recorded of T tokens.
-        logits_TV: float32, after the temperature, before disturbance and mask.
-        decoding: what was sampled with.
+        logits_TV: float32, after temperature and disturbance, before the mask. The caller has disturbed the engine's
+            own anew, by the request's seed: a row that got another response's noise shows.
+        rule: of the safe set.
 
     Returns:
-        inf where |V'_S| differs or a number is none.
+        inf where |V'_S| differs, a number is none, or a token has no logits.
     """
     count = len(rollout.tokens)
-    places = range(request.start, request.start + count)
-    disturbed_TV = disturb(logits_TV, [request.seed] * count, places, decoding.disturbance)
-    safe_TV = disturbed_TV >= logit_cut(disturbed_TV, decoding.rule, request.threshold)
-    exact_TV = disturbed_TV.double()
+    if len(logits_TV) != count:
+        return np.inf
+    safe_TV = safe_set(logits_TV, rule, request.threshold)
+    exact_TV = logits_TV.double()
     log_sum_safe_T = exact_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
     chosen_T = exact_TV[torch.arange(count), list(rollout.tokens)]
     logp_error_T = (chosen_T - log_sum_safe_T).numpy() - rollout.logp_infer_T

@@ -159,7 +159,11 @@ class TransformersSampler:
         errors, drifts = [], []
         for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
             logits_TV = torch.stack([seen[index, place] for place in range(len(rollout.tokens))]).float()
-            errors.append(record_error(request, rollout, logits_TV / decoding.temperature, decoding))
+            places = range(request.start, request.start + len(logits_TV))
+            disturbed_TV = disturb(
+                logits_TV / decoding.temperature, [request.seed] * len(places), places, decoding.disturbance
+            )
+            errors.append(record_error(request, rollout, disturbed_TV, decoding.rule))
             tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]])
             alone_TV = self.model(input_ids=tokens, use_cache=False).logits[0, len(request.prompt_tokens) - 1 :]
             drifts.append((logits_TV.softmax(-1) - alone_TV.float().softmax(-1)).abs().sum(-1).mean().item() / 2)

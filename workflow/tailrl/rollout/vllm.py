@@ -30,11 +30,12 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from tailrl.disturbance import disturb
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.noise import gumbel
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, is_kept
 from tailrl.rollout.sampling import stop_tokens
+from tailrl.rollout.selftest import record_error
 from tailrl.settings import Disturbance
 from tailrl.vocabulary import logit_cut
 
@@ -215,8 +216,7 @@ class VllmSampler:
                 disable_log_stats=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason}") from error
+            raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
         self.dtype = getattr(torch, dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
@@ -287,18 +287,10 @@ class VllmSampler:
                 ratio would be off, in silence.
         """
         rollouts = self.generate(requests, replace(decoding, keep_every=1))
-        differences = []
-        for request, rollout in zip(requests, rollouts, strict=True):
-            for position, logits_V in enumerate(map(torch.from_numpy, rollout.logits_infer_KV)):
-                safe_V = logits_V >= logit_cut(logits_V[None], decoding.rule, request.threshold)[0]
-                log_sum = logits_V.double().masked_fill(~safe_V, -torch.inf).logsumexp(-1)
-                logp = logits_V[rollout.tokens[position]].double() - log_sum - float(rollout.logp_infer_T[position])
-                log_kept = log_sum - logits_V.double().logsumexp(-1) - float(rollout.log_kept_infer_T[position])
-                sizes = int(safe_V.sum()) == rollout.kept_vocab_infer_T[position]
-                differences.append(max(abs(logp.item()), abs(log_kept.item())) if sizes else np.inf)
-        # A number that is none is no agreement, nor is a token that was never compared.
-        compared = len(differences) == sum(len(rollout.tokens) for rollout in rollouts)
-        worst = float(np.max(differences)) if compared else np.inf
+        worst = max(
+            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
+            for request, rollout in zip(requests, rollouts, strict=True)
+        )
         if not worst <= SELF_TEST_TOLERANCE:
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"

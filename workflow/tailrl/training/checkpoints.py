@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from tailrl.errors import StudyError
+from tailrl.errors import StudyError, reason
 from tailrl.modules import source_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
@@ -68,7 +68,7 @@ class Checkpoints:
             kept = self._files()
             rest = f"{kept[-1].name} is kept" if kept else "there is none before it"
             raise StudyError(
-                f"{self.folder}: the checkpoint of step {state.step} could not be saved ({_words(error)}): it needs "
+                f"{self.folder}: the checkpoint of step {state.step} could not be saved ({reason(error)}): it needs "
                 f"{needed / 1e6:.1f} MB, and {shutil.disk_usage(self.folder).free / 1e6:.1f} MB are free; {rest}"
             ) from None
         for old in self._files()[: -self.keep]:
@@ -108,7 +108,7 @@ class Checkpoints:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             state.restore(tensors, numbers)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise StudyError(f"no state could be read from it ({_words(error)})") from None
+            raise StudyError(f"no state could be read from it ({reason(error)})") from None
 
     def _files(self) -> list[Path]:
         """This run's checkpoints, the oldest first."""
@@ -171,7 +171,7 @@ def checksum(file: Path) -> str:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise StudyError(f"{file}: cannot be read: {_words(error)}") from None
+        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
 def write_whole(data: bytes, aside: Path, path: Path) -> None:
@@ -207,10 +207,6 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _words(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
 
 
 def _say(sentence: str) -> None:
