@@ -49,6 +49,7 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     return 0.0
 
 
+@torch.no_grad()
 def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, Rollout]], decoding: Decoding) -> int:
     """Tokens of which the trainer's log π^mp, log Z or |V_S| has other bits than the rollout's, in one packed row."""
     rollouts = [rollout for _, rollout in sampled]
