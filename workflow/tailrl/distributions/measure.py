@@ -19,7 +19,7 @@ from tailrl.distribution_settings import Distributions
 from tailrl.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
 from tailrl.disturbance import computing_with, disturb, round_weights
 from tailrl.errors import StudyError
-from tailrl.operators import Scoring, head_logits
+from tailrl.operators import Scoring, head_logits, pad_rows
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import (
     EXACT_ATTENTION,
@@ -171,7 +171,7 @@ def trainer_logits(
             seeds = [requests[i].seed for i, own in zip(group, places, strict=True) for _ in own]
             flat = [place for own in places for place in own]
             if settings.engine.sampler.exact:
-                logits_PV = head_logits(hidden_PH, weight_VH, scoring, seeds, flat)[: len(flat)]
+                logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
             else:
                 logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
             found.update(zip(group, torch.split(logits_PV, [len(own) for own in places]), strict=True))

@@ -102,7 +102,7 @@ class VerifiedSampler:
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
         for rows in logit_chunks(len(seeds), len(weight_VH)):
-            logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
+            logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], places[rows])
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)
             of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*places[rows], *missing]
