@@ -161,7 +161,8 @@ def trainer_logits(
     found: dict[int, Tensor] = {}
     with computing_with(model, round_weights(named_weights(model), dial.weights)):
         weight_VH = head_weight(model)
-        for group in micro_batches([len(r.prompt_tokens) + len(r.tokens) for r in rollouts], token_budget):
+        prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
+        for group in micro_batches(prompts, lengths, token_budget):
             chosen = [rollouts[i] for i in group]
             batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
             places = [_kept(requests[i], rollouts[i], settings.every) for i in group]

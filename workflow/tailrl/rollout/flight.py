@@ -128,7 +128,7 @@ class Flight:
         for row, index in enumerate(admitted, start=rows.start):
             sharing.setdefault(self.requests[index].prompt_tokens, []).append(row)
         prompts = list(sharing)
-        for group in micro_batches([len(prompt) for prompt in prompts], PREFILL_TOKENS):
+        for group in micro_batches(prompts, [0] * len(prompts), PREFILL_TOKENS):
             chosen = [prompts[i] for i in group]
             packing = pack([len(prompt) for prompt in chosen])
             row_S = torch.tensor([row for prompt in chosen for row in sharing[prompt]])

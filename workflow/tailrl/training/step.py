@@ -177,7 +177,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     −inf where the token lies outside the trainer's set.
     """
     old: dict[int, Tensor] = {}
-    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+    for group in _micro_batches(samples, run):
         logprobs, batch = forward_logprobs(model, [samples[i] for i in group], run)
         logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
         old.update(zip(group, torch.split(logp_T, list(batch.responses_N)), strict=True))
@@ -210,7 +210,7 @@ def accumulate_gradients(
         NumericalError: a log-prob or the loss is not finite.
     """
     loss_sum = 0.0
-    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+    for group in _micro_batches(samples, run):
         chosen = [samples[i] for i in group]
         with watch.phase("forward"):
             logprobs, batch = forward_logprobs(model, chosen, run)
@@ -312,8 +312,10 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     return norm
 
 
-def _length(sample: Sample) -> int:
-    return len(sample.rollout.prompt_tokens) + len(sample.rollout.tokens)
+def _micro_batches(samples: Sequence[Sample], run: Run) -> list[list[int]]:
+    rollouts = [sample.rollout for sample in samples]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    return micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
 
 
 def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:
