@@ -20,7 +20,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow chaos bench soak lint format clean
+.PHONY: $(STUDIES) help venv install reproduce test test-slow chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -36,15 +36,9 @@ gradient_quality: TARGET = gradient_quality
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
 
+# A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
-	@$(MAKE) --no-print-directory --keep-going -j2 test-units test-workflow
-
-# A core each: the workflow's tests wait for Snakemake most of the time.
-test-units: venv
-	$(IN_VENV) pytest -m "not slow" tests/unit $(ARGS)
-
-test-workflow: venv
-	$(IN_VENV) pytest -m "not slow" tests/workflow tests/e2e $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
