@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from tailrl.errors import StudyError, reason
-from tailrl.modules import source_files
+from tailrl.modules import training_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
 from tailrl.training.state import RunState
@@ -153,14 +153,13 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
     """What a checkpoint must agree on with the run that takes it up: names in words, and checksums."""
     settings = run.model_dump(mode="json")
     settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
-    sources = source_files("tailrl.training.loop", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker")
     versions = provenance()["versions"]
     return {
         "settings": _digest(settings),
         "seed": str(seed),
         "base policy": _digest({f.name: checksum(f) for f in sorted(policy_folder.iterdir()) if f.is_file()}),
         "problems": checksum(problems_file),
-        "source files": _digest([checksum(Path(file)) for file in sources]),
+        "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
 
