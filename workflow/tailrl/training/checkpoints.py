@@ -90,7 +90,7 @@ class Checkpoints:
                 self._restore(file, state)
             except StudyError as error:
                 _say(f"{file}: {error}, left out")
-                file.unlink()
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
                 continue
             _say(f"{file}: the run goes on from step {state.step}")
             return True

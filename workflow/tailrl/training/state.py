@@ -7,6 +7,7 @@ the place in the batch (`seed_libraries` makes the generators of the libraries s
 import json
 import random
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from tailrl.training.handover import Handover
 from tailrl.training.thresholds import Thresholds
 
 LINES = "metrics"
+NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
 
 
 @dataclass(slots=True)
@@ -73,15 +75,14 @@ class RunState:
 
     def numbers(self) -> dict[str, Any]:
         """The small part, ready for JSON."""
-        names = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
-        return {**{name: getattr(self, name) for name in names}, "thresholds": self.thresholds.state()}
+        return {**{name: getattr(self, name) for name in NUMBERS}, "thresholds": self.thresholds.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take up what `tensors` and `numbers` gave, in a run of the same settings; adds the step to `resumed`.
 
         Raises:
-            KeyError, RuntimeError, ValueError: it is the state of another kind of run.
+            KeyError, RuntimeError, TypeError, ValueError: it is the state of another kind of run; nothing is changed.
         """
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}, "tokens": {}, LINES: {}}
         for name, tensor in tensors.items():
@@ -93,6 +94,8 @@ class RunState:
             raise ValueError("its policy has other weights")
         lines = groups[LINES][""].numpy().tobytes().decode().splitlines()
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
+        small = {name: numbers[name] for name in NUMBERS}
+        copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
             tensor.copy_(given[name])
@@ -101,9 +104,9 @@ class RunState:
         self.thresholds.restore(numbers["thresholds"])
         self.lines = lines
         self.tokens = [{name: tensor.numpy() for name, tensor in groups["tokens"].items()}] if groups["tokens"] else []
-        for name in ("step", "skipped_in_a_row", "startup_seconds", "wall_seconds"):
-            setattr(self, name, numbers[name])
-        self.resumed = [*numbers["resumed"], self.step]
+        for name, number in small.items():
+            setattr(self, name, number)
+        self.resumed = [*self.resumed, self.step]
 
 
 def seed_libraries(seed: int) -> None:
