@@ -28,6 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "stale": {"disturbance": {"staleness": 2, "weights": "bfloat16"}},
     "budget": {"vocabulary": {**MIN_P, "adapt": "budget", "budget": 0.05}},
     "difficulty": {"vocabulary": {**MIN_P, "adapt": "difficulty", "rho_easy": 0.6}},
+    "transformers": {"sampler": {"engine": "transformers"}},
     "minibatches": {"clip": {"ratio": "decoupled"}, "training": {"minibatches": 3, "weight_decay": 0.1}},
 }
 
