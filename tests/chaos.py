@@ -13,23 +13,22 @@ compared and begun anew. The seed fixes aims, victims and the shares of time; ho
 
 import argparse
 import csv
-import json
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
+from kills import RECORDS, STARTS, Kill, Struck, plan, table
+from outcome import compare, final
 from study_fixture import Workflow, copy_workflow
-from victims import MARK, STAGES, Job, half_written, jobs, kill, kill_all
+from victims import MARK, Job, half_written, jobs, kill, kill_all
 
 ARMS = ("dvp_mis", "naive")
 EXACT = {"engine": "exact", "dtype": "float32"}
@@ -43,63 +42,12 @@ CHANGES: dict[str, Any] = {
 }
 COMMAND = "tailrl unlock && exec snakemake --cores 2 --configfile {study}"
 """What `make reproduce` does; exec, so that the process that is killed alone is Snakemake."""
-TABLES = ("evaluation", "differences", "claims", "survival", "policies", "training", "mismatch", "delta", "kept")
-TIMED = ("logs", "benchmarks", "wandb")
-"""Folders whose files have a time in their name or their content alone."""
-
-STARTS, RECORDS = "Snakemake starts", "Snakemake records a job"
-AIMS = (STARTS, RECORDS, "base policy", "engine starts", *["training", "checkpoint"] * 2, "evaluation", "report")
-"""Ten kills: two on Snakemake between jobs, four on training while it steps and writes."""
 RECORDING = 0.5
 """Seconds after a job's end within which Snakemake is struck: it looks at the outputs and notes them."""
 WRITING = 0.01
 """Seconds after a checkpoint's file appeared within which its writer is struck."""
 PATIENCE = 1800
 """Seconds that an aim or the end of a study is waited for."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A kill as it is drawn: where, whom, and after which share of the time that the aim lasts."""
-
-    aim: str
-    mode: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Struck:
-    """A kill as it was carried out: a row of the table."""
-
-    kill: int
-    study: int
-    aim: str
-    killed: str
-    at: str
-    step: str
-    half_written: bool
-    seconds: float
-
-
-def plan(kills: int, seed: int) -> list[Kill]:
-    """What is struck, ten kills by ten in the order of a study; what is Snakemake's own lies anywhere between."""
-    draw, aims = random.Random(seed), list[str]()
-    while len(aims) < kills:
-        chosen = draw.sample(AIMS, min(len(AIMS), kills - len(aims)))
-        ordered = sorted((aim for aim in chosen if aim in STAGES), key=STAGES.index)
-        for aim in sorted(set(chosen) - set(STAGES)):
-            ordered.insert(draw.randint(0, len(ordered)), aim)
-        aims += ordered
-    planned = []
-    for aim, following in zip(aims, [*aims[1:], ""], strict=True):
-        modes = {"everything"}
-        # A Snakemake that is to start must have ended before; one that starts has no jobs.
-        if following != STARTS and aim not in (STARTS, RECORDS):
-            modes.add("one job")
-        if aim != "checkpoint":
-            modes.add("Snakemake")
-        planned.append(Kill(aim, draw.choice(sorted(modes)), draw.random()))
-    return planned
 
 
 class Chaos:
@@ -259,49 +207,9 @@ class Chaos:
     def compare(self, expected: Mapping[str, Any]) -> None:
         """Count a study that has finished; ends the script where it is not as undisturbed."""
         kill_all(self.folder)
-        compare(self.final(), expected)
+        compare(final(self.results), expected)
         self.finished += 1
         print(f"{len(self.struck)} kills: study {self.finished} is as undisturbed", flush=True)
-
-    def final(self) -> dict[str, Any]:
-        """Everything of the results that no clock has a part in."""
-        files = [file.relative_to(self.results) for file in self.results.rglob("*") if file.is_file()]
-        found: dict[str, Any] = {
-            "list of files": sorted(map(str, (file for file in files if file.parts[0] not in TIMED))),
-            "base": (self.results / "base/model.safetensors").read_bytes(),
-        }
-        for run in self.runs():
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            name = str(run.relative_to(self.results))
-            found[f"{name} metrics"] = [
-                {k: v for k, v in line.items() if not k.startswith(("time/", "throughput/"))} for line in lines
-            ]
-            found[f"{name} weights"] = (run / "policy/model.safetensors").read_bytes()
-            with np.load(run / "tokens.npz") as tokens:
-                found[f"{name} tokens"] = {key: tokens[key].tobytes() for key in tokens.files}
-        for file in sorted((self.results / "eval").iterdir()):
-            found[file.name] = file.read_bytes()
-        for table in TABLES:
-            found[f"{table}.csv"] = (self.results / "tables" / f"{table}.csv").read_bytes()
-        return found
-
-
-def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Fails with the names of what is not the same to the bit."""
-    differing = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
-    if differing:
-        sys.exit(f"not as undisturbed: {', '.join(differing)}")
-
-
-def table(struck: Sequence[Struck]) -> str:
-    """How many kills struck what, while which part of the study was on."""
-    counts = Counter((row.at, row.killed if row.killed in ("everything", "Snakemake") else "one job") for row in struck)
-    columns = ("everything", "Snakemake", "one job")
-    lines = ["| struck during | everything | Snakemake alone | one job |", "| --- | --: | --: | --: |"]
-    order = [STARTS, RECORDS, "Snakemake between jobs", *STAGES]
-    for at in sorted({row.at for row in struck}, key=lambda at: order.index(at) if at in order else len(order)):
-        lines.append(f"| {at} | " + " | ".join(str(counts[at, column]) for column in columns) + " |")
-    return "\n".join(lines)
 
 
 def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = None) -> list[Struck]:
@@ -310,7 +218,7 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     try:
         spans = undisturbed.finish()
         print("seconds undisturbed: " + ", ".join(f"{stage} {span:.1f}" for stage, span in spans.items()), flush=True)
-        disturbed.disturb(plan(kills, seed), spans, undisturbed.final())
+        disturbed.disturb(plan(kills, seed), spans, final(undisturbed.results))
     finally:
         kill_all(disturbed.folder)
         kill_all(undisturbed.folder)

@@ -9,9 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import chaos
+import kills
+import outcome
 import pytest
 import victims
-from chaos import AIMS, RECORDS, STARTS, Struck
+from kills import AIMS, RECORDS, STARTS, Struck
 
 SEED = 27
 """Both kills strike everything: one in training, one while a checkpoint is written."""
@@ -19,7 +21,7 @@ SEED = 27
 
 def test_two_kills(tmp_path: Path) -> None:
     struck = chaos.run(tmp_path, 2, "exact", seed=SEED, out=tmp_path / "kills.csv")
-    assert [row.aim for row in struck] == [kill.aim for kill in chaos.plan(2, SEED)]
+    assert [row.aim for row in struck] == [kill.aim for kill in kills.plan(2, SEED)]
     assert "checkpoint" in [row.at for row in struck]
     with (tmp_path / "kills.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -34,7 +36,7 @@ def test_ten_kills_with_vllm(tmp_path: Path) -> None:
 
 def test_a_difference_is_named() -> None:
     with pytest.raises(SystemExit, match=r"^not as undisturbed: b, d, c$"):
-        chaos.compare({"a": b"1", "b": [1], "d": 0}, {"a": b"1", "b": [2], "c": {"x": b""}})
+        outcome.compare({"a": b"1", "b": [1], "d": 0}, {"a": b"1", "b": [2], "c": {"x": b""}})
 
 
 # --- what is planned and said ------------------------------------------------------------------------
@@ -42,7 +44,7 @@ def test_a_difference_is_named() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_ten_kills_meet_every_part_of_a_study(seed: int) -> None:
-    planned = chaos.plan(40, seed)
+    planned = kills.plan(40, seed)
     for first in range(0, 40, 10):
         assert Counter(kill.aim for kill in planned[first : first + 10]) == Counter(AIMS)
         ordered = [victims.STAGES.index(k.aim) for k in planned[first : first + 10] if k.aim in victims.STAGES]
@@ -54,18 +56,18 @@ def test_every_ten_kills_meet_every_part_of_a_study(seed: int) -> None:
 
 def test_a_seed_is_a_plan() -> None:
     """In any process: Python hashes texts differently in each."""
-    command = [sys.executable, "-c", "import chaos; print([chaos.plan(n, 3) for n in (2, 10, 37)])"]
+    command = [sys.executable, "-c", "import kills; print([kills.plan(n, 3) for n in (2, 10, 37)])"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
-    assert shown.strip() == str([chaos.plan(n, 3) for n in (2, 10, 37)])
-    assert chaos.plan(10, 3) != chaos.plan(10, 4)
-    assert [len(chaos.plan(n, 3)) for n in (1, 2, 37)] == [1, 2, 37]
+    assert shown.strip() == str([kills.plan(n, 3) for n in (2, 10, 37)])
+    assert kills.plan(10, 3) != kills.plan(10, 4)
+    assert [len(kills.plan(n, 3)) for n in (1, 2, 37)] == [1, 2, 37]
 
 
 def test_the_table_counts_every_kill() -> None:
     rows = [("training", "everything"), ("training", "train naive seed0"), (STARTS, "Snakemake"), ("problems", "x")]
     struck = [Struck(1, 1, "training", killed, at, "", False, 1.0) for at, killed in rows]
-    assert chaos.table(struck).splitlines()[2:] == [
+    assert kills.table(struck).splitlines()[2:] == [
         f"| {STARTS} | 0 | 1 | 0 |",
         "| training | 1 | 0 | 1 |",
         "| problems | 0 | 0 | 1 |",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,10 +17,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl.errors import StudyError
 from tailrl.settings import Disturbance, Vocabulary
-from tailrl.training import checkpoints
+from tailrl.training import checkpoints, kept
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.handover import Handover
+from tailrl.training.kept import KeptTokens
 from tailrl.training.state import RunState
 from tailrl.training.thresholds import Thresholds
 
@@ -34,12 +37,24 @@ class NoSampler:
 
 
 @pytest.fixture
-def state(model: PreTrainedModel) -> RunState:
+def saved(tmp_path: Path) -> Checkpoints:
+    """The checkpoints of the run: none yet."""
+    (tmp_path / "checkpoints").mkdir()
+    return Checkpoints(tmp_path / "checkpoints", 2, OURS)
+
+
+@pytest.fixture
+def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
     """A run whose optimizer has moments, whose engine is stale, whose thresholds move."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
     hand_over = Handover(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
-    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600))
+    tokens = KeptTokens(saved.folder, saved.name)
+    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), tokens)
+
+
+def files(saved: Checkpoints) -> list[Path]:
+    return sorted(saved.folder.glob("step-*"))
 
 
 def advance(state: RunState) -> None:
@@ -49,6 +64,7 @@ def advance(state: RunState) -> None:
     state.optimizer.step()
     state.hand_over(state.model)
     state.thresholds.observe([state.step], [0.5], 0.2)
+    state.tokens.keep(state.step, {"step": np.full(3, state.step), "outside": np.array([True, False, True])})
     state.lines.append(json.dumps({"train/step": float(state.step)}))
     state.step += 1
 
@@ -101,6 +117,10 @@ def folder_instead(file: Path) -> None:
     (file / "inside").mkdir(parents=True)
 
 
+def tokens_of_the_last_step(file: Path) -> Path:
+    return sorted(file.parent.glob("tokens-*"))[-1]
+
+
 NORM = "model.model.norm.weight"
 CHECKSUM, NO_STATE = "damaged, for its checksum is not the one in its name", "no state could be read from it ("
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -128,36 +148,43 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no step": (forged(header=lambda numbers: numbers.pop("step")), NO_STATE),
     "no thresholds": (forged(header=lambda numbers: numbers.pop("thresholds")), NO_STATE),
     "thresholds that are a list": (forged(header=lambda numbers: numbers.update(thresholds=[])), NO_STATE),
+    "no tokens": (forged(header=lambda numbers: numbers.pop("tokens")), NO_STATE),
+    "a step's tokens that are gone": (
+        lambda file: tokens_of_the_last_step(file).unlink(),
+        "cannot be read: No such file",
+    ),
+    "a step's tokens with one bit changed": (
+        lambda file: flip(tokens_of_the_last_step(file)),
+        "the tokens of step 1 in tokens-00000001-",
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_bad_checkpoint_is_named_and_the_one_before_it_used(
-    state: RunState, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     change, words = DAMAGED[damage]
-    saved = Checkpoints(tmp_path / "checkpoints", 2, OURS)
-    saved.folder.mkdir()
     advance(state)
     first, before = saved.save(state), snapshot(state)
     advance(state)
     change(saved.save(state))
-    (bad,) = set(saved.folder.iterdir()) - {first}
+    (bad,) = set(files(saved)) - {first}
     assert saved.resume(state)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"tailrl: {bad}: ") and words in said[0] and said[0].endswith(", left out")
     assert said[1:] == [f"tailrl: {first}: the run goes on from step 1"]
     assert snapshot(state) == before and state.resumed == [1]
-    assert list(saved.folder.iterdir()) == [first], "what is bad is removed"
+    assert files(saved) == [first], "what is bad is removed"
+    assert state.tokens.joined()["step"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_bad_checkpoint_alone_changes_nothing(
-    state: RunState, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     """Of a file that cannot be taken up nothing is."""
-    saved = Checkpoints(tmp_path / "checkpoints", 2, OURS)
-    saved.folder.mkdir()
+    advance(state)
     advance(state)
     DAMAGED[damage][0](saved.save(state))
     advance(state)
@@ -175,28 +202,37 @@ OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_checkpoint_of_another_run_is_named_and_stays(
-    state: RunState, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
     change, words = OTHERS[other]
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
     advance(state)
-    file = Checkpoints(folder, 2, THEIRS).save(state)
+    file = Checkpoints(saved.folder, 2, THEIRS).save(state)
     change(file)
-    assert not Checkpoints(folder, 2, OURS).resume(state)
+    assert not saved.resume(state)
     assert capsys.readouterr().err == f"tailrl: {file}: {words}\n"
     assert file.exists()
 
 
 def test_a_half_written_checkpoint_is_named_and_removed(
-    state: RunState, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = Checkpoints(tmp_path / "checkpoints", 2, OURS)
-    saved.folder.mkdir()
     advance(state)
     first = saved.save(state)
     aside = saved.folder / checkpoints.ASIDE
     aside.write_bytes(first.read_bytes()[:1000])
     assert saved.resume(state)
     assert capsys.readouterr().err.startswith(f"tailrl: {aside}: half-written, left out\n")
-    assert list(saved.folder.iterdir()) == [first]
+    assert files(saved) == [first]
+
+
+def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
+    """The system itself says that no space is left, to whatever is written to /dev/full."""
+    (saved.folder / kept.ASIDE).symlink_to("/dev/full")
+    words = r"checkpoints: the tokens of step 0 could not be kept \(No space left on device\): they need 0\.0 MB$"
+    with pytest.raises(StudyError, match=words):
+        advance(state)
+    assert state.tokens.checksums == {} and list(saved.folder.iterdir()) == []
+
+
+def test_a_run_that_kept_nothing_has_no_arrays(state: RunState) -> None:
+    assert state.tokens.joined() == {}

@@ -25,6 +25,7 @@ from tailrl.errors import StudyError, reason
 from tailrl.modules import training_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
+from tailrl.training.files import checksum, write_whole
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
@@ -162,29 +163,6 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
         "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
-
-
-def checksum(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
-
-
-def write_whole(data: bytes, aside: Path, path: Path) -> None:
-    """Write a file aside and move it to its place in one go: whole or not there, after a power cut too."""
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
