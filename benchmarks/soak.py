@@ -60,14 +60,19 @@ def prepare(steps: int, folder: Path) -> list[str]:
 def watch(process: subprocess.Popen, metrics: Path) -> list[Look]:
     """The process once for each step that it had logged when it was looked at."""
     seen: list[Look] = []
-    while process.poll() is None:
-        logged = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-        if logged > len(seen):
-            look = look_at(process.pid)
-            if not look.mib:
-                break  # it has just ended
-            seen += [look] * (logged - len(seen))
+    while not metrics.exists():
+        if process.poll() is not None:
+            return seen  # its log says why
         time.sleep(0.2)
+    with metrics.open("rb") as file:
+        while process.poll() is None:
+            logged = file.read().count(b"\n")
+            if logged:
+                look = look_at(process.pid)
+                if not look.mib:
+                    break  # it has just ended
+                seen += [look] * logged
+            time.sleep(0.2)
     return seen
 
 
