@@ -121,10 +121,11 @@ class Chaos:
             harmed = True
             if process.poll() is not None:
                 process, harmed = self.start(), False
-        if process.wait(timeout=PATIENCE):
+        if process.wait(timeout=PATIENCE) and harmed:
             process = self.start()
-            if process.wait(timeout=PATIENCE):
-                self.fail()
+            process.wait(timeout=PATIENCE)
+        if process.returncode:
+            self.fail()
         self.compare(expected)
 
     def reach(self, kill_: Kill, spans: Mapping[str, float], process: "subprocess.Popen[bytes]") -> bool:
