@@ -2,7 +2,6 @@
 import os
 import platform
 import re
-from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -10,8 +9,7 @@ from snakemake.exceptions import WorkflowError
 from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
-from tailrl.modules import source_files
-from tailrl.sampler_settings import ENGINES
+from tailrl.modules import sampling_files, source_files, training_files
 from tailrl.settings import Evaluation, PolicyFile
 from tailrl.study import BASE_ARM, parse_study, read_yaml
 
@@ -34,13 +32,6 @@ def check_writable(folder):
     )
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise WorkflowError(f"{existing}: results cannot be written there")
-
-
-# A job loads one engine: the code of the others does not make its results stale.
-@cache
-def sampling_code(engine, *modules):
-    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
-    return source_files(*modules, without=others)
 
 
 def policy_folder(arm, seed):

@@ -50,7 +50,7 @@ rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: sampling_code(
+        code=lambda wildcards: sampling_files(
             study.distributions.engines[wildcards.engine].sampler.engine,
             "tailrl.distributions.measure",
         ),

@@ -35,6 +35,7 @@ from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker, json_line
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.engine import Engine
+from tailrl.training.kept import KeptTokens
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, Stopwatch, update
@@ -94,7 +95,8 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         settings.rollout_timeout,
     )
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
-    state = RunState(model, _make_optimizer(model, settings), engine.hand_over, thresholds)
+    tokens = KeptTokens(checkpoints.folder, checkpoints.name)
+    state = RunState(model, _make_optimizer(model, settings), engine.hand_over, thresholds, tokens)
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
@@ -178,9 +180,9 @@ def take_step(
             metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
             lost_mass = metrics["dvp/lost_mass_per_response"]
             state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
-            if step % settings.keep_tokens_every == 0 or not state.tokens:
+            if step % settings.keep_tokens_every == 0 or not state.tokens.checksums:
                 kept = record.tokens()
-                state.tokens.append({"step": np.full(len(kept["outside"]), step, np.int32), **kept})
+                state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
     metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
@@ -254,7 +256,7 @@ def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> No
     # Whole: Snakemake has removed the file under a job that outlived it.
     lines = "".join(json_line(metrics) for metrics in state.metrics())
     (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.all_tokens())
+    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.tokens.joined())
     save_policy(state.model, job.tokenizer, job.out / "policy")
     record = {
         "study": job.run.study,
