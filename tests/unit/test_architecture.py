@@ -25,6 +25,7 @@ LAYERS = [
         "settings",
         "gradient_settings",
         "distribution_settings",
+        "sentences",
         "study",
         "records",
         "metrics",
@@ -46,6 +47,7 @@ WITHOUT_TORCH = {
     "seeding",
     "base_settings",
     "settings",
+    "sentences",
     "study",
     "records",
     "metrics",
@@ -129,7 +131,8 @@ def test_the_bottom_layer_knows_little() -> None:
         "settings": {"base_settings", "sampler_settings"},
         "gradient_settings": {"settings"},
         "distribution_settings": {"settings"},
-        "study": {"errors", "settings", "gradient_settings", "distribution_settings"},
+        "sentences": {"errors"},
+        "study": {"errors", "sentences", "settings", "gradient_settings", "distribution_settings"},
         "records": {"errors"},
     }
     assert {module: ours(module) for module in known} == known
