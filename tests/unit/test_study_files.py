@@ -5,11 +5,12 @@ import hashlib
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from tailrl.errors import StudyError
-from tailrl.study import Study, parse_study, read_study
+from tailrl.study import Study, parse_study, read_study, read_yaml
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [ROOT / "config.yaml", *sorted((ROOT / "studies").glob("*.yaml"))]
@@ -33,6 +34,14 @@ PUBLISHED = {
     "tim_isolated.yaml": "545eee3d55d3e6ad",
 }
 """Digests of what the files of studies that ran say beyond the defaults, whichever file it stands in."""
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_editors_take_shipped_studies_for_whole(path: Path) -> None:
+    schema = json.loads((ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(read_yaml(path), schema)
+    with pytest.raises(jsonschema.ValidationError, match="'arms' is a required property"):
+        jsonschema.validate({"name": "s"}, schema)
 
 
 @pytest.mark.parametrize("path", [path for path in SHIPPED if path.name in PUBLISHED], ids=lambda path: path.name)

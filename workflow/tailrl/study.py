@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.distribution_settings import Distributions, DistributionSettings
 from tailrl.errors import StudyError, one_line, reason
@@ -38,8 +38,15 @@ BASE_ARM = "base"
 """The arm that stands for the untrained policy: it is evaluated, never trained."""
 
 
+def _unless_it_extends(schema: dict[str, Any]) -> None:
+    """What a file must say, in the schema: what it does not say itself may stand in the file that it extends."""
+    schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+
+
 class Study(Settings):
     """A whole study: what `config.yaml` and the files in `studies/` say."""
+
+    model_config = ConfigDict(json_schema_extra=_unless_it_extends)
 
     name: str = Field(pattern=NAME, description="names the folder results/<name>")
     description: str = Field("", description="one line for the report")
