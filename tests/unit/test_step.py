@@ -177,8 +177,11 @@ def test_rewards(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = ["1+2=3,\\boxed{3}<end>", "\\boxed{4}<end>", "<end>", "\\boxed{-3}"]
     nothing = np.zeros(0, np.float32)
     rollouts = [Rollout((1,), tuple(tokenizer.encode(t)), nothing, nothing, nothing, True) for t in texts]  # type: ignore[arg-type]
-    found = rewards(rollouts, ["3", "3", "3", "-3"], tokenizer)
+    problems = [Problem("p", "p", answer) for answer in ("3", "3", "3", "-3")]
+    found = rewards(rollouts, problems, tokenizer)
     assert found.tolist() == [1.0, 0.0, 0.0, 1.0] and found.dtype == np.float32
+    as_text = [Problem("p", "p", answer, compared="text") for answer in ("3", "4", "", "- 3")]
+    assert rewards(rollouts, as_text, tokenizer).tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 # --- whole runs --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tailrl.errors import StudyError
-from tailrl.study import Study, parse_study, read_study, read_yaml
+from tailrl.study import Study, merged, parse_study, read_study, read_yaml
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [ROOT / "config.yaml", *sorted((ROOT / "studies").glob("*.yaml"))]
@@ -87,6 +87,14 @@ def test_a_file_extends_others(tmp_path: Path) -> None:
     written = {"name": "s", "seeds": [3], "training": training, "arms": {"naive": {}, "grpo": {"estimator": "grpo"}}}
     assert study == parse_study(written)
     assert "extends" not in study.model_dump()
+
+
+def test_another_kind_of_task_or_policy_replaces_the_one_below() -> None:
+    below = {"task": {"name": "arithmetic", "terms": [2, 3]}, "policy": {"layers": 2}}
+    assert merged(below, {"task": {"problems": 5}})["task"] == {"name": "arithmetic", "terms": [2, 3], "problems": 5}
+    above = {"task": {"name": "words"}, "policy": {"source": "pretrained", "path": "p"}}
+    assert merged(below, above) == above
+    assert merged(below, above, above) == above
 
 
 def test_a_missing_file() -> None:

@@ -14,12 +14,16 @@ from pydantic import Field, field_validator, model_validator
 from tailrl.base_settings import Aime25Task as Aime25Task
 from tailrl.base_settings import ArithmeticTask as ArithmeticTask
 from tailrl.base_settings import DapoMathTask as DapoMathTask
+from tailrl.base_settings import DataSetTask as DataSetTask
+from tailrl.base_settings import Generated as Generated
+from tailrl.base_settings import GeneratedTask as GeneratedTask
 from tailrl.base_settings import Policy as Policy
 from tailrl.base_settings import PretrainedPolicy as PretrainedPolicy
 from tailrl.base_settings import ScratchPolicy as ScratchPolicy
 from tailrl.base_settings import Settings as Settings
 from tailrl.base_settings import Task as Task
 from tailrl.base_settings import WarmStart as WarmStart
+from tailrl.base_settings import WordsTask as WordsTask
 from tailrl.sampler_settings import Disturbance as Disturbance
 from tailrl.sampler_settings import SamplerSettings as SamplerSettings
 
@@ -286,7 +290,7 @@ class Problems(Settings):
 
     train: Task
     evaluation: Task
-    warm_start: tuple[ArithmeticTask, ...]
+    warm_start: tuple[Generated, ...]
 
 
 class PolicyFile(Settings):

@@ -21,7 +21,9 @@ from tailrl.settings import (
     Ablation,
     ArithmeticTask,
     Arm,
+    DataSetTask,
     Evaluation,
+    GeneratedTask,
     Policy,
     Problems,
     Run,
@@ -54,7 +56,7 @@ class Study(Settings):
         None,
         exclude=True,
         description="another YAML file, by its path from this one: what it says holds where this file says nothing; "
-        "mappings are merged key by key, anything else is replaced",
+        "mappings are merged key by key, unless they name another kind of task or policy; anything else is replaced",
     )
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 2), min_length=1, description="one training run per arm and seed"
@@ -95,7 +97,7 @@ class Study(Settings):
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
-        if isinstance(self.task, ArithmeticTask) and run.training.prompts > self.task.problems:
+        if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
             raise ValueError(
                 f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
             )
@@ -138,7 +140,7 @@ class Study(Settings):
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""
         tasks = (self.task, self.evaluation.task)
-        return sorted({task.path for task in tasks if not isinstance(task, ArithmeticTask) and task.path})
+        return sorted({task.path for task in tasks if isinstance(task, DataSetTask) and task.path})
 
     def local_policy(self) -> list[str]:
         """The files of the folder that the policy is read from; none where it is made here or comes from the hub."""
@@ -150,7 +152,7 @@ class Study(Settings):
     def check_files(self) -> None:
         """Raises StudyError where a file or folder that the study names does not exist."""
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
-            if isinstance(task, ArithmeticTask) or task.path is None:
+            if not isinstance(task, DataSetTask) or task.path is None:
                 continue
             if not Path(task.path).is_file():
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
@@ -263,13 +265,21 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of several, of which the last counts most: as Snakemake merges several files and `--config`."""
+    """One mapping of several, of which the last counts most: as Snakemake merges several files and `--config`.
+
+    A block that names another kind (of task or policy) replaces the one before, whose keys are none of its own.
+    """
     whole: dict[str, Any] = {}
     for config in configs:
         for key, value in config.items():
-            mappings = isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
-            whole[key] = merged(whole[key], value) if mappings else value
+            before = whole.get(key)
+            joined = isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value)
+            whole[key] = merged(before, value) if joined else value
     return whole
+
+
+def _same_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return all(key not in after or after[key] == before.get(key) for key in ("name", "source"))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -149,8 +149,8 @@ def take_step(
     with watch.phase("rollout"):
         rollouts = engine.generate(requests, job.decoding, state.model)
     with watch.phase("reward"):
-        answers = [job.problems[i].answer for i in chosen for _ in range(settings.group_size)]
-        rewards_PG = rewards(rollouts, answers, job.tokenizer).reshape(settings.prompts, settings.group_size)
+        posed = [job.problems[i] for i in chosen for _ in range(settings.group_size)]
+        rewards_PG = rewards(rollouts, posed, job.tokenizer).reshape(settings.prompts, settings.group_size)
     advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
     samples = [
         Sample(rollout, advantage, request.threshold, request.seed)
@@ -289,11 +289,12 @@ def step_requests(
 
 
 def rewards(
-    rollouts: Sequence[Rollout], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> NDArray[np.float32]:
-    """1 for a right answer, else 0: float32, one a rollout."""
+    """1 for a right answer to its problem, else 0: float32, one a rollout."""
     texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
-    return np.array([score(text, answer) for text, answer in zip(texts, answers, strict=True)], dtype=np.float32)
+    pairs = zip(texts, problems, strict=True)
+    return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
 
 
 def _reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
