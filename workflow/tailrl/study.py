@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from tailrl.distribution_settings import Distributions, DistributionSettings
+from tailrl.distribution_settings import ComparedEngine, Distributions, DistributionSettings
 from tailrl.errors import StudyError, one_line, reason
 from tailrl.gradient_settings import GradientQuality, Gradients
 from tailrl.sentences import near, sentences
@@ -27,6 +27,7 @@ from tailrl.settings import (
     Policy,
     Problems,
     Run,
+    SamplerSettings,
     ScratchPolicy,
     Settings,
     Task,
@@ -129,12 +130,19 @@ class Study(Settings):
 
     def compared(self, engine: str) -> Distributions:
         """What the job needs that holds one engine's distributions against the trainer's."""
+        return self._distributions(engine, self.distributions.engines[engine])
+
+    def trainers_own(self) -> Distributions:
+        """The same for a job that looks at the trainer's distributions alone, on what it samples itself."""
+        return self._distributions("trainer", ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")))
+
+    def _distributions(self, name: str, engine: ComparedEngine) -> Distributions:
         block, training = self.distributions, self.training
         return Distributions(
-            name=engine,
-            engine=block.engines[engine],
-            **{name: getattr(block, name) for name in ("responses", "every", "rho", "seed")},
-            **{name: getattr(training, name) for name in ("temperature", "max_new_tokens", "token_budget")},
+            name=name,
+            engine=engine,
+            **{key: getattr(block, key) for key in ("responses", "every", "rho", "seed")},
+            **{key: getattr(training, key) for key in ("temperature", "max_new_tokens", "token_budget")},
         )
 
     def local_files(self) -> list[str]:
