@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct from the package that carries it as GGUF.
 
-    python benchmarks/smollm2.py FOLDER    # as a policy: what studies/smollm2_checks.yaml reads
+python benchmarks/smollm2.py FOLDER    # as a policy: what studies/smollm2_checks.yaml reads
 """
 
 import sys

@@ -85,18 +85,11 @@ def told_apart_by(field: str, default: str) -> Discriminator:
     )
 
 
-Task = Annotated[
-    Annotated[ArithmeticTask, Tag("arithmetic")]
-    | Annotated[WordsTask, Tag("words")]
-    | Annotated[DapoMathTask, Tag("dapo_math")]
-    | Annotated[Aime25Task, Tag("aime25")],
-    told_apart_by("name", "arithmetic"),
-]
+_Generated = Annotated[ArithmeticTask, Tag("arithmetic")] | Annotated[WordsTask, Tag("words")]
+_DataSet = Annotated[DapoMathTask, Tag("dapo_math")] | Annotated[Aime25Task, Tag("aime25")]
 
-Generated = Annotated[
-    Annotated[ArithmeticTask, Tag("arithmetic")] | Annotated[WordsTask, Tag("words")],
-    told_apart_by("name", "arithmetic"),
-]
+Generated = Annotated[_Generated, told_apart_by("name", "arithmetic")]
+Task = Annotated[_Generated | _DataSet, told_apart_by("name", "arithmetic")]
 
 
 # --- policy ------------------------------------------------------------------------------------------
