@@ -32,8 +32,9 @@ def load() -> tuple[Any, Any]:
 def save(folder: Path) -> None:
     """The model and its tokenizer as an ordinary Hugging Face folder."""
     model, tokenizer = load()
-    # Engines would take the saved weights, which no longer are, to be quantized.
+    # Else the weights, which no longer are, would be taken to be quantized: here and by engines.
     del model.config.quantization_config
+    model.hf_quantizer = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
