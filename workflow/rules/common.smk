@@ -11,13 +11,15 @@ from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import sampling_files, source_files, training_files
 from tailrl.settings import Evaluation, PolicyFile
-from tailrl.study import BASE_ARM, parse_study, read_yaml
+from tailrl.study import BASE_ARM, merged, parse_study, read_config
 
 try:
-    # Read by Snakemake already, which takes the last of two equal keys without a word.
-    for file in workflow.configfiles:
-        read_yaml(file)
-    study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")
+    # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.
+    files = [read_config(file) for file in workflow.configfiles]
+    config.pop("extends", None)
+    study = parse_study(
+        merged(*files, config), " ".join(map(str, workflow.configfiles)) or "study"
+    )
     study.check_files()
 except StudyError as error:
     raise WorkflowError(str(error)) from None

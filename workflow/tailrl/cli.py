@@ -90,6 +90,13 @@ def distribution_report(args: argparse.Namespace) -> None:
     write_distribution_report(args.results, args.engine, args.out)
 
 
+def equal_mass(args: argparse.Namespace) -> None:
+    """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
+    from tailrl.distributions.equal_mass import write_equal_mass
+
+    write_equal_mass(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
+
+
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
     from tailrl.download import download_inputs
@@ -178,6 +185,7 @@ def build_parser() -> argparse.ArgumentParser:
         gradient_report: {"--results": path, "--out": path},
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
+        equal_mass: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         download: {"--study": text},
         mirror: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},

@@ -30,6 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "difficulty": {"vocabulary": {**MIN_P, "adapt": "difficulty", "rho_easy": 0.6}},
     "transformers": {"sampler": {"engine": "transformers"}},
     "minibatches": {"clip": {"ratio": "decoupled"}, "training": {"minibatches": 3, "weight_decay": 0.1}},
+    "sgd": {"correction": {"sequence": "mis"}, "training": {"optimizer": "sgd", "loss_mean": "kept"}},
 }
 
 

@@ -56,11 +56,9 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             that keeps no logits, logits that are not finite, or no place to compare.
     """
     begun = time.perf_counter()
-    model, prompts, length = _read_inputs(settings, policy_folder, problems_file)
+    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
-    if max(log_rhos) > 0:
-        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    log_rhos = read_thresholds(settings, vocabulary)
     sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     Handover(sampler, settings.engine.disturbance)(model)
     decoding = Decoding(
@@ -69,10 +67,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         disturbance=settings.engine.disturbance,
         keep_every=0 if settings.engine.rescored else settings.every,
     )
-    requests = [
-        Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
-        for index in range(settings.responses)
-    ]
+    requests = make_requests(settings, prompts)
     tested = sampler.self_test(requests[:8], decoding)
     at_once = max(1, HELD_LOGITS // (vocabulary * -(-settings.max_new_tokens // settings.every)))
     compared, where, tokens = [], [], 0
@@ -104,7 +99,23 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_inputs(
+def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
+    """ln ρ of the min-p sets; raises StudyError where a ρ is above 1 for so many tokens."""
+    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
+    if max(log_rhos) > 0:
+        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    return log_rhos
+
+
+def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+    """The prompts in turn, each response with a random stream of its own."""
+    return [
+        Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
+        for index in range(settings.responses)
+    ]
+
+
+def read_inputs(
     settings: Distributions, policy_folder: Path, problems_file: Path
 ) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
     """The trainer's model, the prompts of the first problems, and the longest prompt and response together."""
