@@ -6,7 +6,7 @@ results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 
 from pathlib import Path
 
-from tailrl.report import ablation, figures, tables
+from tailrl.report import ablation, figures, scores, tables
 from tailrl.report.axes import save_svg
 from tailrl.report.data import Results, read_results
 from tailrl.report.distributions import write_distribution_report
@@ -93,11 +93,11 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
 
 def _write_evaluation(results: Results, out: Path) -> None:
     """The held-out scores: per arm, per policy and between arms."""
-    gains = [tables.gain_over_base(results, arm) for arm in results.arms]
+    gains = scores.gains_over_base(results)
     base = results.base.scores[0]
-    policies = tables.policy_scores(results)
+    policies = scores.policy_scores(results)
     tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
     tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
-    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(tables.compare_arms(results)))
+    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(scores.compare_arms(results)))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

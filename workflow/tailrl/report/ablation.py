@@ -21,12 +21,17 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.data import Results, read_results
-from tailrl.report.statistics import Difference, Interval, mean_interval, problem_interval
-from tailrl.report.summary import LOST, count, percent, points, table
+from tailrl.report.crossed import crossed_difference
+from tailrl.report.data import Results, TrainedRun, read_results
+from tailrl.report.scores import Gain, by_problem, gains_over_base
+from tailrl.report.statistics import Difference, Interval, holm, mean_interval, problem_interval
+from tailrl.report.summary import LOST, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
-from tailrl.report.tables import flat_rows, gain_over_base, mean_of, write_csv
+from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.study import Study
+
+NO_CHANGE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
+"""Of the arm that the others are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,9 @@ class Point:
 
     Attributes:
         base: the arm whose field it is; value: as text.
-        avg: avg@k, share of 1; gain: over the untrained policy, paired over problems.
+        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
+        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
+            Holm over the ablation.
         k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
         lost: 1 - Z, mean mass outside the trainer's safe set.
         outside: share of sampled tokens outside the trainer's set.
@@ -48,6 +55,8 @@ class Point:
     value: str
     avg: Interval
     gain: Difference
+    change: Difference
+    change_p_holm: float
     k3_masked: Interval
     k3_unmasked: Interval
     lost: Interval
@@ -65,7 +74,7 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     read = read_results(study, results, arms)
     values = ["null" if value is None else str(value) for value in ablation.values]
     places = itertools.product(ablation.bases, values)
-    points_A = [_point(read, base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)]
+    points_A = _points(read, [(base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)])
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
@@ -119,8 +128,23 @@ def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: str, *, sh
     ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
 
 
-def _point(results: Results, base: str, arm: str, value: str) -> Point:
-    runs, gain = results.runs[arm], gain_over_base(results, arm)
+def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
+    """The points of base, arm and value, with each arm's change against the one that its base starts from."""
+    gains = {gain.arm: gain for gain in gains_over_base(results)}
+    scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
+    changes = []
+    for base, arm, _ in places:
+        own = [other for of, other, _ in places if of == base]
+        start = base if base in own else own[0]
+        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_CHANGE)
+    adjusted = holm([change.p for change in changes]).tolist()
+    return [
+        _point(results.runs[arm], base, gains[arm], value, change, p)
+        for (base, arm, value), change, p in zip(places, changes, adjusted, strict=True)
+    ]
+
+
+def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
     steps, lengths = collapses(runs)
     seeds = {
         "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
@@ -129,15 +153,24 @@ def _point(results: Results, base: str, arm: str, value: str) -> Point:
         "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
         "survived": np.array([length if step is None else step for step, length in zip(steps, lengths, strict=True)]),
     }
-    means = {name: mean_interval(values) for name, values in seeds.items()}
-    collapsed = sum(step is not None for step in steps)
-    return Point(base, arm, value, gain.avg, gain.gain, **means, runs=len(steps), collapsed=collapsed)
+    return Point(
+        base=base,
+        arm=gain.arm,
+        value=value,
+        avg=gain.avg,
+        gain=gain.gain,
+        change=change,
+        change_p_holm=change_p,
+        runs=len(steps),
+        collapsed=sum(step is not None for step in steps),
+        **{name: mean_interval(values) for name, values in seeds.items()},
+    )
 
 
 def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:
     ablation = study.ablations[name]
     several = len(ablation.bases) > 1
-    scores = (f"avg@{samples}", "gain over base, points")
+    scores = (f"avg@{samples}", "gain over base, points", "change, points", "p, Holm")
     header = (
         *(["arm"] if several else []), ablation.field, *scores, "collapsed", "k3 masked", "k3 unmasked", LOST, "outside"
     )  # fmt: skip
@@ -147,6 +180,8 @@ def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interva
             p.value,
             percent(p.avg),
             points(p.gain),
+            "" if math.isnan(p.change.mean) else points(p.change),
+            p_value(p.change_p_holm),
             f"{p.collapsed} of {p.runs}",
             *(_nats(i) for i in (p.k3_masked, p.k3_unmasked, p.lost, p.outside)),
         ]
@@ -155,9 +190,10 @@ def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interva
     arms = f"Arm{'s' if several else ''} {', '.join(f'`{base}`' for base in ablation.bases)}"
     note = (
         f"{arms} with other values of `{ablation.field}`, {count(len(study.seeds), 'seed')} each. The "
-        f"untrained policy has {percent(untrained)} (interval over problems). avg and the means over all steps have "
-        "the 95 % t interval over seeds, the gain is paired over problems. A run collapsed where its reward, from some "
-        "step on, stays below half of its highest."
+        f"untrained policy has {percent(untrained)} (interval over problems). Scores have 95 % intervals over seeds "
+        "and problems, means over all steps t intervals over seeds. The change is that against the line without one, "
+        "its p by Holm over the lines. A run collapsed where its reward, from some step on, stays below half of its "
+        "highest."
     )
     return f"# Ablation {name}\n\n{note}\n\n{table(header, rows)}\n"
 
