@@ -98,6 +98,7 @@ for ablation in study.ablations:
             table=f"{results}/ablations/{ablation}.md",
             csv=f"{results}/ablations/{ablation}.csv",
             figure=f"{results}/ablations/{ablation}.svg",
+            claims=f"{results}/ablations/{ablation}_claims.csv",
         log:
             f"{results}/logs/ablate_{ablation}.log",
         conda:

@@ -4,13 +4,14 @@ It reads files only and needs neither torch nor an engine. `results` is always t
 results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.report import ablation, figures, scores, tables
+from tailrl.report import ablation, distributions, figures, gradients, scores, tables
 from tailrl.report.axes import save_svg
+from tailrl.report.claims_distributions import judge_distributions
+from tailrl.report.claims_gradients import judge_gradients
 from tailrl.report.data import Results, read_results
-from tailrl.report.distributions import write_distribution_report
-from tailrl.report.gradients import write_gradients
 from tailrl.report.page import page
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
@@ -67,6 +68,26 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
     """
     ablation.write(study, name, results, out / "ablations")
+
+
+def write_gradients(results: Path, out: Path) -> None:
+    """Writes the tables and the figure of the measured gradients, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
+    """
+    verdicts = judge_gradients(*gradients.write_gradients(results, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+
+
+def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
+    """Writes the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: a file of an engine's job is missing or cannot be used.
+    """
+    verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
 
 
 def _write_curves(results: Results, pruned: list[str], out: Path) -> None:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
+from tailrl.report import roles
 from tailrl.report.axes import (
     GREY,
     arm_legend,
@@ -21,13 +22,16 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.catalogue import ABLATION
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
+from tailrl.report.findings import CHANGES, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, gains_over_base
-from tailrl.report.statistics import Difference, Interval, holm, mean_interval, problem_interval
+from tailrl.report.statistics import CONFIDENCE, Difference, Interval, holm, mean_interval, problem_interval
 from tailrl.report.summary import LOST, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
+from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
 
 NO_CHANGE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
@@ -67,7 +71,11 @@ class Point:
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
-    """Writes folder/<name>.csv, .svg and .md; raises StudyError where a result or the ablation is missing."""
+    """Writes folder/<name>.csv, .svg, .md and, with the verdict on the field, <name>_claims.csv.
+
+    Raises:
+        StudyError: a result or the ablation is missing.
+    """
     if name not in study.ablations:
         raise StudyError(f"study {study.name!r} has no ablation {name!r}")
     ablation, arms = study.ablations[name], study.ablation_arms(name)
@@ -78,6 +86,8 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
+    verdicts = [_verdict(read, ablation.field, [p for p in points_A if p.base == base]) for base in ablation.bases]
+    write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
     (folder / f"{name}.md").write_text(_page(study, name, points_A, untrained, samples), encoding="utf-8")
 
@@ -164,6 +174,35 @@ def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change
         runs=len(steps),
         collapsed=sum(step is not None for step in steps),
         **{name: mean_interval(values) for name, values in seeds.items()},
+    )
+
+
+def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
+    """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
+    settings = roles.settings_of(results, points_B[0].arm)
+    decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
+    changed = [p for p in points_B if not math.isnan(p.change.mean)]
+    largest = max(changed, key=lambda p: abs(p.change.mean), default=points_B[0])
+    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["no value changes avg beyond its interval"]
+    collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
+    return Verdict(
+        claim=f"{ABLATION}{field}",
+        source="open question",
+        verdict=CHANGES if decided else UNDECIDED,
+        policy=roles.policy_name(settings),
+        task=str(settings.get("task.name", "not recorded")),
+        dose=roles.dose(roles.settings_of(results, points_B[0].arm)),
+        arms=points_B[0].base,
+        seeds=min(p.runs for p in points_B),
+        effect=largest.change.mean,
+        low=largest.change.low,
+        high=largest.change.high,
+        unit="share of samples",
+        p=largest.change.p,
+        p_holm=largest.change_p_holm,
+        seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
+        endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
+        "Holm over the values. The effect is the largest change.",
     )
 
 

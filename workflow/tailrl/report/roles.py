@@ -36,6 +36,47 @@ def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
 
 
+def is_mis(settings: Mapping[str, Any]) -> bool:
+    """Masked importance weights of the sequence on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("mis",))
+
+
+def is_truncated(settings: Mapping[str, Any]) -> bool:
+    """Truncated token weights on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "tis", ("none",))
+
+
+def is_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Rejection of sequences by their mean K1 or K3, on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("reject_k1", "reject_k3"))
+
+
+def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Both of these at once."""
+    return _corrected(settings, "tis", ("reject_k1", "reject_k3"))
+
+
+def is_pruned(settings: Mapping[str, Any]) -> bool:
+    """Any safe set on both sides."""
+    return bool(settings["vocabulary.rule"] != "full" and settings["vocabulary.side"] == "both")
+
+
+def has_veto(settings: Mapping[str, Any]) -> bool:
+    """A veto, beside whatever weight."""
+    return settings["correction.veto"] is not None
+
+
+def clips_by(ratio: str) -> Role:
+    """PPO's clip of this convention on all tokens, without any other weight."""
+
+    def role(settings: Mapping[str, Any]) -> bool:
+        weights = settings["correction.token"], settings["correction.sequence"], settings["correction.veto"]
+        whole = settings["vocabulary.rule"] == "full" and weights == ("none", "none", None)
+        return whole and settings.get("clip.ratio") == ratio
+
+    return role
+
+
 def is_disturbed(settings: Mapping[str, Any]) -> bool:
     """Whether any cause of the mismatch dial is on, on whichever side."""
     return any(settings[f"disturbance.{cause}"] for cause in CAUSES)
@@ -134,6 +175,11 @@ def _part(settings: Mapping[str, Any], blocks: tuple[str, ...], apart: tuple[str
 def _pruned(settings: Mapping[str, Any]) -> bool:
     rule = settings["vocabulary.rule"], settings["vocabulary.side"], settings["vocabulary.adapt"]
     return rule == ("min_p", "both", "none")
+
+
+def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...]) -> bool:
+    weighted = settings["correction.token"] == token and settings["correction.sequence"] in sequence
+    return weighted and settings["vocabulary.rule"] == "full" and _no_sampler_ratio(settings)
 
 
 def _unweighted(settings: Mapping[str, Any]) -> bool:
