@@ -17,6 +17,7 @@ rule summarise:
         results=arm_results(study.arms),
         code=source_files("tailrl.report"),
         captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
+        style="workflow/report/page.css",
     output:
         page=report(
             f"{results}/summary.html",
@@ -84,6 +85,34 @@ rule html:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
         '&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile "$config" '
         "-- {input.page:q} > {log:q} 2>&1"
+
+
+# One page over every study whose results are at hand or published; it computes nothing.
+rule paper:
+    input:
+        claims=[
+            str(path)
+            for folder in ("results", "docs/results")
+            for path in sorted(Path(folder).glob("**/*claims.csv"))
+        ],
+        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
+        style="workflow/report/page.css",
+        code=source_files("tailrl.report"),
+    output:
+        page="results/paper/index.html",
+        claims=["results/paper/claims.md", "results/paper/statements.csv"],
+    log:
+        "results/paper/paper.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        roots=[folder for folder in ("results", "docs/results") if Path(folder).is_dir()],
+        out=subpath(output.page, parent=True),
+    message:
+        "page over all studies"
+    shell:
+        "tailrl paper {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:

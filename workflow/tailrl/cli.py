@@ -90,6 +90,20 @@ def distribution_report(args: argparse.Namespace) -> None:
     write_distribution_report(args.results, args.engine, args.out)
 
 
+def paper(args: argparse.Namespace) -> None:
+    """Write the page over all studies."""
+    from tailrl.report import CAPTIONS, write_paper
+
+    write_paper(args.results, CAPTIONS, args.out)
+
+
+def claims(args: argparse.Namespace) -> None:
+    """Print every claim's verdict by published results, as docs/claims.md has them."""
+    from tailrl.report import claims_page, read_shown
+
+    print(claims_page(read_shown([args.results]), args.results.parent), end="")
+
+
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
     from tailrl.download import download_inputs
@@ -178,6 +192,8 @@ def build_parser() -> argparse.ArgumentParser:
         gradient_report: {"--results": path, "--out": path},
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
+        paper: {"results": {"type": Path, "nargs": "+"}, "--out": path},
+        claims: {"results": {"type": Path}},
         download: {"--study": text},
         mirror: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},

@@ -12,14 +12,25 @@ from tailrl.report.axes import save_svg
 from tailrl.report.claims_distributions import judge_distributions
 from tailrl.report.claims_gradients import judge_gradients
 from tailrl.report.data import Results, read_results
-from tailrl.report.page import page
+from tailrl.report.evidence import read_shown
+from tailrl.report.page import Drawing, page
+from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_curve, survival_figure
 from tailrl.report.verdicts import judge
 from tailrl.study import Study
 
-__all__ = ["write_ablation", "write_distribution_report", "write_gradients", "write_report"]
+__all__ = [
+    "CAPTIONS",
+    "claims_page",
+    "read_shown",
+    "write_ablation",
+    "write_distribution_report",
+    "write_gradients",
+    "write_paper",
+    "write_report",
+]
 
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"
@@ -56,7 +67,12 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     summary = summarize(study, read, verdicts)
     (out / "summary.md").write_text(summary, encoding="utf-8")
     drawn = [
-        (out / "figures" / f"{name}.svg", (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")) for name in FIGURES
+        Drawing(
+            out / "figures" / f"{name}.svg",
+            (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
+            f"tables/{'policies' if name == 'evaluation' else name}.csv",
+        )
+        for name in FIGURES
     ]
     (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
 

@@ -78,12 +78,13 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     """Every statement in its order, with each line that speaks to it; lines that cannot decide it only if none can."""
     found = []
     for statement in STATEMENTS:
-        lines = [(study, line) for study in studies for line in study.claims if _speaks(statement, line["claim"])]
+        # A line without arms says that a study has none to speak with.
+        told = [(study, line) for study in studies for line in study.claims if line["arms"]]
+        lines = [(study, line) for study, line in told if _speaks(statement, line["claim"])]
         decided = [(study, line) for study, line in lines if line["verdict"] != UNTESTABLE]
-        unable = {(study.name, line["seen"]): (study, line) for study, line in lines}
-        told = decided or list(unable.values())
-        if told:
-            found += [Answer(statement, line["verdict"], line["seen"], study, line) for study, line in told]
+        if lines:
+            shown = decided or lines
+            found += [Answer(statement, line["verdict"], line["seen"], study, line) for study, line in shown]
         elif statement.held_by and not statement.by:
             found.append(Answer(statement, DEFINITION, f"held by {statement.held_by}"))
         elif statement.beyond:
