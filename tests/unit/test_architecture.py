@@ -28,6 +28,7 @@ LAYERS = [
         "study",
         "records",
         "metrics",
+        "alarm",
         "modules",
         "provenance",
         "unlock",
@@ -49,6 +50,7 @@ WITHOUT_TORCH = {
     "study",
     "records",
     "metrics",
+    "alarm",
     "modules",
     "provenance",
     "tasks",
@@ -126,7 +128,8 @@ def test_the_bottom_layer_knows_little() -> None:
     known = {
         "base_settings": set(),
         "sampler_settings": {"base_settings"},
-        "settings": {"base_settings", "sampler_settings"},
+        "settings": {"alarm", "base_settings", "sampler_settings"},
+        "alarm": {"metrics"},
         "gradient_settings": {"settings"},
         "distribution_settings": {"settings"},
         "study": {"errors", "settings", "gradient_settings", "distribution_settings"},
@@ -147,7 +150,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room(m) == "report"])
 def test_the_report_knows_the_study_and_files_only(module: str) -> None:
-    assert {room(name) for name in ours(module)} <= {"report", "study", "settings", "errors"}
+    assert {room(name) for name in ours(module)} <= {"report", "study", "settings", "errors", "alarm"}
 
 
 def test_only_the_command_line_imports_the_report_and_nothing_imports_it() -> None:

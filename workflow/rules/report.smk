@@ -87,14 +87,50 @@ rule html:
         "-- {input.page:q} > {log:q} 2>&1"
 
 
-# One page over every study whose results are at hand or published; it computes nothing.
+# What the next two look at is what is there: they compute nothing that a study has to.
+def finished_runs(wildcards):
+    return sorted(map(str, Path("results").glob("*/train/*/seed*/run.json")))
+
+
+def known_claims(wildcards):
+    roots = ("results", "docs/results")
+    return [
+        str(path)
+        for root in roots
+        for path in sorted(Path(root).glob("**/*claims.csv"))
+    ]
+
+
+rule early_warning:
+    input:
+        runs=finished_runs,
+        code=source_files("tailrl.report"),
+    output:
+        page="results/early_warning/early_warning.md",
+        figure="results/early_warning/early_warning.svg",
+        tables=[
+            f"results/early_warning/{table}.csv"
+            for table in ("early_warning", "thresholds", "runs", "claims")
+        ],
+    log:
+        "results/early_warning/early_warning.log",
+    conda:
+        conda_env
+    params:
+        studies=lambda wildcards, input: sorted(
+            {str(Path(run).parents[3]) for run in input.runs}
+        )
+        or "results",
+        out=subpath(output.page, parent=True),
+    message:
+        "early warnings of a collapse"
+    shell:
+        "tailrl early_warning {params.studies:q} --out {params.out:q} 2> {log:q}"
+
+
 rule paper:
     input:
-        claims=[
-            str(path)
-            for folder in ("results", "docs/results")
-            for path in sorted(Path(folder).glob("**/*claims.csv"))
-        ],
+        claims=known_claims,
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
         style="workflow/report/page.css",
         code=source_files("tailrl.report"),
@@ -107,7 +143,7 @@ rule paper:
     conda:
         conda_env
     params:
-        roots=[folder for folder in ("results", "docs/results") if Path(folder).is_dir()],
+        roots=["results", "docs/results"],
         out=subpath(output.page, parent=True),
     message:
         "page over all studies"

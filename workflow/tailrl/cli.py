@@ -90,6 +90,13 @@ def distribution_report(args: argparse.Namespace) -> None:
     write_distribution_report(args.results, args.engine, args.out)
 
 
+def early_warning(args: argparse.Namespace) -> None:
+    """Say which metric announces a collapse, over the runs of one or more studies."""
+    from tailrl.report import write_early_warning
+
+    write_early_warning(args.results, args.out)
+
+
 def paper(args: argparse.Namespace) -> None:
     """Write the page over all studies."""
     from tailrl.report import CAPTIONS, write_paper
@@ -192,6 +199,7 @@ def build_parser() -> argparse.ArgumentParser:
         gradient_report: {"--results": path, "--out": path},
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
+        early_warning: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         paper: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         claims: {"results": {"type": Path}},
         download: {"--study": text},
