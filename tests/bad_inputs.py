@@ -79,8 +79,8 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a limit without end": (ARM + "training: {max_grad_norm: .inf}\n", ("study.yaml", "training.max_grad_norm")),
     "a temperature without end": (ARM + "training: {temperature: .inf}\n", ("study.yaml", "training.temperature")),
     "a rule that watches nothing": (
-        ARM + "training: {stop_when: {metric: rollout_corr/k3, factor: 3}}\n",
-        ("study.yaml", "training.stop_when.metric", "rollout_corr/k3", "rollout_corr/k3_kl"),
+        ARM + "training: {stop_when: {metric: rollout_corr/k3kl, factor: 3}}\n",
+        ("study.yaml", "training.stop_when.metric", "rollout_corr/k3kl", "rollout_corr/k3_kl"),
     ),
     "a rule at a run's own level": (
         ARM + "training: {stop_when: {metric: train/grad_norm, factor: 1}}\n",

@@ -50,6 +50,12 @@ def test_what_a_threshold_does() -> None:
     assert math.isnan(warned(cases, "k3", 3.0, True).skill)
 
 
+def all_of(cases: list[Case]) -> list[Warned]:
+    """Every threshold of every metric on both halves."""
+    tried = [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
+    return [warned(cases, name, factor, chooses) for name, factor in tried for chooses in (True, False)]
+
+
 def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
     """k3 announces collapses in both halves, the entropy in the one that chooses alone."""
     cases = [case(seed, collapses=seed % 4 < 2, rise=20 if seed % 4 < 2 else None) for seed in range(16)]
@@ -57,20 +63,13 @@ def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
         if one.chooses and one.collapse is not None:
             falling = np.where(np.arange(STEPS) >= 15, 0.01, 1.0)
             cases[index] = replace(one, signals={**one.signals, "policy/entropy": falling})
-    every = [
-        warned(cases, name, factor, half) for name, (_, f) in METRICS.items() for factor in f for half in (True, False)
-    ]
-    judged = {one.metric: one for one in judge_metrics(every)}
-    assert list(judged)[0] == "falling entropy"  # by the half that chooses: as good, and earlier
+    judged = {one.metric: one for one in judge_metrics(all_of(cases))}
+    assert next(iter(judged)) == "falling entropy"  # by the half that chooses: as good, and earlier
     assert judged["k3"].skill == 1 and judged["falling entropy"].skill == 0
     assert {one.half for one in judged.values()} == {"judged on"}
-    other = [
-        replace(one, signals=dict.fromkeys(one.signals, np.ones(STEPS))) if not one.chooses else one for one in cases
-    ]
-    again = [
-        warned(other, name, factor, half) for name, (_, f) in METRICS.items() for factor in f for half in (True, False)
-    ]
-    assert [(one.metric, one.factor) for one in judge_metrics(again)] == [
+    silent = dict.fromkeys(cases[0].signals, np.ones(STEPS))
+    other = [one if one.chooses else replace(one, signals=silent) for one in cases]
+    assert [(one.metric, one.factor) for one in judge_metrics(all_of(other))] == [
         (one.metric, one.factor) for one in judged.values()
     ]
 
