@@ -35,13 +35,19 @@ LAYERS = [
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
-    {"policy", "tokenizer", "rollout", "tracking", "mirror"},
+    {"policy", "tokenizer", "rollout", "tracking", "mirror", "dashboard"},
     {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
-# Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "mirror", "triton": "logprobs_kernels"}
+# Each heavy library has its home; the rest of the package runs where it is not installed.
+HOMES = {
+    "vllm": ["rollout.vllm"],
+    "lm_eval": ["evaluation"],
+    "wandb": ["dashboard", "mirror"],
+    "wandb_workspaces": ["dashboard"],
+    "triton": ["logprobs_kernels"],
+}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -56,7 +62,16 @@ WITHOUT_TORCH = {
     "tasks",
     "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "mirror", "cli", "report", "gradient_settings", "distribution_settings"}
+WITHOUT_TORCH |= {
+    "tokenizer",
+    "tracking",
+    "mirror",
+    "dashboard",
+    "cli",
+    "report",
+    "gradient_settings",
+    "distribution_settings",
+}
 LONGEST = 300
 
 
@@ -159,8 +174,8 @@ def test_only_the_command_line_imports_the_report_and_nothing_imports_it() -> No
 
 
 @pytest.mark.parametrize("library", HOMES)
-def test_each_engine_is_imported_in_one_module(library: str) -> None:
-    assert [module for module in MODULES if library in others(module)] == [HOMES[library]]
+def test_each_heavy_library_is_imported_at_home(library: str) -> None:
+    assert [module for module in MODULES if library in others(module)] == HOMES[library]
 
 
 def test_engines_are_imported_when_they_are_needed() -> None:
@@ -171,10 +186,11 @@ def test_engines_are_imported_when_they_are_needed() -> None:
         engines = {f"tailrl.rollout.{engine}" for engine in ENGINES}
         assert not (engines | {"tailrl.logprobs_triton"}) & loaded, module
         tops = {name.split(".")[0] for name in loaded}
-        assert not tops & {"lm_eval", "wandb", "datasets", "math_verify"} or module == "tasks.math_verify_worker", (
-            module
-        )
-        assert "vllm" not in tops or module == HOMES["vllm"]
+        assert (
+            not tops & {"lm_eval", "wandb", "wandb_workspaces", "datasets", "math_verify"}
+            or module == "tasks.math_verify_worker"
+        ), module
+        assert "vllm" not in tops or module in HOMES["vllm"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -128,6 +128,24 @@ rule early_warning:
         "tailrl early_warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
+# It has no output: what it makes is on the server, and what it says is for the terminal.
+rule dashboard:
+    input:
+        expand(rules.train.output.run, arm=study.arms, seed=study.seeds),
+        rules.summarise.output.page,
+    log:
+        f"{results}/logs/dashboard.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        results=results,
+    message:
+        "W&B's workspace and report"
+    shell:
+        "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
+
+
 rule paper:
     input:
         claims=known_claims,

@@ -125,6 +125,13 @@ def mirror(args: argparse.Namespace) -> None:
     mirror_runs(args.results)
 
 
+def dashboard(args: argparse.Namespace) -> None:
+    """Make a study's workspace and report on a W&B server."""
+    from tailrl.dashboard import make_dashboard
+
+    make_dashboard(args.results)
+
+
 def check(args: argparse.Namespace) -> None:
     """Check study files and say what they hold."""
     for path in args.study:
@@ -204,6 +211,7 @@ def build_parser() -> argparse.ArgumentParser:
         claims: {"results": {"type": Path}},
         download: {"--study": text},
         mirror: {"results": {"type": Path}},
+        dashboard: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
         schema: {},
         unlock: {},

@@ -237,9 +237,10 @@ def _page(cases: Sequence[Case], judged: Sequence[Warned]) -> str:
     introduction = (
         f"{count(len(cases), 'run')} of {studies}, of which {collapsed} collapsed. An alarm is raised at the first "
         "step at which a metric's mean over the last 5 steps is beyond so many times the run's own level, its mean "
-        "over the first tenth of the steps. Each metric's threshold is the one with most skill (warned before a collapse, "
-        "less alarmed without one) on half of the seeds; what is shown is of the other half. Shares have Wilson's "
-        "intervals, the median lead that of order statistics; p is Fisher's, one-sided, by Holm over the metrics."
+        "over the first tenth of the steps. Each metric's threshold is the one with most skill (warned before a "
+        "collapse, less alarmed without one) on half of the seeds; what is shown is of the other half. Shares have "
+        "Wilson's intervals, the median lead that of order statistics; p is Fisher's, one-sided, by Holm over the "
+        "metrics."
     )
     if not judged:
         return (
