@@ -1,4 +1,4 @@
-"""W&B's workspace and report by code, its API mocked: what is asked of it, and what is said where it cannot be asked."""
+"""W&B's workspace and report by code, its API mocked: what is asked of it, and what is said where that cannot be."""
 
 import json
 import sys
