@@ -38,7 +38,7 @@ class Statement:
     beyond: str = ""
 
 
-PAPER, REFERENCE, QUESTIONS = "Dynamic Vocabulary Pruning", "Diagnosing the mismatch (VeXact)", "Open questions"
+PAPER, REFERENCE, QUESTIONS = f"Dynamic Vocabulary Pruning ({DVP})", f"VeXact ({VEXACT})", "Open questions"
 
 STRESS, REMEDIES, ISOLATED = "make stress", "make remedies", "make tim_isolated"
 GRADIENTS, WHOLE = "make gradient_quality", "snakemake --cores 1 distributions"

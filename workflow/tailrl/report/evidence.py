@@ -24,6 +24,9 @@ COMMANDS = {
 }
 """What makes the results of this name, where it is not `make <name>`."""
 
+FIRST = ("evaluation", "survival", "training", "mismatch")
+"""The figures that come first, in this order."""
+
 COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "seen", "p_holm")
 
 
@@ -111,6 +114,7 @@ def _tables(folder: Path) -> list[Path]:
 def _shown(name: str, folder: Path, tables: Sequence[Path]) -> Shown:
     claims = [row for path in tables for row in _read(path)]
     drawn = sorted({*folder.glob("*.svg"), *folder.glob("figures/*.svg"), *folder.glob("ablations/*.svg")})
+    drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
     figures = []
     for path in drawn:
         beside = (path.with_suffix(".csv"), folder / "tables" / f"{path.stem}.csv")

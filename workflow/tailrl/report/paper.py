@@ -52,7 +52,7 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
         LEGEND,
         "Written by `tailrl claims`; each line's study has the rest: its arms, intervals and figures.",
     ]
-    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "made by")
+    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by")
     for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
         rows, before = [], None
         for answer in own:
@@ -67,9 +67,17 @@ def _cells(answer: Answer, out: Path) -> list[str]:
     study, line = answer.study, answer.line
     if study is None or line is None:
         command = answer.statement.command
-        return ["", "", "", "", answer.words, "", f"`{command}`" if command and answer.verdict == OPEN else ""]
+        return ["", "", "", "", answer.words, "", "", f"`{command}`" if command and answer.verdict == OPEN else ""]
     name = f"[{study.name}]({_relative(study.page, out)})" if study.page else study.name
-    return [name, line["dose"], line["arms"], line["seeds"], answer.words, _p(line), f"`{study.command}`"]
+    drawn = _drawn(answer)
+    link = f"[{drawn.stem}]({_relative(drawn, out)})" if drawn else ""
+    return [name, line["dose"], line["arms"], line["seeds"], answer.words, _p(line), link, f"`{study.command}`"]
+
+
+def _drawn(answer: Answer) -> Path | None:
+    """The figure of the line's study that shows it."""
+    figures = answer.study.figures if answer.study else ()
+    return next((path for path, _ in figures if path.stem == answer.statement.figure), None)
 
 
 def _csv_row(answer: Answer) -> dict[str, object]:
@@ -131,8 +139,8 @@ def _line(answer: Answer) -> str:
         return f"<td>{seen}</td><td>{command}</td><td></td><td></td><td></td>"
     scope = html.escape(", ".join(part for part in (line["dose"], line["arms"]) if part))
     where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
-    drawn = [path for path, _ in study.figures if path.stem == statement.figure]
-    link = f'<a href="#figure-{study.name}-{drawn[0].stem}">{drawn[0].stem}</a>' if drawn else ""
+    drawn = _drawn(answer)
+    link = f'<a href="#figure-{study.name}-{drawn.stem}">{drawn.stem}</a>' if drawn else ""
     seeds, p = html.escape(line["seeds"]), html.escape(_p(line))
     numbers = f'<td data-label="seeds">{seeds}</td>' + (f'<td data-label="p, Holm">{p}</td>' if p else "<td></td>")
     return f"<td>{seen}</td><td>{where}</td>{numbers}" + (
@@ -152,6 +160,22 @@ def _study(study: Shown, captions: Path, out: Path) -> str:
         f'<h2 id="{html.escape(study.name)}">{html.escape(study.name)}</h2>'
         f'<p class="note">Made by <code>{html.escape(study.command)}</code>{whole}</p><p>{chips}</p>'
         + "".join(figure(drawing, f"{study.name}-") for drawing in drawn)
+        + _lines(study)
+    )
+
+
+def _lines(study: Shown) -> str:
+    """Every claim that the study speaks to."""
+    rows = [
+        f"<tr><td>{html.escape(line['claim'])}</td><td>{chip(line['verdict'])}</td><td>{html.escape(line['seen'])}</td>"
+        f"<td>{html.escape(line['arms'])}</td><td>{html.escape(_p(line))}</td></tr>"
+        for line in study.claims
+        if line["arms"]
+    ]
+    header = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "seen", "arms", "p, Holm"))
+    return (
+        f'<details><summary>What it says of each claim</summary><div class="wide"><table class="cards"><thead><tr>'
+        f"{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
     )
 
 
