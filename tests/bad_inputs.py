@@ -84,6 +84,14 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a rate without end": (ARM + "training: {learning_rate: .inf}\n", ("study.yaml", "training.learning_rate")),
     "a limit without end": (ARM + "training: {max_grad_norm: .inf}\n", ("study.yaml", "training.max_grad_norm")),
     "a temperature without end": (ARM + "training: {temperature: .inf}\n", ("study.yaml", "training.temperature")),
+    "a rule that watches nothing": (
+        ARM + "training: {stop_when: {metric: rollout_corr/k3kl, factor: 3}}\n",
+        ("study.yaml", "training.stop_when.metric", "rollout_corr/k3kl", "rollout_corr/k3_kl"),
+    ),
+    "a rule at a run's own level": (
+        ARM + "training: {stop_when: {metric: train/grad_norm, factor: 1}}\n",
+        ("study.yaml", "training.stop_when.factor"),
+    ),
     "decays that are too many": (ARM + "training: {betas: [0.9, 0.9, 0.9]}\n", ("study.yaml", "training.betas")),
     "a threshold with a line break": (
         'name: s\narms: {a: {vocabulary: {rule: min_p, rho: "e-13\\n"}}}\n',

@@ -29,19 +29,26 @@ LAYERS = [
         "study",
         "records",
         "metrics",
+        "alarm",
         "modules",
         "provenance",
         "unlock",
     },
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
-    {"policy", "tokenizer", "rollout", "tracking", "mirror"},
+    {"policy", "tokenizer", "rollout", "tracking", "mirror", "dashboard"},
     {"training", "evaluation", "gradients", "distributions"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
-# Each heavy library has one home; the rest of the package runs where it is not installed.
-HOMES = {"vllm": "rollout.vllm", "lm_eval": "evaluation", "wandb": "mirror", "triton": "logprobs_kernels"}
+# Each heavy library has its home; the rest of the package runs where it is not installed.
+HOMES = {
+    "vllm": ["rollout.vllm"],
+    "lm_eval": ["evaluation"],
+    "wandb": ["dashboard", "mirror"],
+    "wandb_workspaces": ["dashboard"],
+    "triton": ["logprobs_kernels"],
+}
 WITHOUT_TORCH = {
     "errors",
     "seeding",
@@ -51,12 +58,22 @@ WITHOUT_TORCH = {
     "study",
     "records",
     "metrics",
+    "alarm",
     "modules",
     "provenance",
     "tasks",
     "unlock",
 }
-WITHOUT_TORCH |= {"tokenizer", "tracking", "mirror", "cli", "report", "gradient_settings", "distribution_settings"}
+WITHOUT_TORCH |= {
+    "tokenizer",
+    "tracking",
+    "mirror",
+    "dashboard",
+    "cli",
+    "report",
+    "gradient_settings",
+    "distribution_settings",
+}
 LONGEST = 300
 
 
@@ -128,7 +145,8 @@ def test_the_bottom_layer_knows_little() -> None:
     known = {
         "base_settings": set(),
         "sampler_settings": {"base_settings"},
-        "settings": {"base_settings", "sampler_settings"},
+        "settings": {"alarm", "base_settings", "sampler_settings"},
+        "alarm": {"metrics"},
         "gradient_settings": {"settings"},
         "distribution_settings": {"settings"},
         "sentences": {"errors"},
@@ -151,7 +169,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room(m) == "report"])
 def test_the_report_knows_the_study_and_files_only(module: str) -> None:
-    assert {room(name) for name in ours(module)} <= {"report", "study", "settings", "errors"}
+    assert {room(name) for name in ours(module)} <= {"report", "study", "settings", "errors", "alarm"}
 
 
 def test_only_the_command_line_imports_the_report_and_nothing_imports_it() -> None:
@@ -160,8 +178,8 @@ def test_only_the_command_line_imports_the_report_and_nothing_imports_it() -> No
 
 
 @pytest.mark.parametrize("library", HOMES)
-def test_each_engine_is_imported_in_one_module(library: str) -> None:
-    assert [module for module in MODULES if library in others(module)] == [HOMES[library]]
+def test_each_heavy_library_is_imported_at_home(library: str) -> None:
+    assert [module for module in MODULES if library in others(module)] == HOMES[library]
 
 
 def test_engines_are_imported_when_they_are_needed() -> None:
@@ -172,10 +190,11 @@ def test_engines_are_imported_when_they_are_needed() -> None:
         engines = {f"tailrl.rollout.{engine}" for engine in ENGINES}
         assert not (engines | {"tailrl.logprobs_triton"}) & loaded, module
         tops = {name.split(".")[0] for name in loaded}
-        assert not tops & {"lm_eval", "wandb", "datasets", "math_verify"} or module == "tasks.math_verify_worker", (
-            module
-        )
-        assert "vllm" not in tops or module == HOMES["vllm"]
+        assert (
+            not tops & {"lm_eval", "wandb", "wandb_workspaces", "datasets", "math_verify"}
+            or module == "tasks.math_verify_worker"
+        ), module
+        assert "vllm" not in tops or module in HOMES["vllm"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -33,6 +33,7 @@ rule gradient_quality:
         table=f"{results}/gradients/gradient_quality.csv",
         page=f"{results}/gradients/gradient_quality.md",
         figure=f"{results}/gradients/gradient_quality.svg",
+        claims=f"{results}/gradients/claims.csv",
     log:
         f"{results}/logs/gradient_quality.log",
     conda:
@@ -81,7 +82,7 @@ rule distributions:
     output:
         tables=[
             f"{results}/distributions/{table}.csv"
-            for table in ("distributions", "safe_sets", "probability")
+            for table in ("distributions", "safe_sets", "probability", "claims")
         ],
         page=f"{results}/distributions/distributions.md",
         figure=f"{results}/distributions/distributions.svg",

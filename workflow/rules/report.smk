@@ -17,6 +17,7 @@ rule summarise:
         results=arm_results(study.arms),
         code=source_files("tailrl.report"),
         captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
+        style="workflow/report/page.css",
     output:
         page=report(
             f"{results}/summary.html",
@@ -86,6 +87,88 @@ rule html:
         "-- {input.page:q} > {log:q} 2>&1"
 
 
+# What the next two look at is what is there: they compute nothing that a study has to.
+def finished_runs(wildcards):
+    return sorted(map(str, Path("results").glob("*/train/*/seed*/run.json")))
+
+
+def known_claims(wildcards):
+    roots = ("results", "docs/results")
+    return [
+        str(path)
+        for root in roots
+        for path in sorted(Path(root).glob("**/*claims.csv"))
+    ]
+
+
+rule early_warning:
+    input:
+        runs=finished_runs,
+        code=source_files("tailrl.report"),
+    output:
+        page="results/early_warning/early_warning.md",
+        figure="results/early_warning/early_warning.svg",
+        tables=[
+            f"results/early_warning/{table}.csv"
+            for table in ("early_warning", "thresholds", "runs", "claims")
+        ],
+    log:
+        "results/early_warning/early_warning.log",
+    conda:
+        conda_env
+    params:
+        studies=lambda wildcards, input: sorted(
+            {str(Path(run).parents[3]) for run in input.runs}
+        )
+        or "results",
+        out=subpath(output.page, parent=True),
+    message:
+        "early warnings of a collapse"
+    shell:
+        "tailrl early_warning {params.studies:q} --out {params.out:q} 2> {log:q}"
+
+
+# It has no output: what it makes is on the server, and what it says is for the terminal.
+rule dashboard:
+    input:
+        expand(rules.train.output.run, arm=study.arms, seed=study.seeds),
+        rules.summarise.output.page,
+    log:
+        f"{results}/logs/dashboard.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        results=results,
+    message:
+        "W&B's workspace and report"
+    shell:
+        "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
+
+
+rule paper:
+    input:
+        claims=known_claims,
+        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
+        style="workflow/report/page.css",
+        code=source_files("tailrl.report"),
+    output:
+        page="results/paper/index.html",
+        claims=["results/paper/claims.md", "results/paper/statements.csv"],
+    log:
+        "results/paper/paper.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        roots=["results", "docs/results"],
+        out=subpath(output.page, parent=True),
+    message:
+        "page over all studies"
+    shell:
+        "tailrl paper {params.roots:q} --out {params.out:q} 2> {log:q}"
+
+
 for ablation in study.ablations:
 
     rule:
@@ -98,6 +181,7 @@ for ablation in study.ablations:
             table=f"{results}/ablations/{ablation}.md",
             csv=f"{results}/ablations/{ablation}.csv",
             figure=f"{results}/ablations/{ablation}.svg",
+            claims=f"{results}/ablations/{ablation}_claims.csv",
         log:
             f"{results}/logs/ablate_{ablation}.log",
         conda:

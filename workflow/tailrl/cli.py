@@ -97,6 +97,27 @@ def equal_mass(args: argparse.Namespace) -> None:
     write_equal_mass(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
 
 
+def early_warning(args: argparse.Namespace) -> None:
+    """Say which metric announces a collapse, over the runs of one or more studies."""
+    from tailrl.report import write_early_warning
+
+    write_early_warning(args.results, args.out)
+
+
+def paper(args: argparse.Namespace) -> None:
+    """Write the page over all studies."""
+    from tailrl.report import CAPTIONS, write_paper
+
+    write_paper(args.results, CAPTIONS, args.out)
+
+
+def claims(args: argparse.Namespace) -> None:
+    """Print every claim's verdict by published results, as docs/claims.md has them."""
+    from tailrl.report import claims_page, read_shown
+
+    print(claims_page(read_shown([args.results]), args.results.parent), end="")
+
+
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
     from tailrl.download import download_inputs
@@ -109,6 +130,13 @@ def mirror(args: argparse.Namespace) -> None:
     from tailrl.mirror import mirror as mirror_runs
 
     mirror_runs(args.results)
+
+
+def dashboard(args: argparse.Namespace) -> None:
+    """Make a study's workspace and report on a W&B server."""
+    from tailrl.dashboard import make_dashboard
+
+    make_dashboard(args.results)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -186,8 +214,12 @@ def build_parser() -> argparse.ArgumentParser:
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
         equal_mass: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
+        early_warning: {"results": {"type": Path, "nargs": "+"}, "--out": path},
+        paper: {"results": {"type": Path, "nargs": "+"}, "--out": path},
+        claims: {"results": {"type": Path}},
         download: {"--study": text},
         mirror: {"results": {"type": Path}},
+        dashboard: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
         schema: {},
         unlock: {},

@@ -5,12 +5,14 @@ arm and the values one of its fields takes. Where jobs run (threads, GPUs, parti
 that belongs to Snakemake's profiles and command line.
 """
 
+import difflib
 import math
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from tailrl.alarm import SIGNALS
 from tailrl.base_settings import Aime25Task as Aime25Task
 from tailrl.base_settings import ArithmeticTask as ArithmeticTask
 from tailrl.base_settings import DapoMathTask as DapoMathTask
@@ -166,6 +168,32 @@ class Clip(Settings):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+class StopRule(Settings):
+    """Ends a run where a metric is beyond a multiple of the run's own level, as `tailrl.alarm` defines it."""
+
+    metric: str = Field(description="one of the metrics that training logs, or c_skew, the sum of both parts of C(r)")
+    factor: float = Field(
+        gt=0,
+        description="the run ends where the metric's mean over 5 steps is above so many times its mean over the first "
+        "tenth of the steps (5 at least), or below it where the factor is below 1",
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _logged(cls, metric: str) -> str:
+        if metric not in SIGNALS:
+            near = difflib.get_close_matches(metric, SIGNALS, n=1)
+            raise ValueError("training logs no such metric" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        return metric
+
+    @field_validator("factor")
+    @classmethod
+    def _apart(cls, factor: float) -> float:
+        if factor == 1:
+            raise ValueError("a factor of 1 is the run's own level, which a metric crosses by chance")
+        return factor
+
+
 class Training(Settings):
     """One reinforcement-learning run: sizes, optimizer and lengths."""
 
@@ -204,6 +232,9 @@ class Training(Settings):
     keep_checkpoints: int = Field(2, ge=1, description="of these states the last so many are kept until the run ends")
     max_skipped: int = Field(
         3, ge=1, description="steps in a row, their update skipped for a NaN or Inf, after which the run stops"
+    )
+    stop_when: StopRule | None = Field(
+        None, description="ends the run early, at the alarm of a metric; its policy is evaluated as it is then"
     )
     rollout_timeout: float = Field(
         3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"

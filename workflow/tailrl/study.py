@@ -281,8 +281,10 @@ def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
     for config in configs:
         for key, value in config.items():
             before = whole.get(key)
-            joined = isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value)
-            whole[key] = merged(before, value) if joined else value
+            if isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value):
+                whole[key] = merged(before, value)
+            else:
+                whole[key] = value
     return whole
 
 

@@ -18,8 +18,8 @@ NOISE = {"disturbance": {"noise": 0.5}}
 MATCHED = {"disturbance": {"noise": 0.5, "side": "both"}}
 
 Made = tuple[Mapping[str, Any], Mapping[str, Sequence[Any]]]
-"""Settings beyond the defaults, and of each run in turn: reward, masked and unmasked k3 (a number or one a step), nats
-and delta of its tokens, held-out score."""
+"""Settings beyond the defaults, and of each run in turn: reward, masked and unmasked k3, tokens outside, share
+vetoed, bias bound and seconds (a number or one a step), nats and delta of its tokens, held-out score."""
 
 
 def made(settings: Mapping[str, Any], **numbers: Sequence[Any]) -> Made:
@@ -65,6 +65,10 @@ def _run(arm: str, seed: int, settings: Mapping[str, Any], numbers: Mapping[str,
         "reward": "reward/mean",
         "masked": "rollout_corr/k3_kl",
         "unmasked": "rollout_corr_unmasked/k3_kl",
+        "outside": "dvp/sampled_outside_train_support_count",
+        "vetoed": "rollout_corr/veto_seq_fraction",
+        "bound": "dvp/bias_bound_paper",
+        "seconds": "time/step",
     }
     metrics = {"train/step": np.arange(float(STEPS))}
     metrics |= {key: np.full(STEPS, numbers[name], dtype=np.float64) for name, key in names.items() if name in numbers}

@@ -137,6 +137,7 @@ def test_every_claim_is_seen_in_every_outcome() -> None:
     assert {(claim, outcome) for claim, outcome, _ in OUTCOMES} == {
         (claim.find.__name__, outcome)
         for claim in CLAIMS
+        if claim.find.__module__ == "tailrl.report.claims"
         for outcome in (REPRODUCED, CONTRADICTED, UNDECIDED, UNTESTABLE)
     }
 
@@ -301,10 +302,12 @@ def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
 def test_where_no_claim_holds_few_are_decided() -> None:
     """At the level of 2.5 % for either verdict in each family of tests, within 3.3 standard errors of 400 studies."""
     rng, trials = np.random.default_rng(11), 400
-    family_of = {claim.statement: claim.family for claim in CLAIMS}
+    # In these studies DVP's k3 is not naive's, which the claim on the unmasked one is about.
+    family_of = {claim.statement: claim.family for claim in CLAIMS if claim.family != "fair"}
     wrong: Counter[tuple[str, str]] = Counter()
     for _ in range(trials):
-        wrong.update({(family_of[line.claim], line.verdict) for line in judge(results_of(**null_study(rng)))})
+        lines = [line for line in judge(results_of(**null_study(rng))) if line.claim in family_of]
+        wrong.update({(family_of[line.claim], line.verdict) for line in lines})
     most = trials * (0.025 + 3.3 * math.sqrt(0.025 * 0.975 / trials))
     for family in family_of.values():
         assert max(wrong[family, REPRODUCED], wrong[family, CONTRADICTED]) <= most, family

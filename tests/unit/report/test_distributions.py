@@ -11,6 +11,7 @@ import pytest
 
 from tailrl.distribution_settings import ComparedEngine, Distributions
 from tailrl.errors import StudyError
+from tailrl.report import write_distribution_report
 from tailrl.report.distribution_tables import (
     Compared,
     distance,
@@ -19,7 +20,7 @@ from tailrl.report.distribution_tables import (
     set_overlaps,
     signature,
 )
-from tailrl.report.distributions import distribution_figure, write_distribution_report
+from tailrl.report.distributions import distribution_figure
 from tailrl.report.statistics import cluster_interval
 
 P, B, H = 60, 3, 5

@@ -15,8 +15,9 @@ from matplotlib.text import Text
 
 from tailrl.report import figures
 from tailrl.report.axes import ARM_COLOURS, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.scores import Gain, PolicyScore
 from tailrl.report.statistics import Interval, paired_difference
-from tailrl.report.tables import NATS, Curve, DeltaBin, Gain, PolicyScore, TimeShare
+from tailrl.report.tables import NATS, Curve, DeltaBin, TimeShare
 
 ARMS = ("naive", "dvp", "mis", "dvp_mis")
 NAN = math.nan
@@ -50,8 +51,8 @@ def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:
 
 def gains(arms: tuple[str, ...] = ARMS, score: float = 0.6) -> tuple[list[Gain], list[PolicyScore]]:
     interval = Interval(score, score - 0.1, score + 0.5, 3)
-    found = [Gain(arm, interval, interval, paired_difference([1, 0.5], [0, 0.4]), 0.1, 0.2, 0.05) for arm in arms]
     gain = paired_difference([1, 0.5], [0, 0.4])
+    found = [Gain(arm, interval, interval, interval, gain, 0.01, 0.1, 0.2, 0.05) for arm in arms]
     policies = [PolicyScore(arm, seed, Interval(score, 0.5, 0.7, 30), 0.9, gain) for arm in arms for seed in range(3)]
     return found, [PolicyScore("base", 0, Interval(0.4, 0.3, 0.5, 30), 0.7, gain), *policies]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tailrl.errors import StudyError
+from tailrl.report import write_gradients
 from tailrl.report.gradients import (
     LOWEST,
     gradient_figure,
     read_qualities,
     summarise,
-    write_gradients,
 )
 
 ERRORS = {"naive": [1.0, 2.0, 4.0], "dvp": [0.5, 3.0, 3.0]}

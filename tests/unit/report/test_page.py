@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tailrl.report.page import page
+from tailrl.report.page import Drawing, page
 
 SVG = (
     '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5">'
@@ -18,23 +18,48 @@ def write(folder: Path, name: str) -> Path:
 
 
 def test_tables_and_figures_are_in_the_page(tmp_path: Path) -> None:
-    html = page("# title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n", [(write(tmp_path, "one"), "caption < one")])
+    html = page(
+        "# title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n",
+        [Drawing(write(tmp_path, "one"), "caption < one", "tables/one.csv")],
+    )
     assert "<title>title</title>" in html
     assert "<td>1</td>" in html
     assert "caption &lt; one" in html
+    assert '<a href="tables/one.csv">' in html
     assert html.count("<svg") == 1 and "<?xml" not in html and "DOCTYPE svg" not in html
 
 
 def test_ids_of_two_figures_do_not_meet(tmp_path: Path) -> None:
-    html = page("# t", [(write(tmp_path, "one"), ""), (write(tmp_path, "two"), "")])
+    html = page("# t", [Drawing(write(tmp_path, name), "") for name in ("one", "two")])
     ids = re.findall(r'\bid="([^"]+)"', html)
-    assert ids == ["one-a", "two-a"]
-    assert {*re.findall(r'href="#([^"]+)"', html), *re.findall(r"url\(#([^)]+)\)", html)} == set(ids)
+    assert ids == ["figure-one", "one-a", "figure-two", "two-a"]
+    assert {*re.findall(r'href="#([^"]+)"', html), *re.findall(r"url\(#([^)]+)\)", html)} == {"one-a", "two-a"}
 
 
 def test_a_figure_scales_with_the_page(tmp_path: Path) -> None:
-    svg = re.search(r"<svg[^>]*>", page("# t", [(write(tmp_path, "one"), "")]))
+    svg = re.search(r"<svg[^>]*>", page("# t", [Drawing(write(tmp_path, "one"), "")]))
     assert svg and 'width="10pt"' not in svg[0] and 'viewBox="0 0 10 5"' in svg[0]
+
+
+def test_figures_stand_in_the_section_that_they_belong_to(tmp_path: Path) -> None:
+    drawn = [Drawing(write(tmp_path, name), "") for name in ("evaluation", "training", "time")]
+    html = page("# t\n\n## Claims\n\na\n\n## Held-out score\n\nb\n\n## Training\n\nc\n\n## What ran\n\nd\n", drawn)
+    order = [
+        "Claims</h2>",
+        "score</h2>",
+        "figure-evaluation",
+        "Training</h2>",
+        "figure-training",
+        "figure-time",
+        "ran</h2>",
+    ]
+    assert sorted(order, key=html.index) == order
+    assert '<a href="#held-out-score">' in html and 'id="held-out-score"' in html
+
+
+def test_verdicts_are_chips() -> None:
+    html = page("# t\n\n## Claims\n\n| a |\n| --- |\n| **contradicted** |\n", [])
+    assert '<span class="chip bad">contradicted</span>' in html
 
 
 def test_html_in_the_summary_is_text() -> None:

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from tailrl.report.data import Results, read_results
 from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
+from tailrl.report.scores import Comparison, compare_arms
 from tailrl.report.statistics import Difference, Interval
 from tailrl.report.summary import percent, points, short, spread, summarize, table, verdict
-from tailrl.report.tables import Comparison
 from tailrl.report.verdicts import judge
 from tailrl.settings import Arm
 from tailrl.study import Study
@@ -24,39 +24,26 @@ UNCLEAR = Difference(0.01, -0.02, 0.04, 0.4, 3)
 SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
 
 
+def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> Comparison:
+    return Comparison("dvp", "naive", "naive", both, p_holm, both, p_holm, problems, 0.02, 12.0, 0.031)
+
+
 @pytest.mark.parametrize(
-    ("seeds", "seeds_p", "problems", "problems_p", "words"),
+    ("both", "p_holm", "words"),
     [
-        (ABOVE, 0.04, ABOVE, 0.02, "dvp is above naive at this mismatch"),
-        (BELOW, 0.001, BELOW, 0.05, "dvp is below naive at this mismatch"),
-        (UNCLEAR, 1.0, ABOVE, 0.02, "these trained policies differ, but no more than training runs of one arm may"),
-        (ABOVE, 0.06, ABOVE, 0.02, "these trained policies differ, but no more than training runs of one arm may"),
-        (ABOVE, 0.02, UNCLEAR, 1.0, "the seeds differ consistently, but other problems might not show it"),
-        (ABOVE, 0.02, ABOVE, 0.06, "the seeds differ consistently, but other problems might not show it"),
-        (
-            UNCLEAR,
-            1.0,
-            UNCLEAR,
-            1.0,
-            "no difference shown at this mismatch; by itself it rules out differences beyond 4",
-        ),
-        (ABOVE, 0.06, ABOVE, 0.06, "no difference shown at this mismatch; by itself it rules out differences beyond 9"),
-        (SINGLE, NAN, ABOVE, 0.02, "no verdict on the arms, since one seed"),
+        (ABOVE, 0.04, "dvp is above naive"),
+        (BELOW, 0.05, "dvp is below naive"),
+        (UNCLEAR, 1.0, "no difference shown; by itself it rules out differences beyond 4.0 points"),
+        (ABOVE, 0.06, "no difference shown; by itself it rules out differences beyond 9.0 points"),
+        (SINGLE, NAN, "no verdict on the arms, since one seed"),
     ],
 )
-def test_verdict(seeds: Difference, seeds_p: float, problems: Difference, problems_p: float, words: str) -> None:
-    text = verdict(Comparison("dvp", "naive", seeds, seeds_p, problems, problems_p), {"dvp": 0.001, "naive": 0.02})
+def test_verdict(both: Difference, p_holm: float, words: str) -> None:
+    text = verdict(compared(both, p_holm), {"dvp": 0.001, "naive": 0.02})
     assert text.startswith(f"**dvp against naive**: {words}")
     assert "(unmasked k3: naive 0.02, dvp 0.001 nats)" in text
-    assert points(problems) in text
-
-
-def test_verdict_gives_p_and_leaves_out_what_was_not_recorded() -> None:
-    text = verdict(Comparison("dvp", "naive", UNCLEAR, 0.8, BELOW, 0.0002), {"dvp": NAN, "naive": NAN})
-    assert "p = 0.400, by Holm 0.800)" in text
-    assert "p < 0.001, by Holm < 0.001)" in text
-    assert "k3" not in text
-    assert "Welch" not in verdict(Comparison("dvp", "naive", SINGLE, NAN, ABOVE, 0.02), {"dvp": NAN, "naive": NAN})
+    assert "k3" not in verdict(compared(both, p_holm), {"dvp": NAN, "naive": NAN})
+    assert (points(ABOVE) in text) == (both is SINGLE)
 
 
 def test_numbers_in_words() -> None:
@@ -313,7 +300,11 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
-    assert sum(line.startswith("**") for line in text.splitlines()) == 6
+    asked = [c for c in compare_arms(results) if c.why]
+    assert [line.split("**")[1] for line in text.splitlines() if line.startswith("**")] == [
+        f"{c.first} against {c.second}" for c in asked
+    ]
+    assert "| dvp | naive | naive | " in text
     claims = text.partition("\n## Claims\n")[2].partition("\n## ")[0]
     assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(verdicts)
     assert all(f"| **{line.verdict}** | {line.dose} | {line.arms} | " in claims for line in verdicts)

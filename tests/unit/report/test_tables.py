@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailrl.report.data import Evaluation, Results, Score, Tokens, TrainedRun
-from tailrl.report.statistics import holm
+from tailrl.report.data import Tokens, TrainedRun
+from tailrl.report.scores import PolicyScore
+from tailrl.report.statistics import Interval, paired_difference
 from tailrl.report.tables import (
     NATS,
-    compare_arms,
     curve,
     delta_bins,
     flat_rows,
-    gain_over_base,
     mean_of,
     moving_mean,
     time_shares,
@@ -196,44 +195,6 @@ def test_time_that_was_not_recorded_or_overlaps() -> None:
     assert sum(share.share for share in overlap) == pytest.approx(1)
 
 
-def results(**correct: list[list[list[int]]]) -> Results:
-    """Evaluations only: per arm and seed, the samples of each problem."""
-    evaluations = {
-        arm: Evaluation(arm, ("a", "b"), tuple(Score(i, np.array(s, float)) for i, s in enumerate(seeds)), "0")
-        for arm, seeds in correct.items()
-    }
-    base = evaluations.pop("base")
-    return Results(tuple(evaluations), {}, evaluations, base)
-
-
-def test_gain_over_base() -> None:
-    found = gain_over_base(results(base=[[[0, 0], [1, 0]]], x=[[[1, 0], [1, 1]], [[1, 1], [1, 1]]]), "x")
-    assert found.avg.mean == pytest.approx((0.75 + 1.0) / 2)
-    assert found.passed.mean == 1.0
-    assert found.gain.mean == pytest.approx(0.625)
-    assert found.gain.n == 2  # problems
-    assert found.gain.p == pytest.approx(paired_p(0.75, 0.5))
-    assert (found.gain_min, found.gain_max) == (0.5, 0.75)
-
-
-def paired_p(first: float, second: float) -> float:
-    """Two-sided p of t for two differences: one degree of freedom is Cauchy's distribution."""
-    t = (first + second) / abs(first - second)
-    return 1 - 2 / math.pi * math.atan(t)
-
-
-def test_compare_arms_takes_every_pair_later_minus_earlier() -> None:
-    ones, none, half = [[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [1, 0]]
-    found = compare_arms(results(base=[none], x=[ones, ones], y=[none, none], z=[half, ones]))
-    assert [(c.first, c.second) for c in found] == [("y", "x"), ("z", "x"), ("z", "y")]
-    assert [c.seeds.mean for c in found] == [-1.0, -0.25, 0.75]
-    assert [c.problems.mean for c in found] == [-1.0, -0.25, 0.75]
-    for differences, adjusted in (("seeds", "seeds_p_holm"), ("problems", "problems_p_holm")):
-        expected = holm([getattr(c, differences).p for c in found])
-        assert [getattr(c, adjusted) for c in found] == pytest.approx(expected, nan_ok=True)
-    assert compare_arms(results(base=[none], x=[ones])) == []
-
-
 def test_mean_of_the_last_steps_and_of_absent_metrics() -> None:
     runs = [run({"train/step": list(range(20)), "a": list(range(20))}), run({"train/step": [0], "a": [NAN]}, 1)]
     np.testing.assert_array_equal(mean_of(runs, "a", last=0.1), [18.5, NAN])
@@ -243,7 +204,8 @@ def test_mean_of_the_last_steps_and_of_absent_metrics() -> None:
 
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "table.csv"
-    rows = flat_rows([gain_over_base(results(base=[[[0], [1]]], x=[[[1], [1]]]), "x")])
+    single = paired_difference([0.5], [0.0])
+    rows = flat_rows([PolicyScore("x", 3, Interval(1.0, math.nan, math.nan, 1), 0.25, single)])
     write_csv(path, rows)
     with path.open(newline="") as file:
         (line,) = csv.DictReader(file)

@@ -4,21 +4,35 @@ It reads files only and needs neither torch nor an engine. `results` is always t
 results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.report import ablation, figures, tables
+from tailrl.report import ablation, distributions, figures, gradients, scores, tables
 from tailrl.report.axes import save_svg
+from tailrl.report.claims_distributions import judge_distributions
+from tailrl.report.claims_gradients import judge_gradients
 from tailrl.report.data import Results, read_results
-from tailrl.report.distributions import write_distribution_report
-from tailrl.report.gradients import write_gradients
-from tailrl.report.page import page
+from tailrl.report.early_warning import write_early_warning
+from tailrl.report.evidence import read_shown
+from tailrl.report.page import Drawing, page
+from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_curve, survival_figure
 from tailrl.report.verdicts import judge
 from tailrl.study import Study
 
-__all__ = ["write_ablation", "write_distribution_report", "write_gradients", "write_report"]
+__all__ = [
+    "CAPTIONS",
+    "claims_page",
+    "read_shown",
+    "write_ablation",
+    "write_distribution_report",
+    "write_early_warning",
+    "write_gradients",
+    "write_paper",
+    "write_report",
+]
 
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"
@@ -55,7 +69,12 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     summary = summarize(study, read, verdicts)
     (out / "summary.md").write_text(summary, encoding="utf-8")
     drawn = [
-        (out / "figures" / f"{name}.svg", (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")) for name in FIGURES
+        Drawing(
+            out / "figures" / f"{name}.svg",
+            (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
+            f"tables/{'policies' if name == 'evaluation' else name}.csv",
+        )
+        for name in FIGURES
     ]
     (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
 
@@ -67,6 +86,26 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
     """
     ablation.write(study, name, results, out / "ablations")
+
+
+def write_gradients(results: Path, out: Path) -> None:
+    """Writes the tables and the figure of the measured gradients, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
+    """
+    verdicts = judge_gradients(*gradients.write_gradients(results, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+
+
+def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
+    """Writes the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: a file of an engine's job is missing or cannot be used.
+    """
+    verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
 
 
 def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
@@ -93,11 +132,11 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
 
 def _write_evaluation(results: Results, out: Path) -> None:
     """The held-out scores: per arm, per policy and between arms."""
-    gains = [tables.gain_over_base(results, arm) for arm in results.arms]
+    gains = scores.gains_over_base(results)
     base = results.base.scores[0]
-    policies = tables.policy_scores(results)
+    policies = scores.policy_scores(results)
     tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
     tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
-    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(tables.compare_arms(results)))
+    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(scores.compare_arms(results)))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
+from tailrl.report import roles
 from tailrl.report.axes import (
     GREY,
     arm_legend,
@@ -21,12 +22,20 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.data import Results, read_results
-from tailrl.report.statistics import Difference, Interval, mean_interval, problem_interval
-from tailrl.report.summary import LOST, count, percent, points, table
+from tailrl.report.catalogue import ABLATION
+from tailrl.report.crossed import crossed_difference
+from tailrl.report.data import Results, TrainedRun, read_results
+from tailrl.report.findings import CHANGES, UNDECIDED
+from tailrl.report.scores import Gain, by_problem, gains_over_base
+from tailrl.report.statistics import CONFIDENCE, Difference, Interval, holm, mean_interval, problem_interval
+from tailrl.report.summary import LOST, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
-from tailrl.report.tables import flat_rows, gain_over_base, mean_of, write_csv
+from tailrl.report.tables import flat_rows, mean_of, write_csv
+from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
+
+NO_CHANGE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
+"""Of the arm that the others are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,9 @@ class Point:
 
     Attributes:
         base: the arm whose field it is; value: as text.
-        avg: avg@k, share of 1; gain: over the untrained policy, paired over problems.
+        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
+        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
+            Holm over the ablation.
         k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
         lost: 1 - Z, mean mass outside the trainer's safe set.
         outside: share of sampled tokens outside the trainer's set.
@@ -48,6 +59,8 @@ class Point:
     value: str
     avg: Interval
     gain: Difference
+    change: Difference
+    change_p_holm: float
     k3_masked: Interval
     k3_unmasked: Interval
     lost: Interval
@@ -58,17 +71,23 @@ class Point:
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
-    """Writes folder/<name>.csv, .svg and .md; raises StudyError where a result or the ablation is missing."""
+    """Writes folder/<name>.csv, .svg, .md and, with the verdict on the field, <name>_claims.csv.
+
+    Raises:
+        StudyError: a result or the ablation is missing.
+    """
     if name not in study.ablations:
         raise StudyError(f"study {study.name!r} has no ablation {name!r}")
     ablation, arms = study.ablations[name], study.ablation_arms(name)
     read = read_results(study, results, arms)
     values = ["null" if value is None else str(value) for value in ablation.values]
     places = itertools.product(ablation.bases, values)
-    points_A = [_point(read, base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)]
+    points_A = _points(read, [(base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)])
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
+    verdicts = [_verdict(read, ablation.field, [p for p in points_A if p.base == base]) for base in ablation.bases]
+    write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
     (folder / f"{name}.md").write_text(_page(study, name, points_A, untrained, samples), encoding="utf-8")
 
@@ -119,8 +138,23 @@ def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: str, *, sh
     ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
 
 
-def _point(results: Results, base: str, arm: str, value: str) -> Point:
-    runs, gain = results.runs[arm], gain_over_base(results, arm)
+def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
+    """The points of base, arm and value, with each arm's change against the one that its base starts from."""
+    gains = {gain.arm: gain for gain in gains_over_base(results)}
+    scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
+    changes = []
+    for base, arm, _ in places:
+        own = [other for of, other, _ in places if of == base]
+        start = base if base in own else own[0]
+        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_CHANGE)
+    adjusted = holm([change.p for change in changes]).tolist()
+    return [
+        _point(results.runs[arm], base, gains[arm], value, change, p)
+        for (base, arm, value), change, p in zip(places, changes, adjusted, strict=True)
+    ]
+
+
+def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
     steps, lengths = collapses(runs)
     seeds = {
         "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
@@ -129,15 +163,53 @@ def _point(results: Results, base: str, arm: str, value: str) -> Point:
         "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
         "survived": np.array([length if step is None else step for step, length in zip(steps, lengths, strict=True)]),
     }
-    means = {name: mean_interval(values) for name, values in seeds.items()}
-    collapsed = sum(step is not None for step in steps)
-    return Point(base, arm, value, gain.avg, gain.gain, **means, runs=len(steps), collapsed=collapsed)
+    return Point(
+        base=base,
+        arm=gain.arm,
+        value=value,
+        avg=gain.avg,
+        gain=gain.gain,
+        change=change,
+        change_p_holm=change_p,
+        runs=len(steps),
+        collapsed=sum(step is not None for step in steps),
+        **{name: mean_interval(values) for name, values in seeds.items()},
+    )
+
+
+def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
+    """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
+    settings = roles.settings_of(results, points_B[0].arm)
+    decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
+    changed = [p for p in points_B if not math.isnan(p.change.mean)]
+    largest = max(changed, key=lambda p: abs(p.change.mean), default=points_B[0])
+    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["no value changes avg beyond its interval"]
+    collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
+    return Verdict(
+        claim=f"{ABLATION}{field}",
+        source="open question",
+        verdict=CHANGES if decided else UNDECIDED,
+        policy=roles.policy_name(settings),
+        task=str(settings.get("task.name", "not recorded")),
+        dose=roles.dose(roles.settings_of(results, points_B[0].arm)),
+        arms=points_B[0].base,
+        seeds=min(p.runs for p in points_B),
+        effect=largest.change.mean,
+        low=largest.change.low,
+        high=largest.change.high,
+        unit="share of samples",
+        p=largest.change.p,
+        p_holm=largest.change_p_holm,
+        seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
+        endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
+        "Holm over the values. The effect is the largest change.",
+    )
 
 
 def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:
     ablation = study.ablations[name]
     several = len(ablation.bases) > 1
-    scores = (f"avg@{samples}", "gain over base, points")
+    scores = (f"avg@{samples}", "gain over base, points", "change, points", "p, Holm")
     header = (
         *(["arm"] if several else []), ablation.field, *scores, "collapsed", "k3 masked", "k3 unmasked", LOST, "outside"
     )  # fmt: skip
@@ -147,6 +219,8 @@ def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interva
             p.value,
             percent(p.avg),
             points(p.gain),
+            "" if math.isnan(p.change.mean) else points(p.change),
+            p_value(p.change_p_holm),
             f"{p.collapsed} of {p.runs}",
             *(_nats(i) for i in (p.k3_masked, p.k3_unmasked, p.lost, p.outside)),
         ]
@@ -155,9 +229,10 @@ def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interva
     arms = f"Arm{'s' if several else ''} {', '.join(f'`{base}`' for base in ablation.bases)}"
     note = (
         f"{arms} with other values of `{ablation.field}`, {count(len(study.seeds), 'seed')} each. The "
-        f"untrained policy has {percent(untrained)} (interval over problems). avg and the means over all steps have "
-        "the 95 % t interval over seeds, the gain is paired over problems. A run collapsed where its reward, from some "
-        "step on, stays below half of its highest."
+        f"untrained policy has {percent(untrained)} (interval over problems). Scores have 95 % intervals over seeds "
+        "and problems, means over all steps t intervals over seeds. The change is that against the line without one, "
+        "its p by Holm over the lines. A run collapsed where its reward, from some step on, stays below half of its "
+        "highest."
     )
     return f"# Ablation {name}\n\n{note}\n\n{table(header, rows)}\n"
 

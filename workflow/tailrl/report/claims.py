@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, TrainedRun
+from tailrl.report.endpoints import MASKED, UNMASKED, growth, log10, mean, powers, scores, stretches
 from tailrl.report.findings import (
     CLAIMS,
     CONTRADICTED,
@@ -26,8 +26,6 @@ from tailrl.report.findings import (
     nothing,
 )
 from tailrl.report.statistics import (
-    Difference,
-    arm_difference,
     difference_from,
     log_rank,
     one_sided,
@@ -38,7 +36,6 @@ from tailrl.report.survival import collapses, deepest_loss
 __all__ = ["CLAIMS"]
 
 DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
-MASKED, UNMASKED = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl"
 
 TAIL, HEAD = 5.0, -math.log(0.9)
 """-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
@@ -51,12 +48,6 @@ EXPLOSION = 10.0
 
 GAIN = 0.2655
 """DVP + MIS over naive in the paper, which does not say whether in points or relative."""
-
-_PART = 0.1
-"""Share of a run's steps that its start, its end and each stretch of it are."""
-
-_POWERS = 14.0
-"""Powers of ten that a magnitude lies from 1 at most: zeros (below rounding) and overflows count as the nearer end."""
 
 
 # --- the tokens --------------------------------------------------------------------------------------
@@ -73,21 +64,21 @@ def delta_grows(results: Results) -> Iterator[Finding]:
         ratios = []
         for run in results.runs[arm]:
             nats_T, delta_T = _tokens(run)
-            tail, head = (_log10(_mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL, nats_T < HEAD))
+            tail, head = (log10(mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL, nats_T < HEAD))
             ratios.append(float(tail - head))
         ratio = difference_from(ratios, 0.0)
-        words = f"mean |Δ| in the tail is {interval(*_powers(ratio))} times that in the head"
-        yield measured((arm,), ratio, _powers(ratio), words, *one_sided(ratio))
+        words = f"mean |Δ| in the tail is {interval(*powers(ratio))} times that in the head"
+        yield measured((arm,), ratio, powers(ratio), words, *one_sided(ratio))
 
 
 @claim("Sampled tail tokens have −Δ > 0", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
 def delta_is_negative(results: Results) -> Iterator[Finding]:
     """A run's mean of −Δ over its sampled tokens in the tail (-ln π_train at least 5), as a mean over runs: above 0."""
     for arm in roles.arms_as(results, _OWN_NAIVE):
-        means = [_mean(-delta_T[nats_T >= TAIL]) for nats_T, delta_T in map(_tokens, results.runs[arm])]
-        mean = difference_from(means, 0.0)
-        ends = (mean.mean, mean.low, mean.high)
-        yield measured((arm,), mean, ends, f"mean −Δ in the tail is {interval(*ends)} nats", *one_sided(mean))
+        means = [mean(-delta_T[nats_T >= TAIL]) for nats_T, delta_T in map(_tokens, results.runs[arm])]
+        tail = difference_from(means, 0.0)
+        ends = (tail.mean, tail.low, tail.high)
+        yield measured((arm,), tail, ends, f"mean −Δ in the tail is {interval(*ends)} nats", *one_sided(tail))
 
 
 # --- the divergence ----------------------------------------------------------------------------------
@@ -104,11 +95,11 @@ def divergence_stays_small(results: Results) -> Iterator[Finding]:
     """The highest mean of the masked k3 over a tenth of a run's steps, of the stretches that they part the run into, as
     a geometric mean over runs: below 0.001 nats."""
     for arm in roles.arms_as(results, roles.both(roles.is_dvp, roles.is_mismatched)):
-        highest_S = _log10([float(np.fmax.reduce(_stretches(run, MASKED))) for run in results.runs[arm]])
+        highest_S = log10([float(np.fmax.reduce(stretches(run, MASKED))) for run in results.runs[arm]])
         level = difference_from(highest_S, 0.0)
         above, below = one_sided(difference_from(highest_S, math.log10(STABLE)))
-        words = f"masked k3 is {interval(*_powers(level))} nats where it is highest"
-        yield measured((arm,), level, _powers(level), words, below, above)
+        words = f"masked k3 is {interval(*powers(level))} nats where it is highest"
+        yield measured((arm,), level, powers(level), words, below, above)
 
 
 @claim(
@@ -122,22 +113,22 @@ def divergence_explodes(results: Results) -> Iterator[Finding]:
     """A run's mean unmasked k3 over the last tenth of its steps over that of the first tenth, as a geometric mean over
     runs: above 10 under naive and, at the same dose, below 10 under DVP. The effect is naive's."""
     for arms in roles.pairs(results, roles.both(roles.is_naive, roles.is_mismatched), roles.is_dvp):
-        growth = [np.array([_growth(run) for run in results.runs[arm]]) for arm in arms]
-        ratios = [difference_from(logs_S, 0.0) for logs_S in growth]
-        exploded = [int((logs_S >= math.log10(EXPLOSION)).sum()) for logs_S in growth]
+        grown = [np.array([growth(run) for run in results.runs[arm]]) for arm in arms]
+        ratios = [difference_from(logs_S, 0.0) for logs_S in grown]
+        exploded = [int((logs_S >= math.log10(EXPLOSION)).sum()) for logs_S in grown]
         fewest = min(ratios, key=lambda ratio: ratio.n)
         if not any(exploded):
-            largest = 10 ** float(np.fmax.reduce(np.concatenate(growth)))
+            largest = 10 ** float(np.fmax.reduce(np.concatenate(grown)))
             words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
-            yield replace(measured(arms, fewest, _powers(ratios[0]), words), outcome=UNTESTABLE)
+            yield replace(measured(arms, fewest, powers(ratios[0]), words), outcome=UNTESTABLE)
             continue
         words = "; ".join(
-            f"{arm}: k3 ends at {interval(*_powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
+            f"{arm}: k3 ends at {interval(*powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
             for arm, ratio, count in zip(arms, ratios, exploded, strict=True)
         )
-        naive, dvp = (one_sided(difference_from(logs_S, math.log10(EXPLOSION))) for logs_S in growth)
+        naive, dvp = (one_sided(difference_from(logs_S, math.log10(EXPLOSION))) for logs_S in grown)
         both = float(np.max([naive[0], dvp[1]]))  # both parts have to hold: an intersection-union test
-        yield measured(arms, fewest, _powers(ratios[0]), words, both, dvp[0])
+        yield measured(arms, fewest, powers(ratios[0]), words, both, dvp[0])
 
 
 @claim(
@@ -242,7 +233,7 @@ def ends_below_matched(results: Results) -> Iterator[Finding]:
 
 def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> Iterator[Finding]:
     naive = roles.both(roles.is_naive, roles.is_mismatched)
-    for found in _score(results, naive, control, apart=apart):
+    for found in scores(results, naive, control, apart=apart):
         yield replace(found, p_for=found.p_against, p_against=found.p_for)
 
 
@@ -256,7 +247,7 @@ def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> 
 def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP minus that of naive, both with the exact engine, over seeds (Welch): above 0."""
     exact = roles.has_exact_engine
-    yield from _score(results, roles.both(roles.is_dvp, exact), roles.both(roles.is_naive, exact))
+    yield from scores(results, roles.both(roles.is_dvp, exact), roles.both(roles.is_naive, exact))
 
 
 @claim(
@@ -268,7 +259,7 @@ def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
 )
 def dvp_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP minus that of naive at the same dose, over seeds (Welch): above 0."""
-    yield from _score(results, roles.both(roles.is_dvp, roles.is_mismatched), roles.is_naive)
+    yield from scores(results, roles.both(roles.is_dvp, roles.is_mismatched), roles.is_naive)
 
 
 @claim(
@@ -281,7 +272,7 @@ def dvp_ends_above(results: Results) -> Iterator[Finding]:
 def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of DVP + MIS minus that of naive at the same dose, over seeds (Welch): above 0. Whether the
     paper's 26.55 % lies in the interval, as points or relative to naive, is said and not tested."""
-    for found in _score(results, roles.both(roles.is_dvp_mis, roles.is_mismatched), roles.is_naive):
+    for found in scores(results, roles.both(roles.is_dvp_mis, roles.is_mismatched), roles.is_naive):
         naive = float(np.mean([score.avg_at_k for score in results.evaluations[found.arms[1]].scores]))
         sizes = {"as points": GAIN, "as relative": GAIN * naive}
         said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
@@ -289,52 +280,7 @@ def dvp_mis_ends_above(results: Results) -> Iterator[Finding]:
         yield replace(found, words=found.words + where)
 
 
-def _score(
-    results: Results, first: roles.Role, second: roles.Role, *, apart: tuple[str, ...] = ()
-) -> Iterator[Finding]:
-    for arms in roles.pairs(results, first, second, apart=apart):
-        found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
-        ends = (found.mean, found.low, found.high)
-        points = interval(*[100 * end for end in ends], form="+.1f")
-        words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
-        yield measured(arms, found, ends, words, *one_sided(found))
-
-
-# --- measures of one run, and their words ------------------------------------------------------------
-
-
 def _tokens(run: TrainedRun) -> tuple[FloatArray, FloatArray]:
     """-ln π_train and Δ of a run's sampled tokens, nats, where both are finite."""
     delta_T = run.tokens.logp_train_T - run.tokens.logp_infer_T
     return -run.tokens.logp_train_T[np.isfinite(delta_T)], delta_T[np.isfinite(delta_T)]
-
-
-def _stretches(run: TrainedRun, key: str) -> list[float]:
-    """A metric's means over stretches of a tenth of the run's steps; NaN where none of a stretch was recorded."""
-    values_N = run.metric(key)
-    size = math.ceil(_PART * values_N.size)
-    return [_mean(values_N[start : start + size]) for start in range(0, values_N.size, size)]
-
-
-def _growth(run: TrainedRun) -> float:
-    """Powers of ten by which a run's unmasked k3 grows from its first tenth to its last."""
-    values_N = run.metric(UNMASKED)
-    size = math.ceil(_PART * values_N.size)
-    return float(_log10(_mean(values_N[-size:])) - _log10(_mean(values_N[:size])))
-
-
-def _mean(values: FloatArray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else math.nan
-
-
-def _log10(values: ArrayLike) -> FloatArray:
-    with np.errstate(divide="ignore"):
-        return np.clip(np.log10(values), -_POWERS, _POWERS)
-
-
-def _powers(logs: Difference) -> tuple[float, float, float]:
-    """A mean of logarithms and its interval, as numbers."""
-    with np.errstate(over="ignore"):
-        mean, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
-    return mean, low, high

@@ -39,8 +39,9 @@ MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
 """Of the thresholds, in the panel of the safe sets."""
 
 
-def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
-    """Writes out/distributions.csv, safe_sets.csv, probability.csv, distributions.md and distributions.svg.
+def write_distributions(results: Path, engines: Sequence[str], out: Path) -> list[Compared]:
+    """Writes out/distributions.csv, safe_sets.csv, probability.csv, distributions.md and distributions.svg; returns
+    what was compared.
 
     Args:
         results: what the jobs left: a folder for each engine with positions.npz and run.json.
@@ -60,6 +61,7 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     save_svg(distribution_figure(compared, bins), out / "distributions.svg")
     signatures = [row for one in compared for row in signature(one)]
     (out / "distributions.md").write_text(_page(compared, distances, overlaps, signatures), encoding="utf-8")
+    return compared
 
 
 # --- figure -------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.scores import Gain, PolicyScore
 from tailrl.report.statistics import Interval
-from tailrl.report.tables import Curve, DeltaBin, Gain, PolicyScore, TimeShare
+from tailrl.report.tables import Curve, DeltaBin, TimeShare
 from tailrl.study import BASE_ARM
 
 TRAINING = {
@@ -186,7 +187,7 @@ def _dress_delta(size: Axes, signed: Axes, count: Axes, edges: Sequence[float], 
 
 
 def evaluation_figure(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, samples: int) -> Figure:
-    """avg@k and pass@k of each arm: a dot per seed, the mean with its interval over seeds, base as a line.
+    """avg@k and pass@k of each arm: a dot per seed, the mean with its interval, base as a line.
 
     Args:
         gains: one per arm.

@@ -9,6 +9,8 @@ from tailrl.report.statistics import Difference
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
 UNTESTABLE = "not testable at this scale"
+CHANGES = "a difference is shown"
+"""Of a question that has no direction: whether a setting matters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,9 @@ class Summary:
     cosine_ratio: Range
 
 
-def write_gradients(results: Path, out: Path) -> None:
-    """Writes out/gradient_quality.csv, .md and .svg from results/quality.jsonl and results/run.json.
+def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
+    """Writes out/gradient_quality.csv, .md and .svg from results/quality.jsonl and results/run.json; returns the
+    summaries and the settings of the arms.
 
     Raises:
         StudyError: one of them is missing, unreadable or empty.
@@ -104,8 +105,9 @@ def write_gradients(results: Path, out: Path) -> None:
     summaries = summarise(read_qualities(results / "quality.jsonl"))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
-    settings = _read(results / "run.json", 1)[0].get("settings", {}).get("quality", {})
-    (out / "gradient_quality.md").write_text(_page(summaries, settings), encoding="utf-8")
+    settings = _read(results / "run.json", 1)[0].get("settings", {})
+    (out / "gradient_quality.md").write_text(_page(summaries, settings.get("quality", {})), encoding="utf-8")
+    return summaries, settings.get("arms", {})
 
 
 def read_qualities(path: Path) -> list[dict[str, Any]]:

@@ -1,39 +1,105 @@
-"""The summary as one HTML page with its figures inside: no network, no second file."""
+"""Pages of HTML that need no network: their look, figures drawn inside them, and a study's summary as such a page."""
 
 import html
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-size: 0.9rem; display: block; overflow-x: auto; }
-th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
-figure { margin: 2rem 0; }
-figure svg { width: 100%; height: auto; }
-figcaption { font-size: 0.9rem; color: #555; }
-"""
+STYLE = Path(__file__).parents[2] / "report" / "page.css"
+
+CHIPS = {
+    "reproduced": "good",
+    "a difference is shown": "good",
+    "contradicted": "bad",
+    "not decided": "open",
+}
+"""The colour of a verdict; grey for what decides nothing."""
 
 
-def page(summary: str, figures: Sequence[tuple[Path, str]]) -> str:
-    """HTML of a summary in Markdown, followed by SVG figures, each with its caption (plain text)."""
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure: its SVG file, its caption, and where the table behind it lies, as seen from the page."""
+
+    path: Path
+    caption: str
+    table: str | None = None
+
+
+SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
+"""The section of a summary that a figure belongs to; every other one belongs to `Training`."""
+
+
+def page(summary: str, figures: Sequence[Drawing]) -> str:
+    """A study's summary in Markdown with each figure in the section that it belongs to."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(summary)
-    drawn = "".join(
-        f"<figure>{_inline(path)}<figcaption>{html.escape(caption)}</figcaption></figure>" for path, caption in figures
-    )
-    title = html.escape(summary.partition("\n")[0].lstrip("# "))
+    title = summary.partition("\n")[0].lstrip("# ")
+    first, *sections = re.split(r"(?=<h2>)", body)
+    names = [re.sub(r"</h2>.*", "", section.removeprefix("<h2>"), flags=re.DOTALL) for section in sections]
+    placed: dict[int, str] = {}
+    for drawing in figures:
+        wanted = SECTIONS.get(drawing.path.stem, "Training")
+        place = names.index(wanted) if wanted in names else len(names) - 1
+        placed[place] = placed.get(place, "") + figure(drawing)
+    parts = [
+        section.replace("<h2>", f'<h2 id="{_anchor(name)}">', 1) + placed.get(index, "")
+        for index, (name, section) in enumerate(zip(names, sections, strict=True))
+    ]
+    links = [(f"#{_anchor(name)}", html.unescape(name)) for name in names]
+    rest = placed.get(-1, "")
+    return document(title, _framed(first) + navigation(links) + _coloured(_framed("".join(parts))) + rest)
+
+
+def document(title: str, body: str) -> str:
+    """A whole page."""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body>{body}{drawn}</body></html>\n"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body>{body}</body></html>\n"
     )
 
 
-def _inline(path: Path) -> str:
-    """The figure's <svg> element; its ids get the file's name, for ids must differ within a page."""
+def navigation(links: Sequence[tuple[str, str]]) -> str:
+    """Links to the parts of a page."""
+    inner = "".join(f'<a href="{html.escape(target)}">{html.escape(words)}</a>' for target, words in links)
+    return f"<nav>{inner}</nav>" if links else ""
+
+
+def figure(drawing: Drawing, prefix: str = "") -> str:
+    """An SVG figure in the page, its caption and a link to its numbers; `prefix` keeps ids of several studies apart."""
+    numbers = f' <a href="{html.escape(drawing.table)}">The numbers (CSV).</a>' if drawing.table else ""
+    name = f"{prefix}{drawing.path.stem}"
+    drawn = f'<div role="img" aria-label="{html.escape(drawing.path.stem)}">{_inline(drawing.path, name)}</div>'
+    return (
+        f'<figure id="figure-{html.escape(name)}">{drawn}'
+        f"<figcaption>{html.escape(drawing.caption)}{numbers}</figcaption></figure>"
+    )
+
+
+def chip(verdict: str) -> str:
+    """A verdict in its colour."""
+    return f'<span class="chip {CHIPS.get(verdict, "none")}">{html.escape(verdict)}</span>'
+
+
+def _anchor(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", html.unescape(name).lower()).strip("-")
+
+
+def _framed(body: str) -> str:
+    """Tables that scroll by themselves where the page is narrow."""
+    return body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+
+
+def _coloured(body: str) -> str:
+    """Verdicts of the table of claims as chips."""
+    return re.sub(r"<td><strong>([a-z ]+)</strong></td>", lambda cell: f"<td>{chip(cell[1])}</td>", body)
+
+
+def _inline(path: Path, name: str) -> str:
+    """The figure's <svg> element; its ids get a name, for ids must differ within a page."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{path.stem}-", svg)
+    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", svg)
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1) if "viewBox" in svg else svg

@@ -36,6 +36,47 @@ def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
 
 
+def is_mis(settings: Mapping[str, Any]) -> bool:
+    """Masked importance weights of the sequence on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("mis",))
+
+
+def is_truncated(settings: Mapping[str, Any]) -> bool:
+    """Truncated token weights on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "tis", ("none",))
+
+
+def is_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Rejection of sequences by their mean K1 or K3, on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("reject_k1", "reject_k3"))
+
+
+def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Both of these at once."""
+    return _corrected(settings, "tis", ("reject_k1", "reject_k3"))
+
+
+def is_pruned(settings: Mapping[str, Any]) -> bool:
+    """Any safe set on both sides."""
+    return bool(settings["vocabulary.rule"] != "full" and settings["vocabulary.side"] == "both")
+
+
+def has_veto(settings: Mapping[str, Any]) -> bool:
+    """A veto, beside whatever weight."""
+    return settings["correction.veto"] is not None
+
+
+def clips_by(ratio: str) -> Role:
+    """PPO's clip of this convention on all tokens, without any other weight."""
+
+    def role(settings: Mapping[str, Any]) -> bool:
+        weights = settings["correction.token"], settings["correction.sequence"], settings["correction.veto"]
+        whole = settings["vocabulary.rule"] == "full" and weights == ("none", "none", None)
+        return whole and settings.get("clip.ratio") == ratio
+
+    return role
+
+
 def is_disturbed(settings: Mapping[str, Any]) -> bool:
     """Whether any cause of the mismatch dial is on, on whichever side."""
     return any(settings[f"disturbance.{cause}"] for cause in CAUSES)
@@ -76,8 +117,33 @@ def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...]
     """Arms in two parts, alike in all but vocabulary, correction and the settings `apart` (keys or whole blocks)."""
     for one in arms_as(results, first):
         for other in arms_as(results, second):
-            if _shared(settings_of(results, one), apart) == _shared(settings_of(results, other), apart):
+            if _part(settings_of(results, one), _SHARED, apart) == _part(settings_of(results, other), _SHARED, apart):
                 yield one, other
+
+
+def references(results: Results) -> list[tuple[str, str, str]]:
+    """What each arm is compared with in a report: (arm, reference, what that is to it), in the order of the study.
+
+    The naive arm under the same mismatch, its own matched control, and itself without any mismatch; the study's first
+    arm for an arm that none of these ties to another. Which they are depends on settings alone, never on results.
+    """
+    whole = (*_SHARED, "vocabulary", "correction")
+    kinds: list[tuple[str, Role, Role, tuple[str, ...], tuple[str, ...]]] = [
+        ("naive", lambda own: not is_naive(own), is_naive, _SHARED, ()),
+        ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),
+        ("no mismatch", lambda own: not has_exact_engine(own), has_exact_engine, whole, ("sampler", "disturbance")),
+    ]
+    found = [
+        (arm, reference, why)
+        for why, own, other, blocks, apart in kinds
+        for arm in arms_as(results, own)
+        for reference in arms_as(results, other)
+        if _part(settings_of(results, arm), blocks, apart) == _part(settings_of(results, reference), blocks, apart)
+    ]
+    tied = {arm for one, other, _ in found for arm in (one, other)}
+    first = results.arms[0]
+    found += [(arm, first, "first arm") for arm in results.arms if arm not in tied | {first}]
+    return sorted(found, key=lambda pair: results.arms.index(pair[0]))
 
 
 def dose(settings: Mapping[str, Any]) -> str:
@@ -100,14 +166,20 @@ def _known(settings: Mapping[str, Any]) -> bool:
     return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
 
 
-def _shared(settings: Mapping[str, Any], apart: tuple[str, ...]) -> dict[str, Any]:
-    known = {key: value for key, value in settings.items() if key.split(".")[0] in _SHARED}
+def _part(settings: Mapping[str, Any], blocks: tuple[str, ...], apart: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of some blocks, but for keys or whole blocks that are set apart."""
+    known = {key: value for key, value in settings.items() if key.split(".")[0] in blocks}
     return {key: value for key, value in known.items() if key not in apart and key.split(".")[0] not in apart}
 
 
 def _pruned(settings: Mapping[str, Any]) -> bool:
     rule = settings["vocabulary.rule"], settings["vocabulary.side"], settings["vocabulary.adapt"]
     return rule == ("min_p", "both", "none")
+
+
+def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...]) -> bool:
+    weighted = settings["correction.token"] == token and settings["correction.sequence"] in sequence
+    return weighted and settings["vocabulary.rule"] == "full" and _no_sampler_ratio(settings)
 
 
 def _unweighted(settings: Mapping[str, Any]) -> bool:

@@ -114,6 +114,21 @@ def share_interval(count: int, n: int) -> Interval:
     return Interval(*_wilson(count, n), n)
 
 
+def median_interval(values_N: ArrayLike) -> Interval:
+    """The median of N independent values with the interval of order statistics, right for any distribution.
+
+    Args:
+        values_N: (N,), any unit; fewer than six give no interval at 95 %.
+    """
+    values = np.sort(np.asarray(values_N, dtype=np.float64))
+    if not values.size:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    # The number of values below the median is binomial: the outermost `cut` on either side may be left out.
+    cut = int(stats.binom.ppf((1 - CONFIDENCE) / 2, values.size, 0.5))
+    ends = (values[cut - 1], values[-cut]) if cut else (math.nan, math.nan)
+    return Interval(float(np.median(values)), float(ends[0]), float(ends[1]), values.size)
+
+
 def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
     """Two policies on the same P problems, paired: what other problems would say about *these policies*.
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tailrl.report.data import FloatArray, Results
+from tailrl.report.power import MOST
 from tailrl.report.provenance import describe_arms, what_ran
+from tailrl.report.scores import Comparison, compare_arms, gains_over_base
 from tailrl.report.statistics import CONFIDENCE, Difference, Interval, problem_interval
-from tailrl.report.tables import Comparison, compare_arms, gain_over_base, mean_of
+from tailrl.report.tables import mean_of
 from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
 
@@ -97,43 +99,32 @@ def spread(values_S: FloatArray) -> str:
 
 
 def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
-    """What one comparison allows to say, with p by Holm over all of them.
+    """What one comparison allows to say, with p by Holm over those that are reported.
 
     Args:
-        comparison: the two arms' difference by seeds and by problems.
+        comparison: the two arms' difference.
         k3: mean unmasked k3 KL of each arm, nats (NaN: not recorded), the size of the mismatch.
     """
-    seeds, problems = comparison.seeds, comparison.problems
-    size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (comparison.second, comparison.first) if not math.isnan(k3[arm]))
+    first, second, both = comparison.first, comparison.second, comparison.both
+    size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (second, first) if not math.isnan(k3[arm]))
     place = f" (unmasked k3: {size} nats)" if size else ""
-    seeds_p, problems_p = comparison.seeds_p_holm, comparison.problems_p_holm
-    units = count(seeds.n, "seed")
-    over_seeds = f"{points(seeds)} points over seeds (Welch, at least {units} an arm{_p(seeds, seeds_p)})"
-    over_problems = f"{points(problems)} points over {problems.n} problems (paired{_p(problems, problems_p)})"
-    direction = "above" if seeds.mean > 0 else "below"
-    if math.isnan(seeds.low):
+    if math.isnan(both.low):
+        alone = comparison.problems
         found = "no verdict on the arms, since one seed shows nothing of how much training runs differ"
-        over_seeds = f"{points(seeds)} points between single runs"
-    elif seeds_p <= LEVEL and problems_p <= LEVEL:
-        found = f"{comparison.first} is {direction} {comparison.second} at this mismatch"
-    elif problems_p <= LEVEL:
-        found = "these trained policies differ, but no more than training runs of one arm may"
-    elif seeds_p <= LEVEL:
-        found = "the seeds differ consistently, but other problems might not show it"
+        return f"**{first} against {second}**: {found}{place}. Between these policies: {points(alone)} points."
+    if comparison.both_p_holm <= LEVEL:
+        found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}"
     else:
-        largest = 100 * max(abs(seeds.low), abs(seeds.high))
-        found = f"no difference shown at this mismatch; by itself it rules out differences beyond {largest:.1f} points"
-    return f"**{comparison.first} against {comparison.second}**: {found}{place}. {over_seeds}; {over_problems}."
+        largest = 100 * max(abs(both.low), abs(both.high))
+        found = f"no difference shown; by itself it rules out differences beyond {largest:.1f} points"
+    return f"**{first} against {second}**: {found}{place}."
 
 
-def _p(difference: Difference, holm: float) -> str:
-    return "" if math.isnan(difference.p) else f", p {_p_value(difference.p, '= ')}, by Holm {_p_value(holm)}"
-
-
-def _p_value(p: float, equals: str = "") -> str:
+def p_value(p: float) -> str:
+    """p to three digits; empty where there is none."""
     if math.isnan(p):
         return ""
-    return "< 0.001" if p < 0.001 else f"{equals}{p:.3f}"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _what_it_is(study: Study, results: Results) -> str:
@@ -155,7 +146,7 @@ def _claims_table(verdicts: Sequence[Verdict]) -> str:
     rows = []
     for v in verdicts:
         scope = [v.dose, v.arms, str(v.seeds or "")]
-        rows.append([v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, _p_value(v.p), _p_value(v.p_holm)])
+        rows.append([v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, p_value(v.p), p_value(v.p_holm)])
     return table(header, rows)
 
 
@@ -181,22 +172,24 @@ def _arms_table(results: Results) -> str:
 def _score_table(results: Results) -> str:
     samples = results.base.scores[0].correct_PK.shape[1]
     base = results.base.scores[0]
-    rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", ""]]
-    for arm in results.arms:
-        gain = gain_over_base(results, arm)
+    rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", "", ""]]
+    for gain in gains_over_base(results):
         seeds = f"{100 * gain.gain_min:+.1f} to {100 * gain.gain_max:+.1f}, all above {100 * gain.gain_low:+.1f}"
-        rows.append([arm, percent(gain.avg), percent(gain.passed), points(gain.gain), seeds])
-    header = ("arm", f"avg@{samples}", f"pass@{samples}", "gain over base, points", "gain of single seeds, points")
+        cells = [percent(gain.avg), percent(gain.passed), points(gain.gain), p_value(gain.gain_p_holm), seeds]
+        rows.append([gain.arm, *cells])
+    scores = (f"avg@{samples}", f"pass@{samples}")
+    header = ("arm", *scores, "gain over base, points", "p, Holm", "gain of single seeds, points")
     return table(header, rows)
 
 
 def _score_note(results: Results) -> str:
     single = all(len(runs) == 1 for runs in results.runs.values())
-    missing = " With one seed there is no interval over seeds." if single else ""
+    missing = " With one seed there is no such interval." if single else ""
     return (
-        "The arms' avg and pass have the t interval of the mean over seeds; base has the interval of avg clustered "
-        f"by problem. The gain is that of the mean over seeds, paired over problems; of the single seeds the range is "
-        f"given, and the lowest end of their own intervals, paired likewise.{missing}"
+        "Intervals are over seeds and problems: both kinds of repetition count as random, problems shared by all "
+        "policies (two-way analysis of variance, Satterthwaite's t). base is one policy: its interval is over "
+        "problems. p of the gains is by Holm over the arms. Of single seeds the range of the gain is given, and the "
+        f"lowest end of their own intervals, paired over problems.{missing}"
     )
 
 
@@ -222,24 +215,34 @@ def _training_note() -> str:
 
 
 def _comparisons(results: Results) -> str:
-    comparisons = compare_arms(results)
+    comparisons = [comparison for comparison in compare_arms(results) if comparison.why]
     if not comparisons:
         return "The study has one arm: there is nothing to compare."
     k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
-    rows = []
-    for c in comparisons:
-        by_seed = [points(c.seeds), _p_value(c.seeds.p), _p_value(c.seeds_p_holm)]
-        by_problem = [points(c.problems), _p_value(c.problems.p), _p_value(c.problems_p_holm)]
-        rows.append([c.first, c.second, *by_seed, *by_problem])
+    rows = [
+        [c.first, c.second, c.why, points(c.both), p_value(c.both.p), p_value(c.both_p_holm), *_power(c)]
+        for c in comparisons
+    ]
     note = (
-        f"Points of avg. {count(len(comparisons), 'comparison')}: each interval is at 95 % by itself, and p is given "
-        "raw and adjusted for their number by Holm. Over seeds: Welch's test, what other training runs would show. "
-        "Over problems: paired on the mean over seeds, what other problems would show of these policies. A difference "
-        f"between arms is claimed where both adjusted p are at most {LEVEL:g}."
+        "Points of avg. Each arm stands beside what it is to be held against: naive under the same mismatch, its "
+        "matched control, itself without a mismatch; every other pair is in `tables/differences.csv`. Intervals are at "
+        "95 %, each by itself, over seeds and problems. p is given raw and by Holm over the "
+        f"{count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at most "
+        f"{LEVEL:g}. Seeds needed: seeds an arm with which a true difference of the size seen is found over seeds "
+        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
+        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
     )
-    header = ("arm", "minus", "over seeds", "p", "p, Holm", "over problems", "p", "p, Holm")
+    header = ("arm", "minus", "which is its", "difference", "p", "p, Holm", "seeds needed", "least seen, points")
     verdicts = [verdict(comparison, k3) for comparison in comparisons]
     return "\n\n".join(itertools.chain([table(header, rows), note], verdicts))
+
+
+def _power(comparison: Comparison) -> tuple[str, str]:
+    """Seeds needed and the smallest difference seen, in words; empty for single seeds."""
+    if math.isnan(comparison.least_seen):
+        return "", ""
+    needed = comparison.seeds_needed
+    return f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}", f"{100 * comparison.least_seen:.1f}"
 
 
 def _mean_k3(results: Results, arm: str) -> float:

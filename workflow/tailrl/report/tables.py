@@ -13,17 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.report.data import STEP, FloatArray, Results, TrainedRun
-from tailrl.report.statistics import (
-    Difference,
-    Interval,
-    arm_difference,
-    cluster_interval,
-    holm,
-    mean_interval,
-    paired_difference,
-    problem_interval,
-)
+from tailrl.report.data import STEP, FloatArray, TrainedRun
+from tailrl.report.statistics import cluster_interval
 
 Row = Mapping[str, object]
 
@@ -195,94 +186,6 @@ def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
     phase_seconds["other"] = max(0.0, total - sum(phase_seconds.values()))
     whole = sum(phase_seconds.values())
     return [TimeShare(runs[0].arm, phase, spent / whole, spent / steps) for phase, spent in phase_seconds.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """An arm's held-out scores, as shares of 1: avg@k and pass@k over seeds, and the gain over base.
-
-    `gain` is paired over problems, of the mean over seeds; `gain_min` and `gain_max` are single seeds', and
-    `gain_low` the lowest end of a single seed's interval, paired over problems.
-    """
-
-    arm: str
-    avg: Interval
-    passed: Interval
-    gain: Difference
-    gain_min: float
-    gain_max: float
-    gain_low: float
-
-
-def gain_over_base(results: Results, arm: str) -> Gain:
-    """The held-out scores of one arm beside the untrained policy's."""
-    scores, base_P = results.evaluations[arm].scores, results.base.scores[0].by_problem
-    single = [paired_difference(score.by_problem, base_P) for score in scores]
-    gains = [difference.mean for difference in single]
-    gain = paired_difference(np.mean([score.by_problem for score in scores], axis=0), base_P)
-    avg, passed = mean_interval([s.avg_at_k for s in scores]), mean_interval([s.pass_at_k for s in scores])
-    return Gain(arm, avg, passed, gain, min(gains), max(gains), min(difference.low for difference in single))
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyScore:
-    """The held-out scores of one policy, shares of 1: avg@k with its interval over problems, pass@k, and the gain in
-    avg@k over the untrained policy, paired over problems."""
-
-    arm: str
-    seed: int
-    avg: Interval
-    passed: float
-    gain: Difference
-
-
-def policy_scores(results: Results) -> list[PolicyScore]:
-    """Every evaluated policy, the untrained one first."""
-    evaluations = [results.base, *(results.evaluations[arm] for arm in results.arms)]
-    base_P = results.base.scores[0].by_problem
-    return [
-        PolicyScore(
-            evaluation.arm,
-            score.seed,
-            problem_interval(score.correct_PK),
-            score.pass_at_k,
-            paired_difference(score.by_problem, base_P),
-        )
-        for evaluation in evaluations
-        for score in evaluation.scores
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """avg@k of arm `first` minus arm `second`, shares of 1, with the error of seeds and that of problems.
-
-    `seeds_p_holm` and `problems_p_holm` are p by Holm over all pairs of arms; the intervals are of the pair by itself.
-    """
-
-    first: str
-    second: str
-    seeds: Difference
-    seeds_p_holm: float
-    problems: Difference
-    problems_p_holm: float
-
-
-def compare_arms(results: Results) -> list[Comparison]:
-    """Every pair of arms, the later one of the study minus the earlier one."""
-    pairs, seeds, problems = [], [], []
-    for second, first in itertools.combinations(results.arms, 2):
-        scores = [results.evaluations[arm].scores for arm in (first, second)]
-        pairs.append((first, second))
-        seeds.append(arm_difference(*([score.avg_at_k for score in own] for own in scores)))
-        problems.append(paired_difference(*(np.mean([score.by_problem for score in own], axis=0) for own in scores)))
-    adjusted = [holm([difference.p for difference in differences]).tolist() for differences in (seeds, problems)]
-    return [
-        Comparison(*pair, by_seed, seeds_p, by_problem, problems_p)
-        for pair, by_seed, seeds_p, by_problem, problems_p in zip(
-            pairs, seeds, adjusted[0], problems, adjusted[1], strict=True
-        )
-    ]
 
 
 def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> FloatArray:

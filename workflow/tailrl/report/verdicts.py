@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrl.report import roles
-from tailrl.report.claims import CLAIMS
+from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.data import Results
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
 from tailrl.report.statistics import CONFIDENCE, holm

@@ -40,6 +40,7 @@ from tailrl.training.optimizer import make_optimizer
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, Stopwatch, update
+from tailrl.training.stopping import Watch
 from tailrl.training.thresholds import Thresholds
 
 
@@ -104,11 +105,13 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     state.startup_seconds += time.perf_counter() - started
     started -= state.wall_seconds
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
+    watch = Watch(settings, state.metrics())
     with Tracker(run, job.seed, job.out, wandb_folder, state.metrics()) as tracker:
-        while state.step < settings.steps:
+        while state.step < settings.steps and not watch.alarm():
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
             begun = time.perf_counter()
             tracker.log(metrics)
+            watch.see(metrics)
             state.lines.append(json.dumps(metrics))
             state.step += 1
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
@@ -123,7 +126,10 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         # It stopped so in its last step, and was started again.
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
-    _write_results(job, state, {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested})
+    if stopped := watch.alarm():
+        print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
+    found = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
+    _write_results(job, state, found)
 
 
 def take_step(

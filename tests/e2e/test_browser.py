@@ -1,0 +1,85 @@
+"""The pages in a real browser, headless Chromium, at the width of a desktop and of a phone.
+
+Screenshots stay in $PAGES where it is set, to be looked at.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tailrl.report import CAPTIONS, write_paper
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser here: none of {', '.join(BROWSERS)}"),
+]
+
+MEASURE = """<script>
+const widths = [...document.querySelectorAll("figure svg")].map(svg => svg.getBoundingClientRect().width);
+const small = [...document.querySelectorAll("p, td, th, li, figcaption")]
+  .filter(one => one.textContent.trim() && parseFloat(getComputedStyle(one).fontSize) < 12).length;
+parent.postMessage([document.documentElement.scrollWidth, Math.min(...widths), small].join(" "), "*");
+</script>"""
+
+FRAME = """<!doctype html><body style="margin: 0"><script>
+addEventListener("message", event => {{ document.documentElement.dataset.seen = event.data; }});
+</script><iframe src="{}" style="border: 0; width: {}px; height: 3000px"></iframe>"""
+"""A window cannot be as narrow as a phone: a frame in it can."""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page over the published studies."""
+    out = tmp_path_factory.mktemp("paper")
+    write_paper([ROOT / "docs" / "results"], CAPTIONS, out)
+    return out / "index.html"
+
+
+def browse(page: Path, width: int, profile: Path, *arguments: str) -> tuple[str, list[str]]:
+    """What the browser prints, and what the page says on its console."""
+    assert CHROMIUM is not None
+    ended = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
+            *(f"--user-data-dir={profile}", f"--window-size={width},3000", *arguments, page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, tmp_path: Path) -> None:
+    measured = page.with_name(f"measured{width}.html")
+    measured.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+    frame = page.with_name(f"frame{width}.html")
+    frame.write_text(FRAME.format(measured.name, width), encoding="utf-8")
+    printed, console = browse(frame, 1440, tmp_path, "--virtual-time-budget=5000", "--dump-dom")
+    assert console == []
+    found = re.search(r'data-seen="([\d.]+) ([\d.]+) (\d+)"', printed)
+    assert found, printed[:200]
+    scroll, figure, small = map(float, found.groups())
+    assert scroll <= width  # figures and tables scroll by themselves, the page does not
+    assert figure >= 600  # their type, 7 to 8 pt at 648 px, is then at its own size
+    assert small == 0
+    shot = Path(os.environ.get("PAGES", tmp_path)) / f"page{width}.png"
+    browse(page, width, tmp_path, f"--screenshot={shot}")
+    assert shot.stat().st_size > 20_000
+
+
+def test_an_error_on_the_console_would_be_seen(tmp_path: Path) -> None:
+    page = tmp_path / "wrong.html"
+    page.write_text("<!doctype html><script>nothing.here()</script>", encoding="utf-8")
+    _, console = browse(page, 390, tmp_path / "profile", "--dump-dom")
+    assert any("nothing is not defined" in line for line in console)

@@ -1,0 +1,136 @@
+"""The claims on remedies, conventions of the ratio and the bias bound: each in each of its outcomes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, SEEDS, STEPS, Made, around, made, results_of
+
+from tailrl.report.claims_remedies import CLAIMS
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.statistics import arm_difference
+from tailrl.report.verdicts import Verdict, judge
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+TIS: dict[str, Any] = {"correction": {"token": "tis"}}
+REJECT = {"correction": {"sequence": "reject_k3"}}
+TIS_REJECT = {"correction": {"token": "tis", "sequence": "reject_k1"}}
+MIS = {"correction": {"sequence": "mis", "veto": 1e-4}}
+BYPASS, RECOMPUTE = ({"clip": {"ratio": ratio, "low": 0.2, "high": 0.2}} for ratio in ("bypass", "recompute"))
+LOW, HIGH, WIDE = around(0.3, 0.05), around(0.5, 0.05), around(0.4, 0.3)
+SPREAD, TENTH = around(1.0, 0.3), [0.1] * SEEDS
+HALF = STEPS // 2
+
+
+def grown(*powers: float) -> list[list[float]]:
+    """k3 of runs that end at so many powers of ten times their start."""
+    return [[1e-3] * HALF + [1e-3 * 10**power] * (STEPS - HALF) for power in powers]
+
+
+def some(values: list[float]) -> list[list[float]]:
+    """A number in the first step and zeros after it, of each run."""
+    return [[value] + [0.0] * (STEPS - 1) for value in values]
+
+
+def scored(claim: str, better: dict[str, Any], worse: dict[str, Any]) -> list[tuple[str, str, dict[str, Made]]]:
+    """The outcomes of a claim that one arm ends above another."""
+    return [
+        (claim, REPRODUCED, {"a": made(worse, score=LOW), "b": made(better, score=HIGH)}),
+        (claim, CONTRADICTED, {"a": made(worse, score=HIGH), "b": made(better, score=LOW)}),
+        (claim, UNDECIDED, {"a": made(worse, score=LOW), "b": made(better, score=WIDE)}),
+        (claim, UNTESTABLE, {"a": made(worse, score=LOW), "b": made({**better, **NOISE}, score=HIGH)}),
+        (claim, UNTESTABLE, {"a": made({**EXACT, **worse}, score=LOW), "b": made({**EXACT, **better}, score=HIGH)}),
+    ]
+
+
+OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
+    *scored("truncation_ends_above", TIS, NAIVE),
+    *scored("rejection_ends_above", REJECT, NAIVE),
+    *scored("both_end_above_either", TIS_REJECT, TIS),
+    *scored("both_end_above_either", TIS_REJECT, REJECT),
+    *scored("mis_ends_above", MIS, NAIVE),
+    *scored("dvp_ends_above_mis", DVP, MIS),
+    ("veto_catches_outside", REPRODUCED, {"a": made(DVP_MIS, outside=some(SPREAD), vetoed=some(SPREAD))}),
+    ("veto_catches_outside", CONTRADICTED, {"a": made(DVP_MIS, outside=[1.0] * SEEDS, vetoed=some(SPREAD))}),
+    ("veto_catches_outside", UNTESTABLE, {"a": made(DVP_MIS, outside=[0.0] * SEEDS, vetoed=[0.0] * SEEDS)}),
+    ("veto_catches_outside", UNTESTABLE, {"a": made(DVP, outside=some(SPREAD), vetoed=[0.0] * SEEDS)}),
+    ("unmasked_divergence_falls", REPRODUCED, {"a": made(NAIVE, unmasked=SPREAD), "b": made(DVP, unmasked=TENTH)}),
+    ("unmasked_divergence_falls", CONTRADICTED, {"a": made(NAIVE, unmasked=TENTH), "b": made(DVP, unmasked=SPREAD)}),
+    ("unmasked_divergence_falls", UNDECIDED, {"a": made(NAIVE, unmasked=SPREAD), "b": made(DVP, unmasked=SPREAD)}),
+    ("unmasked_divergence_falls", UNTESTABLE, {"a": made(NAIVE, unmasked=SPREAD), "b": made(DVP)}),
+    ("unmasked_divergence_falls", UNTESTABLE, {"a": made(NAIVE, unmasked=SPREAD), "b": made(MATCHED, unmasked=SPREAD)}),
+    (
+        "bypass_shows_what_recompute_hides",
+        REPRODUCED,
+        {"a": made(RECOMPUTE, unmasked=grown(*around(0, 0.3))), "b": made(BYPASS, unmasked=grown(*around(2, 0.3)))},
+    ),
+    (
+        "bypass_shows_what_recompute_hides",
+        CONTRADICTED,
+        {"a": made(RECOMPUTE, unmasked=grown(*around(2, 0.3))), "b": made(BYPASS, unmasked=grown(*around(0, 0.3)))},
+    ),
+    (
+        "bypass_shows_what_recompute_hides",
+        UNDECIDED,
+        {"a": made(RECOMPUTE, unmasked=grown(*around(0, 1))), "b": made(BYPASS, unmasked=grown(*around(0.1, 1)))},
+    ),
+    ("bypass_shows_what_recompute_hides", UNTESTABLE, {"a": made(RECOMPUTE), "b": made(BYPASS)}),
+    ("bypass_shows_what_recompute_hides", UNTESTABLE, {"b": made(BYPASS, unmasked=grown(*around(2, 0.3)))}),
+    *[
+        (claim, outcome, {"a": made(other, seconds=first), "b": made(own, seconds=second)})
+        for claim, own, other in (("remedies_take_time", DVP, NAIVE), ("exactness_takes_time", EXACT, NAIVE))
+        for outcome, first, second in (
+            (REPRODUCED, TENTH, SPREAD),
+            (CONTRADICTED, SPREAD, TENTH),
+            (UNDECIDED, SPREAD, SPREAD),
+            (UNTESTABLE, [math.nan] * SEEDS, SPREAD),
+        )
+    ],
+    ("bound_says_something", REPRODUCED, {"a": made(DVP, bound=[0.1 * x for x in SPREAD])}),
+    ("bound_says_something", CONTRADICTED, {"a": made(DVP, bound=[3 * x for x in SPREAD])}),
+    ("bound_says_something", UNDECIDED, {"a": made(DVP, bound=around(0.9, 0.8))}),
+    ("bound_says_something", UNTESTABLE, {"a": made(DVP)}),
+    ("bound_says_something", UNTESTABLE, {"a": made(NAIVE, bound=SPREAD)}),
+]  # fmt: skip
+
+
+def verdicts(claim: str, **arms: Made) -> list[Verdict]:
+    (statement,) = [known.statement for known in CLAIMS if known.find.__name__ == claim]
+    return [verdict for verdict in judge(results_of(**arms)) if verdict.claim == statement]
+
+
+@pytest.mark.parametrize(("claim", "outcome", "arms"), OUTCOMES)
+def test_outcomes(claim: str, outcome: str, arms: dict[str, Made]) -> None:
+    (verdict,) = verdicts(claim, **arms)
+    assert verdict.verdict == outcome, verdict.seen
+    assert "nan" not in verdict.seen
+
+
+def test_every_claim_is_seen_in_every_outcome() -> None:
+    """What the veto does is a fact: it is never undecided."""
+    own = [claim for claim in CLAIMS if claim.find.__module__ == "tailrl.report.claims_remedies"]
+    every = {(claim.find.__name__, outcome) for claim in own for outcome in (REPRODUCED, CONTRADICTED, UNTESTABLE)}
+    every |= {(claim.find.__name__, UNDECIDED) for claim in own if claim.family != "veto"}
+    assert {(claim, outcome) for claim, outcome, _ in OUTCOMES} == every
+
+
+def test_ratios_are_of_geometric_means() -> None:
+    (line,) = verdicts(
+        "unmasked_divergence_falls", a=made(NAIVE, unmasked=[0.1, 1, 10]), b=made(DVP, unmasked=[0.1, 0.1, 0.1])
+    )
+    assert line.effect == pytest.approx(0.1)
+    expected = arm_difference([-1.0] * 3, [-1.0, 0.0, 1.0])
+    assert (line.p, math.log10(line.high)) == pytest.approx((expected.p, expected.high))
+
+
+def test_the_null_of_the_unmasked_divergence_holds_its_level() -> None:
+    rng, trials, wrong = np.random.default_rng(3), 100, 0
+    for _ in range(trials):
+        arms = {
+            name: made(settings, unmasked=10 ** rng.normal(-3, 0.5, 4)) for name, settings in (("a", NAIVE), ("b", DVP))
+        }
+        (line,) = verdicts("unmasked_divergence_falls", **arms)
+        wrong += line.verdict != UNDECIDED
+    assert wrong <= trials * (0.05 + 3.3 * math.sqrt(0.05 * 0.95 / trials))

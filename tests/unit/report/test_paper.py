@@ -1,0 +1,139 @@
+"""The page over all studies: what speaks to a statement, what is said where nothing does, links that lead somewhere."""
+
+import csv
+import re
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tailrl.errors import StudyError
+from tailrl.report import CAPTIONS, claims_page, read_shown, write_paper
+from tailrl.report.catalogue import ABLATION, STATEMENTS
+from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN
+from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
+from tailrl.report.claims_remedies import CLAIMS
+from tailrl.report.evidence import DEFINITION, OPEN, answers
+from tailrl.report.findings import CHANGES, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.verdicts import Verdict
+
+ROOT = Path(__file__).parents[3]
+SVG = '<svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use href="#a"/></svg>'
+DVP_ABOVE, EXPLODES = "DVP ends above naive", "Naive's KL explodes, DVP's does not"
+
+
+def write_claims(path: Path, *lines: tuple[str, str, str]) -> None:
+    """Lines of claim, verdict and arms."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Verdict)])
+        writer.writeheader()
+        for claim, verdict, arms in lines:
+            row = dict.fromkeys(writer.fieldnames, "") | {"claim": claim, "verdict": verdict, "arms": arms}
+            writer.writerow(row | {"seeds": "3", "seen": f"what {arms or 'nobody'} showed", "p_holm": "0.01"})
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path]:
+    """Results at hand and published ones, both with a study called stress."""
+    here, published = tmp_path / "results", tmp_path / "docs" / "results"
+    write_claims(here / "stress" / "tables" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp, naive"))
+    write_claims(here / "stress" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
+    write_claims(here / "stress" / "ablations" / "rho_claims.csv", (f"{ABLATION}vocabulary.rho", CHANGES, "dvp"))
+    (here / "stress" / "figures").mkdir()
+    (here / "stress" / "figures" / "evaluation.svg").write_text(SVG)
+    (here / "stress" / "tables" / "evaluation.csv").write_text("a\n1\n")
+    (here / "stress" / "summary.html").write_text("")
+    write_claims(published / "stress" / "claims.csv", (DVP_ABOVE, UNDECIDED, "old"))
+    lines = [(DVP_ABOVE, UNDECIDED, "dvp, naive"), (EXPLODES, UNTESTABLE, "naive, dvp"), (EXPLODES, UNTESTABLE, "")]
+    write_claims(published / "default" / "claims.csv", *lines)
+    (published / "default" / "evaluation.svg").write_text(SVG)
+    return [here, published]
+
+
+def test_the_nearest_results_of_a_study_speak_and_its_parts_are_studies(roots: list[Path]) -> None:
+    found = {study.name: study for study in read_shown(roots)}
+    assert set(found) == {"stress", "gradient_quality", "default"}
+    assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES]
+    assert [(svg.name, csv and csv.name) for svg, csv in found["stress"].figures] == [
+        ("evaluation.svg", "evaluation.csv")
+    ]
+    assert found["default"].figures[0][1] is None and found["default"].page is None
+    assert [found[name].command for name in ("stress", "default")] == ["make stress", "make reproduce"]
+
+
+def test_every_statement_has_a_verdict(roots: list[Path]) -> None:
+    found = answers(read_shown(roots))
+    assert {answer.statement.text for answer in found} == {statement.text for statement in STATEMENTS}
+    said = {text: [a.verdict for a in found if a.statement.text.startswith(text)] for text in (
+        "DVP ends above naive", "Figure 1", "Constrained policy", "By 26.55 %", "Veto", "4. Does ρ", "RLOO",
+    )}  # fmt: skip
+    assert said == {
+        "DVP ends above naive": [REPRODUCED, UNDECIDED],
+        "Figure 1": [UNTESTABLE],  # and not the line of a study without such arms
+        "Constrained policy": [DEFINITION],
+        "By 26.55 %": [UNTESTABLE],
+        "Veto": [OPEN],
+        "4. Does ρ": [CHANGES],
+        "RLOO": [REPRODUCED],
+    }
+
+
+def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to() -> None:
+    """No claim is lost on the page, and no name in the catalogue is misspelt."""
+    known = {claim.statement for claim in CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED, BOUND, SIGN, NESTED, EQUAL}
+    named = {name for statement in STATEMENTS for name in statement.by}
+    assert known <= named
+    assert all(ABLATION in name or "announces" in name for name in named - known)
+    for statement in STATEMENTS:
+        assert statement.by or statement.held_by or statement.beyond, statement.text
+        assert not statement.by or statement.command, statement.text
+        assert not statement.held_by or (ROOT / statement.held_by).is_file(), statement.held_by
+
+
+class Links(HTMLParser):
+    """Ids and targets of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids += [found["id"]] if found.get("id") else []  # type: ignore[list-item]
+        self.targets += [found["href"]] if tag == "a" and found.get("href") else []  # type: ignore[list-item]
+
+
+def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "results" / "paper"
+    write_paper(roots, CAPTIONS, out)
+    text = (out / "index.html").read_text(encoding="utf-8")
+    links = Links(text)
+    assert len(links.ids) == len(set(links.ids))
+    for target in links.targets:
+        assert target[1:] in links.ids if target.startswith("#") else (out / target).is_file(), target
+    assert "../stress/tables/evaluation.csv" in links.targets
+    assert text.index('id="claims"') < text.index('id="stress"')
+    assert "<code>make stress</code>" in text and "<script" not in text
+    assert "http" not in re.sub(r"xmlns\S*", "", text)  # nothing is fetched
+    with (out / "statements.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(answers(read_shown(roots)))
+    assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "claims.csv").write_text("claim,verdict\na,b\n")
+    with pytest.raises(StudyError, match=r"claims.csv: a line has no source"):
+        read_shown([tmp_path])
+    assert read_shown([tmp_path / "nothing"]) == []
+
+
+def test_the_committed_table_is_that_of_the_published_results() -> None:
+    """`tailrl claims docs/results > docs/claims.md` makes it anew."""
+    docs = ROOT / "docs"
+    assert (docs / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown([docs / "results"]), docs)

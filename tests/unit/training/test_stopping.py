@@ -1,0 +1,61 @@
+"""The rule that ends a run: what it says and when, and that a run so ended is a whole run."""
+
+from pathlib import Path
+
+import pytest
+from run_fixture import SIZES, make_runs
+
+from tailrl.records import Problem
+from tailrl.settings import Training
+from tailrl.training.stopping import Watch
+
+RULE = {"metric": "train/learning_rate", "factor": 1.01}
+"""The rate rises in the first three steps: its mean over steps 1 to 5 is above that of the first five."""
+
+SENTENCE = (
+    "the run ends after step 5, for train/learning_rate, as a mean over 5 steps, is above 1.01 times its mean over the "
+    "first 5"
+)
+
+
+def test_a_run_ends_at_the_alarm_and_says_why(
+    policy_folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
+    whole = runs.train(runs.settings(), name="whole")
+    ended = runs.train(runs.settings(stop_when=RULE))
+    assert len(whole.lines) == SIZES["steps"] == 7 and len(ended.lines) == 6
+    assert ended.lines == whole.lines[:6]
+    assert (whole.record["stopped"], ended.record["stopped"]) == (None, SENTENCE)
+    assert f"seed 5: {SENTENCE}\n" in capsys.readouterr().err
+    assert (tmp_path / "out" / "policy" / "model.safetensors").is_file() and not runs.saved()
+    six = runs.train(runs.settings(steps=6), name="six")
+    assert ended.policy == six.policy  # nothing else was done to it
+
+
+def test_a_watch_that_takes_up_recorded_steps_ends_where_it_would_have() -> None:
+    settings = Training.model_validate({"steps": 20, "stop_when": {"metric": "reward/mean", "factor": 0.5}})
+    steps = [{"reward/mean": value} for value in [0.8] * 8 + [0.0] * 8]
+    watch = Watch(settings, [])
+    alarms = []
+    for step in steps:
+        watch.see(step)
+        alarms.append(watch.alarm())
+    assert alarms.count(None) == 10  # 0.8, 0.8 and three zeros: 0.32 of 0.8
+    assert len(set(alarms)) == 2  # the first alarm is the one
+    for taken in range(len(steps)):
+        again = Watch(settings, steps[:taken])
+        for step in steps[taken:]:
+            again.see(step)
+        assert again.alarm() == alarms[-1]
+    assert alarms[-1] is not None and "after step 10, for reward/mean" in alarms[-1] and "below 0.5" in alarms[-1]
+
+
+def test_no_rule_ends_no_run() -> None:
+    watch = Watch(Training(), [{"reward/mean": 1.0}] * 50)
+    watch.see({"reward/mean": 0.0})
+    assert watch.alarm() is None

@@ -1,0 +1,306 @@
+"""Every statement of the two papers, and every question that they leave open, with the claims that speak to it.
+
+A statement is decided by the lines of `claims.csv` files whose claim is one of `by`, whichever study they are from. One
+that is a definition is held by tests; one that no run of this scale can decide says why; one that no run has spoken to
+yet names the command that makes one.
+"""
+
+from dataclasses import dataclass
+
+DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
+
+ABLATION = "ablation of "
+"""How the claims of an ablation begin; the field follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A row of the table of all claims.
+
+    Attributes:
+        part: the heading that it stands under.
+        text: the statement or the question.
+        source: where it is made.
+        by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
+        figure: the figure of a study that shows it.
+        command: what makes a run that speaks to it.
+        held_by: the test that holds a definition.
+        beyond: why no run at this scale decides it, where none can.
+    """
+
+    part: str
+    text: str
+    source: str
+    by: tuple[str, ...] = ()
+    figure: str = ""
+    command: str = ""
+    held_by: str = ""
+    beyond: str = ""
+
+
+PAPER, REFERENCE, QUESTIONS = f"Dynamic Vocabulary Pruning ({DVP})", f"VeXact ({VEXACT})", "Open questions"
+
+STRESS, REMEDIES, ISOLATED = "make stress", "make remedies", "make tim_isolated"
+GRADIENTS, WHOLE = "make gradient_quality", "snakemake --cores 1 distributions"
+
+HARM = (
+    "Naive collapses by mismatch alone: with zero mismatch it does not",
+    "Naive collapses by mismatch alone: as disturbed without one it does not",
+    "Naive ends lower by mismatch alone: than with zero mismatch",
+    "Naive ends lower by mismatch alone: than as disturbed without one",
+)
+MIS_OR_DVP = ("DVP ends above MIS", "MIS alone ends above naive")
+UNTRUNCATED = "On the safe sets the untruncated sequence weight is unbiased for the constrained policy's gradient"
+
+STATEMENTS = [
+    Statement(
+        PAPER,
+        "Thm 4.1: naive policy gradients on the engine's samples are biased, E[(e^−Δ − 1) ∇log π R]",
+        DVP,
+        ("Naive policy gradients are biased under mismatch, the more the larger it is",),
+        "gradient_quality",
+        GRADIENTS,
+    ),
+    Statement(
+        PAPER,
+        "Prop. 4.2: |Δ| ≤ 2 ε_max (1 − p), so that the tail is the vulnerable part",
+        DVP,
+        ("|Δ| grows with 1 − p", "|Δ| stays below 2 ε_max (1 − p)"),
+        "delta",
+        WHOLE,
+    ),
+    Statement(
+        PAPER,
+        "Prop. 4.3: of sampled tail tokens −Δ > 0, the signature of failure",
+        DVP,
+        ("Sampled tail tokens have −Δ > 0", "Tail tokens are sampled with −Δ > 0, whole distributions"),
+        "delta",
+        WHOLE,
+    ),
+    Statement(
+        PAPER,
+        "Safe set: each engine computes V_S by itself, and they agree",
+        DVP,
+        ("The sampler's safe set has every token of the trainer's",),
+        "distributions",
+        WHOLE,
+    ),
+    Statement(
+        PAPER,
+        "Constrained policy: π on the safe set, renormalised by Z",
+        DVP,
+        held_by="tests/unit/test_vocabulary.py",
+    ),
+    Statement(
+        PAPER,
+        "Thm 5.3: the weighted gradient on the safe sets is unbiased for the constrained policy's",
+        DVP,
+        (UNTRUNCATED,),
+        "gradient_quality",
+        GRADIENTS,
+    ),
+    Statement(
+        PAPER,
+        "Prop. 5.5: |J_mp − J| ≤ R_max T (1 − Z_min), a bound that says something",
+        DVP,
+        ("The measured bias bound is not empty",),
+        "kept",
+        "make reproduce",
+        held_by="tests/unit/objective/test_propositions.py",
+    ),
+    Statement(
+        PAPER,
+        "RLOO: A_i = R_i less the mean of the others, an unbiased estimator",
+        DVP,
+        ("RLOO on all tokens is unbiased without mismatch",),
+        "gradient_quality",
+        GRADIENTS,
+    ),
+    Statement(
+        PAPER,
+        "Veto: a token ratio below 1e-4 discards the sequence, tokens outside the trainer's set among them",
+        DVP,
+        ("The veto discards every step's sequences with a token outside the trainer's set",),
+        "mismatch",
+        STRESS,
+        held_by="tests/unit/objective/test_corrections.py",
+    ),
+    Statement(
+        PAPER,
+        "MIS: the weight e^Δ_y where it is at most C, else 0",
+        DVP,
+        ("MIS trades the variance of importance sampling for a bias", "MIS alone ends above naive"),
+        "gradient_quality",
+        GRADIENTS,
+    ),
+    Statement(
+        PAPER,
+        "Figure 1: naive's KL explodes, and naive collapses; DVP's does not",
+        DVP,
+        ("Naive's KL explodes, DVP's does not",),
+        "mismatch",
+        STRESS,
+    ),
+    Statement(PAPER, "DVP's KL stays < 0.001", DVP, ("DVP keeps the masked KL below 0.001",), "mismatch", STRESS),
+    Statement(PAPER, "DVP ends above naive", DVP, ("DVP ends above naive",), "evaluation", STRESS),
+    Statement(
+        PAPER,
+        "DVP + MIS ends above naive",
+        DVP,
+        ("DVP + MIS ends above naive (by 26.55 %)",),
+        "evaluation",
+        STRESS,
+    ),
+    Statement(
+        PAPER,
+        "By 26.55 % on AIME25",
+        DVP,
+        beyond="it takes a base model of billions of parameters, DAPO-Math and AIME25",
+    ),
+    Statement(
+        PAPER,
+        "Future work: ρ that adapts to entropy or difficulty",
+        DVP,
+        (f"{ABLATION}vocabulary.rule", f"{ABLATION}vocabulary.adapt"),
+        command="snakemake --cores all ablate_adaptive_rho",
+    ),
+    Statement(
+        PAPER,
+        "Open there: PPO and GRPO",
+        DVP,
+        (f"{ABLATION}estimator", f"{ABLATION}clip…"),
+        command="snakemake --cores all ablate_estimator",
+    ),
+    Statement(
+        PAPER,
+        "Open there: domains other than mathematics",
+        DVP,
+        (f"{ABLATION}task…",),
+        command="snakemake --cores all ablate_domain",
+    ),
+    Statement(PAPER, "Missing there: DVP against MIS", DVP, MIS_OR_DVP, "evaluation", STRESS),
+    Statement(
+        REFERENCE,
+        "Zero-mismatch reference: the engine's log-probs are the trainer's, bit for bit",
+        VEXACT,
+        ("The exact engine's k3 is 0 at every step", "An engine's distributions are the trainer's, to the bit"),
+        "distributions",
+        WHOLE,
+    ),
+    Statement(
+        REFERENCE,
+        "Three ratios, K1, K3 and C(r) = −(r − 1) A",
+        VEXACT,
+        held_by="tests/unit/test_mismatch.py",
+    ),
+    Statement(
+        REFERENCE, "(a) The mismatch alone makes training collapse; without it the run does not", VEXACT, HARM,
+        "survival", STRESS,
+    ),
+    Statement(
+        REFERENCE,
+        "(b) Recompute and bypass fail differently: K3 rises early under bypass and stays flat under recompute",
+        VEXACT,
+        ("K3 rises under bypass and not under recompute",),
+        "mismatch",
+        ISOLATED,
+    ),
+    Statement(
+        REFERENCE,
+        "(c) Remedies: token truncation, sequence rejection, and both, which is closest to zero mismatch",
+        VEXACT,
+        (
+            "Token truncation (TIS) ends above naive",
+            "Sequence rejection ends above naive",
+            "Truncation with rejection ends above either alone",
+        ),
+        "evaluation",
+        REMEDIES,
+    ),
+    Statement(
+        REFERENCE,
+        "K3 from 1e-3 to 40 within 120 steps of a 30B mixture of experts, after 280",
+        VEXACT,
+        beyond="it is one run of one large model; what k3 does here is in each study's figure of the mismatch",
+    ),
+    Statement(
+        REFERENCE,
+        "K3 leaves its plateau 30 to 50 steps before the reward drops",
+        VEXACT,
+        ("k3 announces a collapse…",),
+        "early_warning",
+        "snakemake --cores 1 early_warning",
+    ),
+    Statement(
+        QUESTIONS,
+        "1. Does DVP help at zero mismatch?",
+        "",
+        ("DVP ends above naive with zero mismatch too",),
+        "evaluation",
+        "make dvp_at_zero",
+    ),
+    Statement(
+        QUESTIONS,
+        "2. Dose and response: the harm against the size of the mismatch, for each remedy",
+        "",
+        (f"{ABLATION}disturbance…",),
+        "floor",
+        "snakemake --cores all ablate_floor --configfile studies/dose_response.yaml",
+    ),
+    Statement(
+        QUESTIONS,
+        "3. DVP taken apart: mask in the sampler, in the trainer, in both; veto",
+        "",
+        (f"{ABLATION}vocabulary.side", f"{ABLATION}correction…"),
+        command="snakemake --cores all ablate_mask_side",
+    ),
+    Statement(
+        QUESTIONS,
+        "4. Does ρ = e⁻¹³ bind at all?",
+        "",
+        (f"{ABLATION}vocabulary.rho",),
+        "rho",
+        "snakemake --cores all ablate_rho",
+    ),
+    Statement(
+        QUESTIONS,
+        "5. Are Props 4.2 and 4.3 seen on real engines?",
+        "",
+        (
+            "|Δ| stays below 2 ε_max (1 − p)",
+            "Tail tokens are sampled with −Δ > 0, whole distributions",
+            "|Δ| grows with 1 − p",
+            "Sampled tail tokens have −Δ > 0",
+        ),
+        "distributions",
+        WHOLE,
+    ),
+    Statement(
+        QUESTIONS, "6. A fair KL: does DVP lower the unmasked one too?", "", ("DVP lowers the unmasked KL too",),
+        "mismatch", STRESS,
+    ),
+    Statement(
+        QUESTIONS,
+        "7. Which metric warns first, and how often falsely?",
+        "",
+        ("… announces a collapse…",),
+        "early_warning",
+        "snakemake --cores 1 early_warning",
+    ),
+    Statement(
+        QUESTIONS,
+        "8. Seeds: every figure with an interval, collapse times as survival curves",
+        "",
+        HARM[:2],
+        "survival",
+        STRESS,
+    ),
+    Statement(
+        QUESTIONS,
+        "9. The price of determinism, masking and each correction",
+        "",
+        ("Pruning or weighting makes a step longer", "Zero mismatch makes a step longer"),
+        "time",
+        "make reproduce",
+    ),
+]  # fmt: skip

@@ -1,0 +1,112 @@
+"""What whole distributions of engines say about the papers' statements on tails and safe sets, engine by engine.
+
+Units are places of 1,000 responses, clustered by problem; bounds and sets are facts, the sign of Δ has a test.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tailrl.report.distribution_tables import Compared
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, interval
+from tailrl.report.statistics import CONFIDENCE, Interval, holm, ratio_interval
+from tailrl.report.verdicts import LEVEL, Verdict
+
+DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
+
+TAIL = 5.0
+"""-ln π_train from which on a token is in the tail, as in the claims on training runs."""
+
+BOUND = "|Δ| stays below 2 ε_max (1 − p)"
+SIGN = "Tail tokens are sampled with −Δ > 0, whole distributions"
+NESTED = "The sampler's safe set has every token of the trainer's"
+EQUAL = "An engine's distributions are the trainer's, to the bit"
+
+
+def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
+    """The verdicts, claim by claim: Prop. 4.2's bound, Prop. 4.3's sign, Thm 5.3's V_S ⊆ V'_S, and equality."""
+    unequal = [one for one in compared if (one.arrays["delta_max_P"] > 0).any()]
+    means = [_tail(one) for one in unequal]
+    p_holm = [holm([side[index] for side in map(_one_sided, means)]).tolist() for index in (0, 1)]
+    found = [_bound(one) for one in unequal]
+    for one, mean, above, below in zip(unequal, means, *p_holm, strict=True):
+        outcome = REPRODUCED if above <= LEVEL else CONTRADICTED if below <= LEVEL else UNDECIDED
+        words = f"mean −Δ in the tail is {interval(mean.mean, mean.low, mean.high)} nats"
+        p = min(1.0, 2 * min(_one_sided(mean))), min(1.0, 2 * min(above, below))
+        found.append(_line(SIGN, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", mean, p))
+    found += [_nested(one, index) for one in compared for index in range(len(one.record["settings"]["rho"]))]
+    return found + [_equal(one) for one in compared]
+
+
+def _bound(one: Compared) -> Verdict:
+    """Of the sampled tokens, how many exceed the first-order bound."""
+    a = one.arrays
+    size_P = np.abs(a["logp_train_P"] - a["logp_infer_P"])
+    bound_P = 2 * a["half_range_P"] * -np.expm1(a["logp_train_P"])
+    over_P = size_P > bound_P * (1 + 1e-9)
+    share = float(over_P.mean())
+    most = f", by {100 * float((size_P[over_P] / bound_P[over_P]).max() - 1):.2g} % at most" if over_P.any() else ""
+    words = f"{int(over_P.sum())} of {len(over_P)} sampled tokens exceed it{most}"
+    outcome = CONTRADICTED if over_P.any() else REPRODUCED
+    ends = Interval(share, math.nan, math.nan, len(over_P))
+    return _line(BOUND, f"{DVP}, Prop. 4.2", one, outcome, words, "share of tokens", ends)
+
+
+def _tail(one: Compared) -> Interval:
+    """Mean −Δ of tail tokens, each counted with the engine's probability of it."""
+    edges = np.array(one.record["edges"])
+    tail_B = edges >= TAIL
+    signed_P, mass_P = (one.arrays[name][:, tail_B].sum(axis=1) for name in ("signed_PB", "mass_PB"))
+    return ratio_interval(signed_P, mass_P, one.clusters)
+
+
+def _one_sided(mean: Interval) -> tuple[float, float]:
+    """p of the tests that the mean is above 0, and below, by the normal: there are hundreds of problems."""
+    if math.isnan(mean.low) or mean.low == mean.high:
+        return math.nan, math.nan
+    z = 1.959963985 * mean.mean / ((mean.high - mean.low) / 2)
+    return 0.5 * math.erfc(z / math.sqrt(2)), 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def _nested(one: Compared, index: int) -> Verdict:
+    train_P, both_P = (one.arrays[f"kept_{name}_PS"][:, index] for name in ("train", "both"))
+    lacking, rho = int((both_P < train_P).sum()), one.record["settings"]["rho"][index]
+    words = (
+        f"ρ = {rho}: fails at {lacking} of {len(train_P)} places; overlap {(both_P / train_P).mean():.5f} on average"
+    )
+    outcome = CONTRADICTED if lacking else REPRODUCED
+    ends = Interval(float((both_P < train_P).mean()), math.nan, math.nan, len(train_P))
+    return _line(NESTED, f"{DVP}, Thm 5.3 and safe set", one, outcome, words, "share of places", ends)
+
+
+def _equal(one: Compared) -> Verdict:
+    equal_P = one.arrays["delta_max_P"] == 0
+    outcome = REPRODUCED if equal_P.all() else CONTRADICTED
+    words = f"at {int(equal_P.sum())} of {len(equal_P)} places"
+    ends = Interval(float(equal_P.mean()), math.nan, math.nan, len(equal_P))
+    return _line(EQUAL, f"{VEXACT}, zero-mismatch reference", one, outcome, words, "share of places", ends)
+
+
+def _line(
+    claim: str, source: str, one: Compared, verdict: str, words: str, unit: str, effect: Interval,
+    p: tuple[float, float] = (math.nan, math.nan),
+) -> Verdict:  # fmt: skip
+    return Verdict(
+        claim=claim,
+        source=source,
+        verdict=verdict,
+        policy="the study's base policy",
+        task="responses of the base policy",
+        dose=one.words,
+        arms=one.engine,
+        seeds=1,
+        effect=effect.mean,
+        low=effect.low,
+        high=effect.high,
+        unit=unit,
+        p=p[0],
+        p_holm=p[1],
+        seen=words,
+        endpoint=f"Over places; intervals at {100 * CONFIDENCE:.0f} % over problems, p by Holm over the engines.",
+    )

@@ -1,0 +1,198 @@
+"""One page over all studies: the papers' statements with their verdicts first, then each study's figures and claims."""
+
+import html
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tailrl.report.evidence import COLUMNS, OPEN, Answer, Shown, answers, read_shown
+from tailrl.report.page import Drawing, chip, document, figure, navigation
+from tailrl.report.summary import p_value, table
+from tailrl.report.tables import write_csv
+
+TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
+
+LEGEND = (
+    "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
+    "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
+    "nothing collapsed or exploded, or no run of the size of these can decide it. Definition: nothing to decide; a "
+    "test holds it. Not run yet: no results at hand speak to it, and the command makes some."
+)
+
+
+def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
+    """Writes out/index.html, out/claims.md and out/statements.csv.
+
+    Args:
+        roots: folders with a folder for each study, such as results and docs/results; of two studies of one name the
+            one under the earlier root is shown.
+        captions: <figure>.rst with the caption of each figure.
+        out: where the page goes; its links are relative to it.
+
+    Raises:
+        StudyError: a table of claims cannot be read.
+    """
+    studies = read_shown(roots)
+    found = answers(studies)
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / "statements.csv", [_csv_row(answer) for answer in found])
+    (out / "claims.md").write_text(claims_page(studies, out), encoding="utf-8")
+    (out / "index.html").write_text(_page(studies, found, captions, out), encoding="utf-8")
+
+
+def claims_page(studies: Sequence[Shown], out: Path) -> str:
+    """The table of all statements in Markdown, for a file in the folder `out`."""
+    found = answers(studies)
+    parts = [
+        "# Claims",
+        "Every statement of the two papers and every question that they leave open, with what runs here say. "
+        + _tally(found),
+        LEGEND,
+        "Written by `tailrl claims`; each line's study has the rest: its arms, intervals and figures.",
+    ]
+    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by")
+    for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
+        rows, before = [], None
+        for answer in own:
+            text = "" if answer.statement is before else answer.statement.text
+            rows.append([text, f"**{answer.verdict}**", *_cells(answer, out)])
+            before = answer.statement
+        parts += [f"## {part}", table(header, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(answer: Answer, out: Path) -> list[str]:
+    study, line = answer.study, answer.line
+    if study is None or line is None:
+        command = answer.statement.command
+        return ["", "", "", "", answer.words, "", "", f"`{command}`" if command and answer.verdict == OPEN else ""]
+    name = f"[{study.name}]({_relative(study.page, out)})" if study.page else study.name
+    drawn = _drawn(answer)
+    link = f"[{drawn.stem}]({_relative(drawn, out)})" if drawn else ""
+    return [name, line["dose"], line["arms"], line["seeds"], answer.words, _p(line), link, f"`{study.command}`"]
+
+
+def _drawn(answer: Answer) -> Path | None:
+    """The figure of the line's study that shows it."""
+    figures = answer.study.figures if answer.study else ()
+    return next((path for path, _ in figures if path.stem == answer.statement.figure), None)
+
+
+def _csv_row(answer: Answer) -> dict[str, object]:
+    statement, study, line = answer.statement, answer.study, answer.line or {}
+    named = {"part": statement.part, "statement": statement.text, "verdict": answer.verdict, "seen": answer.words}
+    rest = {name: line.get(name, "") for name in COLUMNS if name not in named}
+    return {
+        **named,
+        "study": study.name if study else "",
+        **rest,
+        "made by": study.command if study else statement.command,
+    }
+
+
+# --- HTML ---------------------------------------------------------------------------------------------
+
+
+def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
+    links = [("#claims", "Claims"), *((f"#{study.name}", study.name) for study in studies)]
+    tally = "".join(f"<li>{chip(verdict)} {count}</li>" for verdict, count in Counter(a.verdict for a in found).items())
+    parts = [
+        f"<h1>{html.escape(TITLE)}</h1>",
+        "<p>Every statement of arXiv 2512.23087 (Dynamic Vocabulary Pruning) and arXiv 2605.14220 (VeXact), and every "
+        "question that they leave open, beside what runs of this project say: each line is one study's. The figures of "
+        "each study follow, with the command that makes them.</p>",
+        navigation(links),
+        '<h2 id="claims">Claims</h2>',
+        f'<ul class="tally">{tally}</ul><p class="note">{html.escape(LEGEND)} The same as '
+        '<a href="statements.csv">CSV</a> and as <a href="claims.md">text</a>.</p>',
+        *(_claims(part, list(own)) for part, own in itertools.groupby(found, key=lambda a: a.statement.part)),
+        *(_study(study, captions, out) for study in studies),
+    ]
+    return document(TITLE, "".join(parts))
+
+
+def _claims(part: str, found: Sequence[Answer]) -> str:
+    header = "".join(
+        f"<th>{name}</th>" for name in ("statement", "verdict", "seen", "where", "seeds", "p, Holm", "figure")
+    )
+    rows = []
+    for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
+        lines = list(own)
+        for index, answer in enumerate(lines):
+            text = f'<td rowspan="{len(lines)}">{html.escape(statement.text)}</td>' if not index else ""
+            rows.append(f"<tr>{text}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
+    return (
+        f'<h3>{html.escape(part)}</h3><div class="wide"><table class="cards"><thead><tr>{header}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _line(answer: Answer) -> str:
+    study, line, statement = answer.study, answer.line, answer.statement
+    seen = html.escape(answer.words)
+    if study is None or line is None:
+        command = (
+            f"<code>{html.escape(statement.command)}</code>" if statement.command and answer.verdict == OPEN else ""
+        )
+        return f"<td>{seen}</td><td>{command}</td><td></td><td></td><td></td>"
+    scope = html.escape(", ".join(part for part in (line["dose"], line["arms"]) if part))
+    where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
+    drawn = _drawn(answer)
+    link = f'<a href="#figure-{study.name}-{drawn.stem}">{drawn.stem}</a>' if drawn else ""
+    seeds, p = html.escape(line["seeds"]), html.escape(_p(line))
+    numbers = f'<td data-label="seeds">{seeds}</td>' + (f'<td data-label="p, Holm">{p}</td>' if p else "<td></td>")
+    return f"<td>{seen}</td><td>{where}</td>{numbers}" + (
+        f'<td data-label="figure">{link}</td>' if link else "<td></td>"
+    )
+
+
+def _study(study: Shown, captions: Path, out: Path) -> str:
+    counts = Counter(line["verdict"] for line in study.claims if line["arms"])
+    chips = " ".join(f"{chip(verdict)} {count}" for verdict, count in counts.items())
+    whole = f' · <a href="{html.escape(_relative(study.page, out))}">all of it</a>' if study.page else ""
+    drawn = [
+        Drawing(path, _caption(captions, path.stem), _relative(csv, out) if csv else None)
+        for path, csv in study.figures
+    ]
+    return (
+        f'<h2 id="{html.escape(study.name)}">{html.escape(study.name)}</h2>'
+        f'<p class="note">Made by <code>{html.escape(study.command)}</code>{whole}</p><p>{chips}</p>'
+        + "".join(figure(drawing, f"{study.name}-") for drawing in drawn)
+        + _lines(study)
+    )
+
+
+def _lines(study: Shown) -> str:
+    """Every claim that the study speaks to."""
+    rows = [
+        f"<tr><td>{html.escape(line['claim'])}</td><td>{chip(line['verdict'])}</td><td>{html.escape(line['seen'])}</td>"
+        f"<td>{html.escape(line['arms'])}</td><td>{html.escape(_p(line))}</td></tr>"
+        for line in study.claims
+        if line["arms"]
+    ]
+    header = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "seen", "arms", "p, Holm"))
+    return (
+        f'<details><summary>What it says of each claim</summary><div class="wide"><table class="cards"><thead><tr>'
+        f"{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
+
+
+def _caption(captions: Path, name: str) -> str:
+    path = captions / f"{name}.rst"
+    return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
+
+
+def _relative(path: Path, out: Path) -> str:
+    return Path(os.path.relpath(path, out)).as_posix()
+
+
+def _p(line: dict[str, str]) -> str:
+    return p_value(float(line["p_holm"])) if line["p_holm"] else ""
+
+
+def _tally(found: Sequence[Answer]) -> str:
+    """How many statements have at least one line of each verdict."""
+    counts = Counter(verdict for _, verdict in {(a.statement.text, a.verdict) for a in found})
+    return "Of them " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."

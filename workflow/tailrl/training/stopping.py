@@ -1,0 +1,36 @@
+"""Whether a run has ended early: the rule `training.stop_when`, followed step by step."""
+
+from collections.abc import Iterable, Mapping
+
+from tailrl.alarm import WINDOW, alarm_step, signal, start_steps
+from tailrl.settings import Training
+
+
+class Watch:
+    """Follows one metric of a run. What it says depends on the recorded steps alone, so that a run that goes on from a
+    checkpoint ends where it would have ended."""
+
+    def __init__(self, settings: Training, steps: Iterable[Mapping[str, float | None]]) -> None:
+        """Takes up a run of these settings after the steps that it has recorded already."""
+        self._rule = settings.stop_when
+        self._start = start_steps(settings.steps)
+        self._values: list[float] = []
+        self._at: int | None = None
+        for metrics in steps:
+            self.see(metrics)
+
+    def see(self, metrics: Mapping[str, float | None]) -> None:
+        """Takes the metrics of the next step."""
+        if self._rule is not None and self._at is None:
+            self._values.append(signal(metrics, self._rule.metric))
+            self._at = alarm_step(self._values, self._rule.factor, self._start)
+
+    def alarm(self) -> str | None:
+        """The sentence that says why the run is over, or None while it is not."""
+        if self._rule is None or self._at is None:
+            return None
+        side = "above" if self._rule.factor > 1 else "below"
+        return (
+            f"the run ends after step {self._at}, for {self._rule.metric}, as a mean over {WINDOW} steps, is {side} "
+            f"{self._rule.factor:g} times its mean over the first {self._start}"
+        )
