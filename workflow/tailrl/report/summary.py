@@ -240,11 +240,10 @@ def _comparisons(results: Results) -> str:
 
 
 def _power(comparison: Comparison) -> tuple[str, str]:
-    """Seeds needed and the smallest difference seen, in words; empty for single seeds."""
-    if math.isnan(comparison.least_seen):
-        return "", ""
-    needed = comparison.seeds_needed
-    return f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}", f"{100 * comparison.least_seen:.1f}"
+    """Seeds needed and the smallest difference seen, in words; empty where the seeds say nothing of their variance."""
+    needed, least = comparison.seeds_needed, comparison.least_seen
+    seeds = "" if math.isnan(needed) else f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}"
+    return seeds, "" if math.isnan(least) else f"{100 * least:.1f}"
 
 
 def _mean_k3(results: Results, arm: str) -> float:
