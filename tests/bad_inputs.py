@@ -1,5 +1,7 @@
 """The catalogue of bad inputs: what is wrong, and what the one sentence about it must name.
 
+Bad checkpoints, which end no run, have a catalogue of their own: `tests/unit/training/test_bad_checkpoints.py`.
+
 Each table is data: a name, the input, and the words to be found in the sentence. A case is carried out by
 `tests/unit/test_bad_inputs.py`, which hands the arguments to the command line.
 """
@@ -67,6 +69,10 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "an arm with a command": ("name: s\narms: {a;ls: {}}\n", ("study.yaml", "a;ls", "cannot name an arm")),
     "an arm that is a number": ("name: s\narms: {1: {}}\n", ("study.yaml", "arms.1")),
     "an arm that is a list": ("name: s\narms: {a: []}\n", ("study.yaml", "arms.a")),
+    "a file that extends itself": (ARM + "extends: study.yaml\n", ("study.yaml", "extends", "leads back to itself")),
+    "a file that extends none that is there": (ARM + "extends: none.yaml\n", ("none.yaml", "No such file")),
+    "a file that extends a NUL": (ARM + 'extends: "a\\0"\n', ("cannot be read", "null")),
+    "a file that extends a list": (ARM + "extends: [a.yaml]\n", ("study.yaml", "extends", "['a.yaml']")),
     "a misspelt key": (ARM + "seedz: [1]\n", ("study.yaml", "seedz", "did you mean 'seeds'")),
     "a negative seed": (ARM + "seeds: [0, -1]\n", ("study.yaml", "seeds.1", "-1")),
     "a seed in words": (ARM + "seeds: [zero]\n", ("study.yaml", "seeds.0", "(given: 'zero')")),
@@ -119,7 +125,7 @@ def _study(content: str | bytes) -> Callable[[Path, Path], list[str]]:
 
 # --- data files ----------------------------------------------------------------------------------------
 
-GOOD_ROW = {"problem": "1+1=", "answer": "2", "id": "x"}
+USER = {"role": "user", "content": "1+1="}
 Content = str | bytes | list[dict[str, Any]]
 DATA: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "no data": ("d.jsonl", "", ("d.jsonl", "no rows")),
@@ -143,6 +149,16 @@ DATA: dict[str, tuple[str, Content, tuple[str, ...]]] = {
         [{"problem": "x", "answer": "__import__('os').system('ls')"}],
         ("d.jsonl", "0 to 999"),
     ),
+    "an answer in hostile LaTeX": (
+        "d.jsonl",
+        [{"problem": "x", "answer": "\\input{/etc/passwd}\\def\\x{\\x\\x}\\x"}],
+        ("d.jsonl", "0 to 999"),
+    ),
+    "an answer in a hundred thousand brackets": (
+        "d.jsonl",
+        [{"problem": "x", "answer": "{" * 10**5}],
+        ("d.jsonl", "0 to 999"),
+    ),
     "the same problem with two answers": (
         "d.jsonl",
         [{"problem": "x", "answer": "1"}, {"problem": "x", "answer": "2"}],
@@ -161,6 +177,27 @@ DATA: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "parquet with other columns": ("d.parquet", [{"question": "x"}], ("d.parquet", "problem is missing (1)")),
     "a kind of file that is not read": ("d.csv", "problem,answer\nx,1\n", ("d.csv", ".parquet or .jsonl")),
     "a pickle": ("d.pkl", b"\x80\x04N.", ("d.pkl", ".parquet or .jsonl")),
+    "no prompt": ("dapo.jsonl", [{"reward_model": {"ground_truth": "1"}}], ("dapo.jsonl", "prompt is missing")),
+    "a prompt of two messages": (
+        "dapo.jsonl",
+        [{"prompt": [USER, USER], "reward_model": {"ground_truth": "1"}}],
+        ("dapo.jsonl", "prompt is not one message of the user"),
+    ),
+    "a prompt that the system speaks": (
+        "dapo.jsonl",
+        [{"prompt": [USER | {"role": "system"}], "reward_model": {"ground_truth": "1"}}],
+        ("dapo.jsonl", "prompt is not one message of the user"),
+    ),
+    "no answer in its record": (
+        "dapo.jsonl",
+        [{"prompt": [USER], "reward_model": {"style": "rule"}}],
+        ("dapo.jsonl", "answer is missing"),
+    ),
+    "no record of an answer": (
+        "dapo.jsonl",
+        [{"prompt": [USER], "reward_model": "1"}],
+        ("dapo.jsonl", "reward_model is missing or not a record"),
+    ),
 }
 
 
@@ -172,7 +209,8 @@ def _data(name: str, content: Content) -> Callable[[Path, Path], list[str]]:
             pyarrow.parquet.write_table(table, file)
         else:
             write(file, "\n".join(map(json.dumps, content)) if isinstance(content, list) else content)
-        return _problems({"name": "aime25", "path": str(file)}, folder)
+        task = "dapo_math" if file.stem == "dapo" else "aime25"
+        return _problems({"name": task, "path": str(file)}, folder)
 
     return arguments
 

@@ -1,212 +1,251 @@
 """Kills a small study at random moments until it is finished, and compares it with one that nobody disturbed.
 
-    python tests/chaos.py              # 100 kills, with vLLM: what `make chaos` runs
+    python tests/chaos.py --out chaos.csv              # 100 kills, with vLLM: what `make chaos` runs
     python tests/chaos.py --kills 10 --engine exact
 
-SIGKILL strikes one of three: everything at once (Snakemake and its jobs: a power cut), Snakemake alone (its jobs go on
-by themselves), or one job (the kernel out of memory). After each of the first two the study is started again by the
-one command that the README names. A study that finishes before the kills are used up is compared and begun anew.
+Every ten kills meet every part of a study: each has an aim (`AIMS`). The script looks at the study's processes and
+files until the aim is on, lets a random part of the time go by that it lasts, and strikes with SIGKILL: everything
+at once (Snakemake, its jobs, W&B's processes: a power cut), Snakemake alone (its jobs go on by themselves), or one job
+(the kernel out of memory). A checkpoint is met while its file is being written. After a Snakemake has ended the study
+is started again by the one command that the README names. A study that finishes before the kills are used up is
+compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the machine is, it cannot.
 """
 
 import argparse
-import json
-import os
-import random
+import csv
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-import numpy as np
+from kills import RECORDS, STARTS, Kill, Struck, plan, table
+from outcome import compare, final
 from study_fixture import Workflow, copy_workflow
+from victims import MARK, Job, half_written, jobs, kill, kill_all
 
+ARMS = ("dvp_mis", "naive")
 EXACT = {"engine": "exact", "dtype": "float32"}
 CHANGES: dict[str, Any] = {
     "name": "chaos",
     "seeds": [0],
     "policy.warm_start.stages": [{"name": "arithmetic", "problems": 800, "terms": [2, 3], "seed": 1}],
-    "training.steps": 12,
+    "training.steps": 24,
     "training.checkpoint_every": 2,
     "ablations": {},
 }
 COMMAND = "tailrl unlock && exec snakemake --cores 2 --configfile {study}"
 """What `make reproduce` does; exec, so that the process that is killed alone is Snakemake."""
-TABLES = ("evaluation", "differences", "claims", "survival", "policies", "training", "mismatch", "delta", "kept")
-MODES = ("everything", "everything", "Snakemake", "job")
+RECORDING = 0.5
+"""Seconds after a job's end within which Snakemake is struck: it looks at the outputs and notes them."""
+WRITING = 0.01
+"""Seconds after a checkpoint's file appeared within which its writer is struck."""
+PATIENCE = 1800
+"""Seconds that an aim or the end of a study is waited for."""
 
 
 class Chaos:
-    """A study in a folder of its own, and how often it was killed doing what."""
+    """A study in a folder of its own, and what has befallen it."""
 
-    def __init__(self, folder: Path, engine: str, seed: int) -> None:
+    def __init__(self, folder: Path, engine: str) -> None:
         folder.mkdir()
+        self.folder = folder
         self.workflow: Workflow = copy_workflow(folder)
         changes = CHANGES | {"arms.dvp_mis.sampler": EXACT, "arms.dvp_mis.disturbance": {"staleness": 1}}
         if engine == "exact":
             changes |= {"arms.naive": {"sampler": EXACT}, "evaluation.sampler": EXACT}
         self.study = self.workflow.write_study(changes)
-        self.random = random.Random(seed)
-        self.groups: list[int] = []
-        self.kills: Counter[str] = Counter()
-        self.stages: Counter[str] = Counter()
+        self.struck: list[Struck] = []
+        self.writing: Path | None = None
+        self.finished = 0
 
     @property
     def results(self) -> Path:
-        return self.workflow.folder / "results" / "chaos"
+        return self.folder / "results" / "chaos"
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The one command; its output goes to a file that the next start writes over."""
-        with (self.workflow.folder / "output").open("wb") as output:
-            process = subprocess.Popen(
+        with (self.folder / "output").open("wb") as output:
+            return subprocess.Popen(
                 ["bash", "-c", COMMAND.format(study=self.study)],
-                cwd=self.workflow.folder,
-                env=self.workflow.environment(),
+                cwd=self.folder,
+                env=self.workflow.environment() | {MARK: str(self.folder)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.groups.append(process.pid)
-        return process
 
-    def finish(self) -> None:
-        """Let the study come to its end; fails with its output where it does not."""
-        self.expect_end(self.start())
+    def fail(self) -> None:
+        """Ends the script with the study's last words."""
+        sys.exit((self.folder / "output").read_text(errors="replace")[-10_000:])
 
-    def expect_end(self, process: "subprocess.Popen[bytes]") -> None:
-        if process.wait(timeout=1800):
-            sys.exit((self.workflow.folder / "output").read_text(errors="replace")[-10_000:])
+    # --- undisturbed ---------------------------------------------------------------------------------
 
-    def jobs(self) -> dict[int, str]:
-        """The processes of the study's jobs, by id, with their sub-command."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                here = (process / "cwd").resolve(strict=True) == self.workflow.folder.resolve()
-            except OSError:
-                continue
-            if here and len(command) > 2 and Path(command[1]).name == "tailrl":
-                found[int(process.name)] = command[2]
-        return found
+    def finish(self) -> dict[str, float]:
+        """Let the study come to its end; the mean seconds that each stage of a process lasts."""
+        begun, process = time.monotonic(), self.start()
+        seen: dict[tuple[int, str], list[float]] = {}
+        while process.poll() is None:
+            now = time.monotonic() - begun
+            for job in jobs(self.folder):
+                seen.setdefault((job.process, job.stage), [now, now])[1] = now
+            time.sleep(0.25)
+        if process.returncode:
+            self.fail()
+        lasted = defaultdict(list)
+        for (_, stage), (first, last) in seen.items():
+            lasted[stage].append(last - first)
+        return {stage: mean(spans) for stage, spans in lasted.items()} | {STARTS: min(s[0] for s in seen.values())}
 
-    def kill(self, process: "subprocess.Popen[bytes]") -> None:
-        """One SIGKILL, and a note of what it struck."""
-        mode, jobs = self.random.choice(MODES), self.jobs()
-        if mode == "job" and not jobs:
-            mode = "everything"
-        self.kills[mode] += 1
-        self.stages.update(set(jobs.values()) or {"Snakemake"})
-        if mode == "job":
-            _kill(self.random.choice(sorted(jobs)))
-        elif mode == "Snakemake":
-            _kill(process.pid)
-            process.wait()
-        else:
-            self.kill_all()
-            process.wait()
+    # --- disturbed -----------------------------------------------------------------------------------
 
-    def kill_all(self) -> None:
-        """Every process of every start, also those that outlived their Snakemake."""
-        for group in self.groups:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.groups.clear()
-
-    def disturb(self, kills: int, longest: float, expected: dict[str, Any]) -> int:
-        """Kill so many times, each within `longest` seconds of the one before; the number of studies that finished."""
-        finished, process = 0, self.start()
-        struck = False
-        while self.kills.total() < kills:
-            try:
-                code = process.wait(timeout=self.random.uniform(0.5, longest))
-            except subprocess.TimeoutExpired:
-                self.kill(process)
-                struck = True
-            else:
+    def disturb(self, planned: Sequence[Kill], spans: Mapping[str, float], expected: Mapping[str, Any]) -> None:
+        """Carry the kills out, and compare every study that finishes, the last one among them."""
+        process, harmed, begun = self.start(), False, time.monotonic()
+        for kill_ in planned:
+            while not self.reach(kill_, spans, process):
                 # A study may fail because a job of it was killed, and for no other reason.
-                if code and not struck:
-                    sys.exit((self.workflow.folder / "output").read_text(errors="replace")[-10_000:])
-                if not code:
-                    compare(self.final(), expected)
-                    finished += 1
-                    print(f"{self.kills.total()} kills, study {finished} is as undisturbed", flush=True)
-                    self.kill_all()
+                if process.returncode and not harmed:
+                    self.fail()
+                if not process.returncode:
+                    self.compare(expected)
                     shutil.rmtree(self.results)
+                process, harmed = self.start(), False
+            self.strike(kill_, process, begun)
+            harmed = True
             if process.poll() is not None:
-                process, struck = self.start(), False
-        if process.wait(timeout=1800):
-            self.finish()
-        compare(self.final(), expected)
-        return finished + 1
+                process, harmed = self.start(), False
+        if process.wait(timeout=PATIENCE) and harmed:
+            process = self.start()
+            process.wait(timeout=PATIENCE)
+        if process.returncode:
+            self.fail()
+        self.compare(expected)
 
-    def final(self) -> dict[str, Any]:
-        """Everything of the results that no clock has a part in."""
-        found: dict[str, Any] = {"base": (self.results / "base/model.safetensors").read_bytes()}
-        for run in sorted((self.results / "train").glob("*/*")):
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            name = str(run.relative_to(self.results))
-            found[f"{name} metrics"] = [
-                {k: v for k, v in line.items() if not k.startswith(("time/", "throughput/"))} for line in lines
-            ]
-            found[f"{name} weights"] = (run / "policy/model.safetensors").read_bytes()
-            with np.load(run / "tokens.npz") as tokens:
-                found[f"{name} tokens"] = {key: tokens[key].tobytes() for key in tokens.files}
-            assert not (run / "checkpoints").exists(), f"{run}: the checkpoints are left"
-        for file in sorted((self.results / "eval").iterdir()):
-            found[file.name] = file.read_bytes()
-        for table in TABLES:
-            found[f"{table}.csv"] = (self.results / "tables" / f"{table}.csv").read_bytes()
-        return found
+    def reach(self, kill_: Kill, spans: Mapping[str, float], process: "subprocess.Popen[bytes]") -> bool:
+        """Wait for the aim and a share of its time; False where the study has ended before."""
+        pause, passed = kill_.share * spans.get(kill_.aim, RECORDING), kill_.aim == STARTS
+        skipped, within = divmod(4 * kill_.share, 1)
+        before: set[int] = set()
+        # What an earlier kill has left half-written is not being written.
+        written = self.half_written()
+        end = time.monotonic() + PATIENCE
+        while not passed and process.poll() is None and time.monotonic() < end:
+            if kill_.aim == "checkpoint":
+                now_written = self.half_written()
+                for run in sorted(now_written - written):
+                    self.writing, skipped = run, skipped - 1
+                written, passed, pause = now_written, skipped < 0, within * WRITING
+                time.sleep(0.001)
+            else:
+                now = jobs(self.folder)
+                processes = {job.process for job in now}
+                recorded = bool(before - processes)
+                passed = recorded if kill_.aim == RECORDS else any(job.stage == kill_.aim for job in now)
+                before = processes
+                time.sleep(0 if passed else 0.1)
+        if time.monotonic() >= end:
+            self.fail()
+        time.sleep(pause if passed else 0)
+        return process.poll() is None
+
+    def runs(self) -> list[Path]:
+        return [self.results / "train" / arm / "seed0" for arm in ARMS]
+
+    def half_written(self) -> set[Path]:
+        return {run for run in self.runs() if half_written(run)}
+
+    def strike(self, kill_: Kill, process: "subprocess.Popen[bytes]", begun: float) -> None:
+        """One SIGKILL, or one for everything; a row for the table."""
+        victim = self.writer(self.writing) if kill_.aim == "checkpoint" and self.writing else None
+        if victim is not None:
+            kill(victim.process)  # at once: to look at all processes takes longer than to write
+        else:
+            now = jobs(self.folder)
+            victim = next((job for job in now if job.stage == kill_.aim), now[0] if now else None)
+        mode = kill_.mode if victim or kill_.mode != "one job" else "everything"
+        if mode == "everything":
+            kill_all(self.folder)
+            process.wait()
+        elif mode == "Snakemake":
+            kill(process.pid)
+            process.wait()
+        elif victim is not None:
+            kill(victim.process)
+        run = victim.run if victim else None
+        metrics = run / "metrics.jsonl" if run else None
+        own = kill_.aim in (STARTS, RECORDS) and (victim is None or kill_.aim == RECORDS)
+        self.struck.append(
+            Struck(
+                len(self.struck) + 1,
+                self.finished + 1,
+                kill_.aim,
+                victim.name if victim and mode == "one job" else mode,
+                kill_.aim if own else victim.stage if victim else "Snakemake between jobs",
+                str(metrics.read_text().count("\n")) if metrics and metrics.exists() else "",
+                mode != "Snakemake" and run is not None and half_written(run),
+                round(time.monotonic() - begun, 1),
+            )
+        )
+        print(self.struck[-1], flush=True)
+
+    def writer(self, run: Path) -> Job | None:
+        """The process that writes the run's checkpoint."""
+        try:
+            process = int((run / "checkpoints" / "lock").read_text())
+        except (OSError, ValueError):
+            return None  # the run has just ended
+        return Job(process, "checkpoint", f"train {run.parent.name} {run.name}", run)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def compare(self, expected: Mapping[str, Any]) -> None:
+        """Count a study that has finished; ends the script where it is not as undisturbed."""
+        kill_all(self.folder)
+        compare(final(self.results), expected)
+        self.finished += 1
+        print(f"{len(self.struck)} kills: study {self.finished} is as undisturbed", flush=True)
 
 
-def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Fails with the names of what is not the same to the bit."""
-    differing = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
-    if differing:
-        sys.exit(f"not as undisturbed: {', '.join(differing)}")
-
-
-def run(folder: Path, kills: int, engine: str, seed: int) -> str:
-    """The whole of it; returns what was done in a sentence, and exits where a study did not end as it should."""
-    undisturbed = Chaos(folder / "undisturbed", engine, seed)
-    begun = time.monotonic()
-    undisturbed.finish()
-    seconds = time.monotonic() - begun
-    disturbed = Chaos(folder / "disturbed", engine, seed)
+def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = None) -> list[Struck]:
+    """The whole of it; returns the kills, and exits where a study did not end as it should."""
+    undisturbed, disturbed = (Chaos(folder / name, engine) for name in ("undisturbed", "disturbed"))
     try:
-        finished = disturbed.disturb(kills, max(10.0, seconds / 2), undisturbed.final())
+        spans = undisturbed.finish()
+        print("seconds undisturbed: " + ", ".join(f"{stage} {span:.1f}" for stage, span in spans.items()), flush=True)
+        disturbed.disturb(plan(kills, seed), spans, final(undisturbed.results))
     finally:
-        disturbed.kill_all()
-    struck = ", ".join(f"{count} of {what}" for what, count in disturbed.kills.items())
-    doing = ", ".join(f"{stage} {count}" for stage, count in disturbed.stages.most_common())
-    return (
-        f"{kills} kills ({struck}; while running: {doing}; seed {seed}): {finished} studies finished, each the same as "
-        f"the undisturbed one ({seconds:.0f} s) in metrics, weights, tokens, evaluation and tables"
+        kill_all(disturbed.folder)
+        kill_all(undisturbed.folder)
+        if out is not None:
+            with out.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(field.name for field in fields(Struck))
+                writer.writerows(map(astuple, disturbed.struck))
+    left = sum(row.half_written for row in disturbed.struck)
+    print(f"\n{table(disturbed.struck)}\n")
+    print(
+        f"{kills} kills (seed {seed}, {left} left a half-written checkpoint): {disturbed.finished} studies finished, "
+        "each the same as the undisturbed one in files, metrics, weights, tokens, evaluation and tables"
     )
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    return disturbed.struck
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--engine", choices=("vllm", "exact"), default="vllm", help="exact: one that starts faster")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the targets")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--out", type=Path, help="a CSV file of the kills")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        print(run(Path(folder), arguments.kills, arguments.engine, arguments.seed))
+        run(Path(folder), arguments.kills, arguments.engine, arguments.seed, arguments.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.sampling import draw
 
-V = 601  # odd, so that a row of logits ends within a vector register
+V = 601  # odd, so that a row of logits ends within a vector register; two of the policies have rounder ones
 MAX_LENGTH = 160
 STOP_TOKENS = list(range(1, V, 40))  # many, so that responses of random weights end at all lengths
 SIZES = {
@@ -40,10 +40,13 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3),
     "llama, 3 queries a key": LlamaConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, head_dim=32),
     "qwen2, 2 queries a key": Qwen2Config(
-        **{**SIZES, "tie_word_embeddings": False}, num_attention_heads=2, num_key_value_heads=1
+        **{**SIZES, "tie_word_embeddings": False, "vocab_size": 608}, num_attention_heads=2, num_key_value_heads=1
     ),
-    "qwen3, 4 queries a key": Qwen3Config(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=32),
+    "qwen3, 4 queries a key": Qwen3Config(
+        **{**SIZES, "vocab_size": 640}, num_attention_heads=4, num_key_value_heads=1, head_dim=32
+    ),
 }
+ROW_MULTIPLES = {"llama": 64, "llama, 3 queries a key": 64, "qwen2, 2 queries a key": 8, "qwen3, 4 queries a key": 4}
 
 
 def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:

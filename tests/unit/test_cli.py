@@ -153,7 +153,7 @@ def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys
         call(monkeypatch, "--help")
     commands = capsys.readouterr().out
     names = ("problems", "policy", "train", "evaluate", "report", "ablation", "gradients", "gradient_report")
-    names += ("distributions", "distribution_report", "download", "mirror", "check", "schema", "unlock")
+    names += ("distributions", "distribution_report", "equal_mass", "download", "mirror", "check", "schema", "unlock")
     for name in names:
         assert re.search(rf"^    {name}\s", commands, re.MULTILINE)
     assert "invalid choice: 'trian' (choose from 'problems', " in refusal(monkeypatch, "trian")

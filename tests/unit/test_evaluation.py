@@ -122,7 +122,8 @@ def expected_replies(weight: int, settings: Evaluation = SETTINGS) -> dict[str, 
 
 @pytest.mark.parametrize("correct", [[1], [0], [1, 0, 0, 1], [0, 1], [0, 0]])
 def test_process_results_keeps_the_order_and_takes_any_for_pass(correct: list[int]) -> None:
-    metrics = evaluation.process_results({"answer": "5"}, [["\\boxed{5}" if right else "5" for right in correct]])
+    document = {"answer": "5", "compared": "math"}
+    metrics = evaluation.process_results(document, [["\\boxed{5}" if right else "5" for right in correct]])
     assert metrics == {"avg_at_k": np.mean(correct), "pass_at_k": max(correct), "correct": correct}
 
 

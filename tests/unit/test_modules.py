@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.modules import PACKAGE, imported_modules, module_file, source_files
+from tailrl.modules import PACKAGE, imported_modules, module_file, sampling_files, source_files, training_files
 from tailrl.sampler_settings import ENGINES
 
 UNSHARED = {f"rollout/{name}.py" for name in ("vllm", "exact", "flight", "transformers", "selftest")}
 """The engines, and what one of them alone imports."""
 
 
-def names(*modules: str, without: Sequence[str] = ()) -> set[str]:
-    return {Path(file).resolve().relative_to(PACKAGE).as_posix() for file in source_files(*modules, without=without)}
+def relative(files: Sequence[str]) -> list[str]:
+    return [Path(file).resolve().relative_to(PACKAGE).as_posix() for file in files]
+
+
+def names(*modules: str) -> set[str]:
+    return set(relative(source_files(*modules)))
 
 
 def test_the_files_of_modules() -> None:
@@ -53,11 +57,18 @@ def test_the_closure_follows_imports_and_lazy_imports() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_that_is_not_used_is_left_out(engine: str) -> None:
-    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
-    found = names("tailrl.training.loop") - names("tailrl.training.loop", without=others)
+    found = set(relative(source_files("tailrl.training.loop")))
+    found -= set(relative(sampling_files(engine, "tailrl.training.loop")))
     assert {f"rollout/{other}.py" for other in ENGINES if other != engine} <= found
     assert f"rollout/{engine}.py" not in found
     assert found <= UNSHARED
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(engine: str) -> None:
+    found = relative(training_files(engine))
+    assert {"training/step.py", f"rollout/{engine}.py", "tasks/math_verify_worker.py"} <= set(found)
+    assert not {f"rollout/{other}.py" for other in ENGINES if other != engine} & set(found)
 
 
 def test_several_modules_give_one_sorted_list() -> None:

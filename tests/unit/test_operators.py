@@ -20,6 +20,7 @@ from tailrl.operators import (
     head_logits,
     pad_rows,
     rounded_up,
+    row_multiple,
 )
 from tailrl.packing import pack
 from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
@@ -39,6 +40,23 @@ def test_padding() -> None:
     assert pad_rows(rows)[ROWS + 1 :].shape == (ROWS - 1, 2, 3)
     assert not pad_rows(rows)[ROWS + 1 :].any()
     assert pad_rows(rows[:ROWS]) is not None and len(pad_rows(rows[:ROWS])) == ROWS
+
+
+def test_rounder_widths_need_fewer_rows() -> None:
+    assert [row_multiple([width]) for width in (601, 602, 608, 48, 640, 49152)] == [64, 64, 4, 8, 4, 4]
+    assert row_multiple([640, 48, 96]) == 8
+    assert row_multiple([601, 640]) == 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [48, 96, 1536])
+def test_as_many_rows_as_the_widths_ask_for_have_the_bits_of_many(width: int, dtype: torch.dtype) -> None:
+    """Products and an elementwise function with a vectorised body, in every number of rows up to 64."""
+    rows, weight = random(256, 96, dtype=dtype), random(width, 96, dtype=dtype, seed=1)
+    together = torch.nn.functional.silu(torch.nn.functional.linear(rows, weight))
+    for count in range(row_multiple([width, 96]), 65, row_multiple([width, 96])):
+        alone = torch.nn.functional.silu(torch.nn.functional.linear(rows[:count].clone(), weight))
+        assert torch.equal(alone, together[:count])
 
 
 # --- attention ---------------------------------------------------------------------------------------
@@ -121,8 +139,8 @@ def test_a_row_of_logits_is_its_own(vocabulary: int, hidden: int, dtype: torch.d
     together = head_logits(rows, weight, Scoring("full", 0.7), [], [])
     assert together.dtype == torch.float32
     for part in (slice(0, 1), slice(7, 8), slice(5, 100), slice(60, 191)):
-        count = len(rows[part])
-        assert torch.equal(head_logits(rows[part], weight, Scoring("full", 0.7), [], [])[:count], together[part])
+        alone = head_logits(pad_rows(rows[part]), weight, Scoring("full", 0.7), [], [])
+        assert torch.equal(alone[: len(rows[part])], together[part])
 
 
 @pytest.mark.parametrize("rule", RULES)

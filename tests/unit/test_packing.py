@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from tailrl.errors import StudyError
 from tailrl.packing import micro_batches, pack, pack_batch, padded, unpadded
-from tailrl.policy import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
 
 SIZES = {
     "vocab_size": 90,
@@ -65,6 +65,30 @@ def test_a_packed_row_equals_its_sequences_alone(name: str, attention: str, leng
             )
 
 
+@pytest.mark.parametrize("attention", [PACKED_ATTENTION, EXACT_ATTENTION])
+def test_a_shared_prompt_gives_what_each_sequence_alone_would(attention: str) -> None:
+    """Hidden states that predict the responses, and the gradients of a function of them."""
+    packed, alone = make_model("grouped", attention), make_model("grouped", "sdpa")
+    first, second, third = map(tuple, random_tokens([5, 1, 3]))
+    prompts = [first, second, first, third, first, second]
+    responses = random_tokens([4, 3, 1, 2, 6, 0], seed=1)
+    batch = pack_batch(prompts, responses)
+    assert len(batch.tokens_P) == 9 + 3 + 2 + 0 + 1 + 5
+    hidden_TH = hidden_states(packed, batch.tokens_P, batch.packing)[batch.predict_T]
+    wholes = [
+        alone.base_model(torch.tensor([[*p, *r]])).last_hidden_state[0] for p, r in zip(prompts, responses, strict=True)
+    ]
+    expected_TH = torch.cat([whole[len(p) - 1 : -1] for whole, p in zip(wholes, prompts, strict=True)])
+    torch.testing.assert_close(hidden_TH, expected_TH, rtol=1e-5, atol=1e-5)
+    direction_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(1))
+    (hidden_TH * direction_TH).sum().backward()
+    (expected_TH * direction_TH).sum().backward()
+    for (name, found), expected in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        if expected.grad is not None:
+            scale = expected.grad.abs().max().item()
+            torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=1e-5 * max(1.0, scale), msg=name)
+
+
 def test_a_sequence_does_not_see_its_neighbours() -> None:
     model = make_model("grouped", PACKED_ATTENTION)
     first, second, other = random_tokens([6, 4, 6])
@@ -100,7 +124,6 @@ def test_a_head_with_a_bias_is_refused() -> None:
 def test_layout_of_a_row(lengths: list[int]) -> None:
     packing = pack(lengths)
     row = torch.arange(100, 100 + sum(lengths))
-    assert packing.lengths_N == tuple(lengths)
     assert packing.positions_P.tolist() == [position for n in lengths for position in range(n)]
     padded_NL = row[packing.index_NL]
     start = 100
@@ -108,6 +131,35 @@ def test_layout_of_a_row(lengths: list[int]) -> None:
         assert padded_NL[sequence, :length].tolist() == list(range(start, start + length))
         start += length
     assert torch.equal(padded_NL.flatten()[packing.token_P], row)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_layout_of_a_row_with_prefixes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    prefixes = rng.integers(1, 6, 4).tolist()
+    owners = rng.permutation([*range(4), *rng.integers(0, 4, 5)]).tolist()
+    lengths = rng.integers(0, 5, 9).tolist()
+    packing = pack(lengths, prefixes, owners)
+    # The row, written down: a name for each token.
+    row = [("prefix", u, k) for u, length in enumerate(prefixes) for k in range(length)]
+    row += [("own", n, k) for n, length in enumerate(lengths) for k in range(length)]
+    position = [k if kind == "prefix" else prefixes[owners[of]] + k for kind, of, k in row]
+    assert packing.positions_P.tolist() == position
+    longest = packing.index_NL.shape[1]
+    assert longest == max(prefixes[owner] + length for owner, length in zip(owners, lengths, strict=True))
+    for n, (owner, length) in enumerate(zip(owners, lengths, strict=True)):
+        mine = [("prefix", owner, k) for k in range(prefixes[owner])] + [("own", n, k) for k in range(length)]
+        assert [row[p] for p in packing.index_NL[n, : len(mine)].tolist()] == mine
+        assert not packing.index_NL[n, len(mine) :].any()
+    places = [divmod(place, longest) for place in packing.token_P.tolist()]
+    assert places == [
+        (owners.index(of) if kind == "prefix" else of, at) for (kind, of, _), at in zip(row, position, strict=True)
+    ]
+    shared = {u for u in range(4) if owners.count(u) > 1}
+    assert {row[run.start][1] for run, _ in packing.shared} == shared
+    for run, sequences in packing.shared:
+        assert sequences.tolist() == [n for n, owner in enumerate(owners) if owner == row[run.start][1]]
+        assert [token[:2] for token in row[run]] == [row[run.start][:2]] * prefixes[row[run.start][1]]
 
 
 def test_every_response_token_is_predicted_from_the_one_before() -> None:
@@ -120,7 +172,6 @@ def test_every_response_token_is_predicted_from_the_one_before() -> None:
     ]
     before = batch.tokens_P[batch.predict_T].tolist()
     assert list(zip(batch.sequence_T.tolist(), before, batch.targets_T.tolist(), strict=True)) == expected
-    assert batch.tokens_P[batch.predict_T + 1].tolist() == batch.targets_T.tolist()
 
 
 def test_each_token_has_its_place_and_what_belongs_to_its_sequence() -> None:
@@ -136,28 +187,50 @@ def test_each_token_has_its_place_and_what_belongs_to_its_sequence() -> None:
 def test_a_response_without_tokens_has_none_to_predict() -> None:
     batch = pack_batch([[1, 2], [3]], [[], [4]])
     assert batch.sequence_T.tolist() == [1]
-    assert batch.packing.lengths_N == (2, 2)
+    assert batch.tokens_P.tolist() == [1, 2, 3]
+    assert batch.predict_T.tolist() == [2]
+
+
+def row_length(prompts: list[tuple[int, ...]], responses: list[int], group: list[int]) -> int:
+    return sum(responses[i] for i in group) + sum(map(len, {prompts[i] for i in group}))
 
 
 @pytest.mark.parametrize("budget", [1, 10, 37, 64, 1000])
 @pytest.mark.parametrize("seed", range(3))
 def test_micro_batches(seed: int, budget: int) -> None:
-    lengths = np.random.default_rng(seed).integers(1, 50, 40).tolist()
-    groups = micro_batches(lengths, budget)
-    assert sorted(itertools.chain(*groups)) == list(range(40))
+    rng = np.random.default_rng(seed)
+    prompts = [(int(kind),) * int(kind + 1) for kind in rng.integers(0, 12, 40)]
+    responses = rng.integers(1, 50, 40).tolist()
+    groups = micro_batches(prompts, responses, budget)
+    order = list(itertools.chain(*groups))
+    assert sorted(order) == list(range(40))
     assert all(groups)
     for group in groups:
-        assert len(group) == 1 or sum(lengths[i] for i in group) <= budget
-    # Neighbours in length: no two groups overlap in length, but for ties.
-    assert [lengths[i] for i in itertools.chain(*groups)] == sorted(lengths)
+        assert len(group) == 1 or row_length(prompts, responses, group) <= budget
     # No group could have taken the first sequence of the next one.
     for group, following in itertools.pairwise(groups):
-        assert sum(lengths[i] for i in group) + lengths[following[0]] > budget
+        assert row_length(prompts, responses, [*group, following[0]]) > budget
+    # Those of one prompt follow one another, and prompts go by their longest sequence.
+    runs = [(prompt, list(run)) for prompt, run in itertools.groupby(order, key=lambda i: prompts[i])]
+    assert len(runs) == len(set(prompts))
+    longest = [len(prompt) + max(responses[i] for i in run) for prompt, run in runs]
+    assert longest == sorted(longest)
+    assert all([responses[i] for i in run] == sorted(responses[i] for i in run) for _, run in runs)
 
 
 def test_a_sequence_over_the_budget_stays_alone() -> None:
-    assert micro_batches([30, 4, 5, 31], 10) == [[1, 2], [0], [3]]
-    assert micro_batches([], 10) == []
+    prompts = [(1,), (2,), (3,), (4,)]
+    assert micro_batches(prompts, [29, 3, 4, 30], 10) == [[1, 2], [0], [3]]
+    assert micro_batches(prompts, [29, 3, 5, 30], 10) == [[1, 2], [0], [3]]
+    assert micro_batches(prompts, [29, 3, 6, 30], 10) == [[1], [2], [0], [3]]
+    assert micro_batches([], [], 10) == []
+
+
+def test_a_shared_prompt_counts_once() -> None:
+    prompt = (7, 8, 9)
+    assert micro_batches([prompt] * 3, [2, 2, 3], 10) == [[0, 1, 2]]
+    assert micro_batches([prompt] * 3, [2, 2, 4], 10) == [[0, 1], [2]]
+    assert micro_batches([prompt, (7, 8)], [2, 2], 8) == [[1], [0]]
 
 
 @pytest.mark.parametrize("lengths", [[1], [4, 4], [3, 1, 7, 2]])
@@ -172,3 +245,13 @@ def test_the_padded_view_and_back(lengths: list[int]) -> None:
     weight_PD = torch.randn_like(rows_PD)
     (found,) = torch.autograd.grad((unpadded(view_NLD**3, packing) * weight_PD).sum(), rows_PD)
     torch.testing.assert_close(found, 3 * rows_PD.detach() ** 2 * weight_PD)
+
+
+def test_the_gradient_of_a_shared_prefix_is_the_sum_over_its_sequences() -> None:
+    packing = pack([2, 0, 3], [4, 1], [0, 1, 0])
+    rows_PD = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
+    view_NLD = padded(rows_PD, packing)
+    weight_NLD = torch.randn_like(view_NLD) * torch.tensor([[1] * 6 + [0], [1] + [0] * 6, [1] * 7])[:, :, None]
+    (found,) = torch.autograd.grad((view_NLD**3 * weight_NLD).sum(), rows_PD)
+    (expected,) = torch.autograd.grad((rows_PD[packing.index_NL] ** 3 * weight_NLD).sum(), rows_PD)
+    torch.testing.assert_close(found, expected)

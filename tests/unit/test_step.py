@@ -24,7 +24,7 @@ from tailrl.records import Problem, Rollout, write_problems
 from tailrl.rollout import Decoding
 from tailrl.settings import Run
 from tailrl.training.loop import problem_order, rewards, step_requests, train
-from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients, optimizer_step
+from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -152,19 +152,6 @@ def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
         accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
 
 
-def test_the_gradient_is_clipped_and_its_norm_is_the_one_before() -> None:
-    layer = torch.nn.Linear(2, 1, bias=False)
-    layer.weight.data = torch.tensor([[1.0, 2.0]])
-    layer.weight.grad = torch.tensor([[3.0, 4.0]])
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    assert optimizer_step(layer, optimizer, max_grad_norm=0.5) == pytest.approx(5.0)  # type: ignore[arg-type]
-    np.testing.assert_allclose(layer.weight.detach(), [[1 - 0.3, 2 - 0.4]], rtol=1e-5)
-    assert layer.weight.grad is None
-    layer.weight.grad = torch.tensor([[math.inf, 0.0]])
-    with pytest.raises(StudyError, match="gradient's norm is inf"):
-        optimizer_step(layer, optimizer, max_grad_norm=0.5)  # type: ignore[arg-type]
-
-
 # --- what a step is made of --------------------------------------------------------------------------
 
 
@@ -190,8 +177,11 @@ def test_rewards(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = ["1+2=3,\\boxed{3}<end>", "\\boxed{4}<end>", "<end>", "\\boxed{-3}"]
     nothing = np.zeros(0, np.float32)
     rollouts = [Rollout((1,), tuple(tokenizer.encode(t)), nothing, nothing, nothing, True) for t in texts]  # type: ignore[arg-type]
-    found = rewards(rollouts, ["3", "3", "3", "-3"], tokenizer)
+    problems = [Problem("p", "p", answer) for answer in ("3", "3", "3", "-3")]
+    found = rewards(rollouts, problems, tokenizer)
     assert found.tolist() == [1.0, 0.0, 0.0, 1.0] and found.dtype == np.float32
+    as_text = [Problem("p", "p", answer, compared="text") for answer in ("3", "4", "", "- 3")]
+    assert rewards(rollouts, as_text, tokenizer).tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 # --- whole runs --------------------------------------------------------------------------------------

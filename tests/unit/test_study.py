@@ -1,22 +1,16 @@
 """Studies: what is accepted, and the sentence that a mistake gets."""
 
 import copy
-import difflib
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tailrl.errors import StudyError
 from tailrl.settings import ArithmeticTask, Evaluation, PolicyFile, PretrainedPolicy, Problems, Run, ScratchPolicy
 from tailrl.settings import log_rho as read_log_rho
 from tailrl.study import Study, parse_settings, parse_study, read_study
-
-ROOT = Path(__file__).parents[2]
-SHIPPED = [ROOT / "config.yaml", *sorted((ROOT / "studies").glob("*.yaml"))]
 
 WHOLE: dict[str, Any] = {
     "name": "whole",
@@ -60,13 +54,6 @@ def refusal(config: dict[str, Any]) -> str:
 # --- what is accepted --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_shipped_studies_are_valid(path: Path) -> None:
-    study = read_study(path)
-    for arm in study.all_arms():
-        assert study.run(arm).study == study.name
-
-
 def test_one_arm_is_a_study() -> None:
     study = parse_study({"name": "s", "arms": {"naive": {}}})
     run = study.run("naive")
@@ -99,6 +86,12 @@ def test_ablation_arms() -> None:
     assert study.run("rate=0.01").correction == study.arms["mis"].correction
     assert list(study.all_arms()) == [*WHOLE["arms"], "rho=0.34-V", "rho=1e-06", "rate=1e-05", "rate=0.01"]
     assert study.arms["dvp"].vocabulary.rho == "e-13"
+
+
+def test_a_value_that_the_study_has_anyway_is_its_base_arm() -> None:
+    rate = {"base": ["naive", "dvp"], "field": "training.learning_rate", "values": [1e-3, 1e-4]}
+    arms = parse_study({**WHOLE, "ablations": {"rate": rate}}).ablation_arms("rate")
+    assert list(arms) == ["naive", "naive+rate=0.0001", "dvp+rate=0.001", "dvp"]
 
 
 def test_an_ablation_of_several_arms_is_each_with_each_value() -> None:
@@ -261,30 +254,11 @@ def test_the_kind_of_a_policy_or_task_has_a_default(path: str, value: dict[str, 
     assert study[path].items() >= value.items()
 
 
-# --- files and JSON ----------------------------------------------------------------------------------
+def test_extends_is_for_files() -> None:
+    assert "extends: only a file can extend another one" in refusal({**WHOLE, "extends": "other.yaml"})
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"name: [", "cannot be read as YAML"),
-        (b"- name", "holds list, not a mapping of settings"),
-        (b"", "holds NoneType, not a mapping"),
-        (b"\xff\xfe\x00", "cannot be read as YAML"),
-        (b"name: s\narms: {a: {}}\nseed: [1]\n", "seed is not a known key (did you mean 'seeds'?)"),
-    ],
-)
-def test_a_file_that_is_no_study(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "study.yaml").write_bytes(content)
-    with pytest.raises(StudyError) as caught:
-        read_study(tmp_path / "study.yaml")
-    assert str(tmp_path / "study.yaml") in str(caught.value) and words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file() -> None:
-    with pytest.raises(StudyError, match=r"nowhere\.yaml: cannot be read as YAML: .*No such file"):
-        read_study("nowhere.yaml")
+# --- JSON ---------------------------------------------------------------------------------------------
 
 
 def test_settings_survive_json(tmp_path: Path) -> None:
@@ -317,44 +291,3 @@ def test_bad_settings_are_one_sentence(text: str, words: str) -> None:
 def test_settings_cannot_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         ArithmeticTask().problems = 3  # type: ignore[misc]
-
-
-# --- the schema --------------------------------------------------------------------------------------
-
-
-def test_the_schema_is_the_typed_study() -> None:
-    file = ROOT / "workflow/schemas/study.schema.json"
-    expected = json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-    found = file.read_text(encoding="utf-8")
-    diff = "\n".join(
-        difflib.unified_diff(found.splitlines(), expected.splitlines(), "file", "typed study", lineterm="")
-    )
-    assert not diff, f"run `tailrl schema > workflow/schemas/study.schema.json`\n{diff}"
-
-
-def test_every_setting_is_described() -> None:
-    schema = Study.model_json_schema()
-    blocks = {"Study": schema, **schema["$defs"]}
-    for name, block in blocks.items():
-        assert block.get("description"), name
-        for key, field in block["properties"].items():
-            refers = "$ref" in json.dumps(field) or "const" in field  # described where it leads to
-            assert refers or field.get("description"), f"{name}.{key}"
-
-
-def test_the_default_study_is_what_its_file_says() -> None:
-    """Nothing in the file is lost on the way in: every value it gives can be read back."""
-    data = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    study = read_study(ROOT / "config.yaml").model_dump(mode="json")
-
-    def check(given: object, got: object, path: str) -> None:
-        if isinstance(given, dict):
-            for key, value in given.items():
-                assert isinstance(got, dict)
-                check(value, got[key], f"{path}.{key}")
-        elif path.endswith(".rho") or ".values" in path:
-            assert str(given) == str(got) or got == given
-        else:
-            assert given == got or list(given) == got, path  # type: ignore[call-overload]
-
-    check(data, study, "")

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,9 @@ def left(folder: Path) -> int:
     return len(list((folder / ".snakemake" / "locks").iterdir()))
 
 
-def pretend(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """A process whose command line is Snakemake's and that says when it runs."""
-    script = folder / "bin" / "snakemake"
+def pretend(folder: Path, *arguments: str, name: str = "snakemake") -> "subprocess.Popen[str]":
+    """A process whose command line is Snakemake's, or of that name, and that says when it runs."""
+    script = folder / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen([sys.executable, str(script), *arguments], cwd=folder, stdout=subprocess.PIPE, text=True)
@@ -59,15 +60,48 @@ def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) 
     process.communicate()
 
 
-@pytest.mark.parametrize(("where", "arguments"), [("elsewhere", ("--cores", "all")), (".", ("--report", "--nolock"))])
-def test_other_snakemakes_hold_no_lock_here(locked: Path, where: str, arguments: tuple[str, ...]) -> None:
+OTHERS = {
+    "a Snakemake elsewhere": ("elsewhere", "snakemake", ("--cores", "all")),
+    "training, which keeps others out by itself": (".", "tailrl", ("train", "--out", "results")),
+    "a command that writes no results": (".", "tailrl", ("mirror", "results")),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_processes_are_not_in_the_way(locked: Path, other: str) -> None:
+    where, name, arguments = OTHERS[other]
     (locked / where).mkdir(exist_ok=True)
-    process = pretend(locked / where, *arguments)
+    process = pretend(locked / where, *arguments, name=name)
     try:
         assert remove_stale_lock(locked)
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("tailrl", ("evaluate", "--out", "results/eval/naive.json"), "tailrl evaluate"),
+        ("snakemake", ("--report", "report.html", "--nolock"), "report.html"),
+    ],
+)
+def test_a_job_that_outlived_its_snakemake_is_waited_for(
+    locked: Path, capsys: pytest.CaptureFixture[str], name: str, arguments: tuple[str, ...], words: str
+) -> None:
+    process = pretend(locked, *arguments, name=name)
+    thread = threading.Thread(target=remove_stale_lock, args=(locked,))
+    try:
+        thread.start()
+        sentence = f"tailrl: {locked}: {words}, process {process.pid}, outlived its Snakemake; waiting for its end\n"
+        while sentence not in capsys.readouterr().err:
+            assert thread.is_alive()
+        assert left(locked) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    thread.join()
+    assert left(locked) == 0
 
 
 def test_another_machine_cannot_be_looked_at(locked: Path) -> None:

@@ -2,7 +2,6 @@
 import os
 import platform
 import re
-from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -10,16 +9,17 @@ from snakemake.exceptions import WorkflowError
 from tailrl.distribution_settings import DistributionSettings
 from tailrl.errors import StudyError
 from tailrl.gradient_settings import GradientQuality
-from tailrl.modules import source_files
-from tailrl.sampler_settings import ENGINES
+from tailrl.modules import sampling_files, source_files, training_files
 from tailrl.settings import Evaluation, PolicyFile
-from tailrl.study import BASE_ARM, parse_study, read_yaml
+from tailrl.study import BASE_ARM, merged, parse_study, read_config
 
 try:
-    # Read by Snakemake already, which takes the last of two equal keys without a word.
-    for file in workflow.configfiles:
-        read_yaml(file)
-    study = parse_study(config, " ".join(map(str, workflow.configfiles)) or "study")
+    # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.
+    files = [read_config(file) for file in workflow.configfiles]
+    config.pop("extends", None)
+    study = parse_study(
+        merged(*files, config), " ".join(map(str, workflow.configfiles)) or "study"
+    )
     study.check_files()
 except StudyError as error:
     raise WorkflowError(str(error)) from None
@@ -34,13 +34,6 @@ def check_writable(folder):
     )
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise WorkflowError(f"{existing}: results cannot be written there")
-
-
-# A job loads one engine: the code of the others does not make its results stale.
-@cache
-def sampling_code(engine, *modules):
-    others = [f"tailrl.rollout.{other}" for other in ENGINES if other != engine]
-    return source_files(*modules, without=others)
 
 
 def policy_folder(arm, seed):

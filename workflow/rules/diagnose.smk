@@ -1,5 +1,5 @@
-# What can be said without training: the arms' gradient estimators against the exact gradient, and the engines' whole
-# distributions against the trainer's.
+# What can be said without training: the arms' gradient estimators against the exact gradient, the engines' whole
+# distributions against the trainer's, and thresholds of other rules that prune as much as min-p.
 
 
 rule gradients:
@@ -51,7 +51,7 @@ rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: sampling_code(
+        code=lambda wildcards: sampling_files(
             study.distributions.engines[wildcards.engine].sampler.engine,
             "tailrl.distributions.measure",
         ),
@@ -97,3 +97,26 @@ rule distributions:
         "tables and figure of the distributions"
     shell:
         "tailrl distribution_report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
+
+
+rule equal_mass:
+    input:
+        problems=rules.problems.output.train,
+        policy=rules.policy.output,
+        code=sampling_code("exact", "tailrl.distributions.equal_mass"),
+    output:
+        f"{results}/distributions/equal_mass.csv",
+    log:
+        f"{results}/logs/equal_mass.log",
+    benchmark:
+        f"{results}/benchmarks/equal_mass.jsonl"
+    conda:
+        conda_env
+    threads: 1
+    params:
+        settings=study.trainers_own().model_dump_json(),
+    message:
+        "thresholds of equal kept mass"
+    shell:
+        "tailrl equal_mass --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
+        "--out {output:q} 2> {log:q}"

@@ -195,3 +195,9 @@ for ablation in study.ablations:
         shell:
             "tailrl ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
             "--out {params.results:q} 2> {log:q}"
+
+
+rule ablations:
+    input:
+        expand(f"{results}/ablations/{{ablation}}.md", ablation=study.ablations),
+    localrule: True

@@ -5,11 +5,7 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: sampling_code(
-            study.run(wildcards.arm).sampler.engine,
-            "tailrl.training.loop",
-            "tailrl.tasks.math_verify_worker",
-        ),
+        code=lambda wildcards: training_files(study.run(wildcards.arm).sampler.engine),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
@@ -19,8 +15,6 @@ rule train:
         f"{results}/logs/train/{{arm}}/seed{{seed}}.log",
     benchmark:
         f"{results}/benchmarks/train/{{arm}}/seed{{seed}}.jsonl"
-    # A job whose process died goes on from its last checkpoint.
-    retries: 1
     conda:
         conda_env
     threads: 1
@@ -30,9 +24,14 @@ rule train:
         wandb=subpath(output.metrics, ancestor=4),
     message:
         "train {wildcards.arm}, seed {wildcards.seed}"
+    # A process that was killed or hung is started once more, and goes on from its last checkpoint. One that exits with
+    # 1 has said what must be mended: `retries` would repeat that too, since it knows no exit codes.
     shell:
-        "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
-        "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} 2> {log:q}"
+        "train() {{ tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
+        "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} 2>> {log:q}; }}\n"
+        ": > {log:q}\n"
+        "train || {{ code=$?; [ $code -gt 1 ] && "
+        'echo "tailrl: the process ended with $code and is started once more" >> {log:q} && train; }}'
 
 
 for arm in study.arms:

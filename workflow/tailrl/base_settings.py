@@ -15,15 +15,21 @@ class Settings(BaseModel):
 # --- tasks -------------------------------------------------------------------------------------------
 
 
-class ArithmeticTask(Settings):
+class GeneratedTask(Settings):
+    """Problems made here, each with a worked solution: the same for everybody under the same seed."""
+
+    name: str
+    problems: int = Field(4096, ge=1, description="how many different problems are generated")
+    slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution goes wrong")
+    seed: int = Field(0, description="seed of the generator")
+
+
+class ArithmeticTask(GeneratedTask):
     """Generated sums and differences with a worked solution; the answer is an integer from 0 to 999."""
 
     name: Literal["arithmetic"] = "arithmetic"
-    problems: int = Field(4096, ge=1, description="how many different problems are generated")
     terms: tuple[int, int] = Field((2, 4), description="fewest and most numbers in one problem")
     largest: int = Field(19, ge=1, le=99, description="largest number in a problem")
-    slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution gets a digit wrong")
-    seed: int = Field(0, description="seed of the generator")
 
     @field_validator("terms")
     @classmethod
@@ -33,20 +39,37 @@ class ArithmeticTask(Settings):
         return terms
 
 
-class DapoMathTask(Settings):
+class WordsTask(GeneratedTask):
+    """Words to be put into alphabetical order; the answer is text, and any word may be its next one."""
+
+    name: Literal["words"]
+    words: tuple[int, int] = Field((3, 4), description="fewest and most words in one problem")
+
+    @field_validator("words")
+    @classmethod
+    def _ordered(cls, words: tuple[int, int]) -> tuple[int, int]:
+        if not 2 <= words[0] <= words[1] <= 8:
+            raise ValueError("needs two numbers from 2 to 8, the smaller one first")
+        return words
+
+
+class DataSetTask(Settings):
+    """A published data set, from the Hugging Face hub or from a file."""
+
+    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
+    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
+
+
+class DapoMathTask(DataSetTask):
     """BytedTsinghua-SIA/DAPO-Math-17k: competition mathematics with integer answers."""
 
     name: Literal["dapo_math"]
-    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
 
 
-class Aime25Task(Settings):
+class Aime25Task(DataSetTask):
     """math-ai/aime25: the 30 problems of AIME 2025, answers from 0 to 999."""
 
     name: Literal["aime25"]
-    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
 
 
 def told_apart_by(field: str, default: str) -> Discriminator:
@@ -62,12 +85,11 @@ def told_apart_by(field: str, default: str) -> Discriminator:
     )
 
 
-Task = Annotated[
-    Annotated[ArithmeticTask, Tag("arithmetic")]
-    | Annotated[DapoMathTask, Tag("dapo_math")]
-    | Annotated[Aime25Task, Tag("aime25")],
-    told_apart_by("name", "arithmetic"),
-]
+_Generated = Annotated[ArithmeticTask, Tag("arithmetic")] | Annotated[WordsTask, Tag("words")]
+_DataSet = Annotated[DapoMathTask, Tag("dapo_math")] | Annotated[Aime25Task, Tag("aime25")]
+
+Generated = Annotated[_Generated, told_apart_by("name", "arithmetic")]
+Task = Annotated[_Generated | _DataSet, told_apart_by("name", "arithmetic")]
 
 
 # --- policy ------------------------------------------------------------------------------------------
@@ -80,7 +102,7 @@ class WarmStart(Settings):
     then to imitate a corpus in which every third step has a slip: a base policy that can do better than it does.
     """
 
-    stages: tuple[ArithmeticTask, ...] = Field(
+    stages: tuple[Generated, ...] = Field(
         (ArithmeticTask(problems=16000, seed=1), ArithmeticTask(problems=3200, slip=0.35, seed=3)),
         min_length=1,
         description="worked solutions to learn from, in this order",

@@ -90,6 +90,13 @@ def distribution_report(args: argparse.Namespace) -> None:
     write_distribution_report(args.results, args.engine, args.out)
 
 
+def equal_mass(args: argparse.Namespace) -> None:
+    """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
+    from tailrl.distributions.equal_mass import write_equal_mass
+
+    write_equal_mass(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
+
+
 def early_warning(args: argparse.Namespace) -> None:
     """Say which metric announces a collapse, over the runs of one or more studies."""
     from tailrl.report import write_early_warning
@@ -206,6 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
         gradient_report: {"--results": path, "--out": path},
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
+        equal_mass: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         early_warning: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         paper: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         claims: {"results": {"type": Path}},

@@ -85,7 +85,7 @@ def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) ->
     """
     from tailrl.tasks.scoring import score
 
-    correct = [int(score(response, doc["answer"]) == 1.0) for response in results[0]]
+    correct = [int(score(response, doc["answer"], doc["compared"]) == 1.0) for response in results[0]]
     return {"avg_at_k": sum(correct) / len(correct), "pass_at_k": float(any(correct)), "correct": correct}
 
 

@@ -38,7 +38,7 @@ METRICS: dict[str, str] = {
     "train/grad_norm": "2-norm of the gradient before it is scaled down",
     "train/skipped": "1 where the update was skipped, for a NaN or Inf in log-probs, loss or gradient; else 0. What is "
     "measured in the update is null then; minibatches before the one at fault have had theirs",
-    "train/learning_rate": "AdamW's rate in this step",
+    "train/learning_rate": "the optimizer's rate in this step",
     "reward/mean": "mean reward of the step's responses",
     "reward/all_right_fraction": "fraction of the prompts whose responses all earn 1 (no gradient from them)",
     "reward/all_wrong_fraction": "fraction of the prompts whose responses all earn 0 (no gradient from them)",

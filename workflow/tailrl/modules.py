@@ -3,7 +3,10 @@
 import ast
 import os
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
+
+from tailrl.sampler_settings import ENGINES
 
 PACKAGE = Path(__file__).parent
 
@@ -58,6 +61,17 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
         waiting |= imported - files.keys() - set(without)
     return sorted(os.path.relpath(file) for file in files.values())
+
+
+@cache
+def sampling_files(engine: str, *modules: str) -> list[str]:
+    """`source_files` of a job that samples: it loads one engine, and the code of the others is not its own."""
+    return source_files(*modules, without=[f"tailrl.rollout.{other}" for other in ENGINES if other != engine])
+
+
+def training_files(engine: str) -> list[str]:
+    """What a training run depends on: an edit of it makes the run's results stale, and its checkpoints."""
+    return sampling_files(engine, "tailrl.training.loop", "tailrl.tasks.math_verify_worker")
 
 
 def _with_packages(module: str) -> list[str]:

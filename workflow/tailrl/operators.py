@@ -3,10 +3,10 @@ with, so that both compute the same bits (VeXact, arXiv 2605.14220).
 
 PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
 
-- A matrix product chooses its kernel by the number of rows. Every row count is a multiple of `ROWS`: the caller's row
-  is padded at its end and the padding dropped afterwards.
+- A matrix product chooses its kernel by the number of rows: any multiple of `FEWEST_ROWS` gives the same bits.
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
-  rows there is no tail, with one thread or two.
+  rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
+  (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
 - `scaled_dot_product_attention` cuts queries and keys into blocks by their number. Here keys are padded to a multiple
   of `KEYS` at their absolute positions; a key beyond the query's own position gets the probability 0, and the
   products with the values are added block after block, so that blocks beyond it add zeros: how far the padding goes
@@ -17,8 +17,9 @@ The backward is autograd's, correct but not batch-invariant, which it need not b
 layer's attention: memory grows with the square of the length.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ from tailrl.settings import Disturbance
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 ROWS = 64
+FEWEST_ROWS = 4
+VECTORS = 128
+"""Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
+
 KEYS = 16
 VALUES = 256
 """Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""
@@ -47,6 +52,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 def rounded_up(count: int, multiple: int) -> int:
     """The smallest multiple that is not below the count."""
     return -(-count // multiple) * multiple
+
+
+def row_multiple(widths: Iterable[int]) -> int:
+    """A multiple of which any number of rows of any of these widths gives each row the same bits."""
+    return min(ROWS, max(FEWEST_ROWS, VECTORS // gcd(VECTORS, *widths)))
 
 
 def pad_rows(rows_R: Tensor) -> Tensor:
@@ -173,18 +183,18 @@ class Scoring:
 
 
 def head_logits(
-    hidden_TH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], places: Sequence[int]
+    hidden_RH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], places: Sequence[int]
 ) -> Tensor:
-    """float32 logits [R, V] after temperature and disturbance: of T rows, then of padding up to a multiple of `ROWS`.
+    """float32 logits [R, V] after temperature and disturbance.
 
     Args:
-        hidden_TH: floating [T, H], last hidden states.
+        hidden_RH: floating [R, H], last hidden states, padded to a number of rows that is exact: see `row_multiple`.
         weight_VH: floating [V, H], the head's weight.
         scoring: temperature and disturbance.
-        seeds: of each row's response.
-        places: which token of its response each row predicts, from 0.
+        seeds: of each row's response; none for the padding.
+        places: which token of its response each row predicts, from 0; likewise.
     """
-    logits_RV = linear(pad_rows(hidden_TH), weight_VH).float() / scoring.temperature
+    logits_RV = linear(hidden_RH, weight_VH).float() / scoring.temperature
     missing = [0] * (len(logits_RV) - len(seeds))
     return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
 
@@ -218,7 +228,7 @@ def exact_logprobs(
     """
     parts = []
     for rows in logit_chunks(len(tokens_T), len(weight_VH)):
-        logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
+        logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], places[rows])
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)
         parts.append(part.first(len(tokens_T[rows])))

@@ -1,11 +1,13 @@
-"""Packing: the sequences of a micro-batch laid end to end in one row, so that no linear layer sees padding.
+"""Packing: the sequences of a micro-batch in one row, so that no linear layer sees padding and no prompt twice.
 
-Attention alone is computed per sequence, on a padded view of the row (causal, and the padding comes last, so
-that it is never attended to).
+Responses to one prompt share its tokens: they stand in the row once, and each response's own follow. Attention alone is
+computed per sequence, on a padded view of the row (causal, and the padding comes last, so that it is never attended
+to), in which a shared prompt appears as often as it is used.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,32 +18,57 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the sequences of one packed row lie.
+    """Where the N sequences of one packed row of P tokens lie.
 
     Attributes:
-        lengths_N: tokens of each of the N sequences; they sum to P, the length of the row.
         index_NL: position in the row of token l of sequence n, padded to the longest, L, with 0.
-        token_P: for each position of the row, its place in the flattened padded view.
+        token_P: for each position of the row, its place in the flattened padded view: the first of them, if shared.
         positions_P: position of each token within its own sequence.
+        shared: runs of the row that several sequences begin with: the run, and the sequences.
     """
 
-    lengths_N: tuple[int, ...]
     index_NL: Tensor
     token_P: Tensor
     positions_P: Tensor
+    shared: tuple[tuple[slice, Tensor], ...] = ()
 
 
-def pack(lengths: Sequence[int], device: torch.device | str = "cpu") -> Packing:
-    """The layout of sequences of these lengths, laid end to end."""
-    lengths_N = torch.tensor(lengths)
-    starts_N = lengths_N.cumsum(0) - lengths_N
-    offsets_L = torch.arange(max(lengths))
-    real_NL = offsets_L < lengths_N[:, None]
+def pack(
+    lengths: Sequence[int],
+    prefixes: Sequence[int] = (0,),
+    prefix_N: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+) -> Packing:
+    """The layout of sequences: first the prefixes, laid end to end, then what each sequence has besides.
+
+    Args:
+        lengths: tokens that each sequence has to itself.
+        prefixes: tokens of each prefix.
+        prefix_N: the prefix that each sequence begins with; by default the first. Every prefix begins one.
+        device: of the tensors.
+    """
+    owner_N = torch.zeros(len(lengths), dtype=torch.int64) if prefix_N is None else torch.tensor(prefix_N)
+    own_N, prefix_U = torch.tensor(lengths), torch.tensor(prefixes)
+    before_N, end_U = prefix_U[owner_N], prefix_U.cumsum(0)
+    start_N = end_U[-1] + own_N.cumsum(0) - own_N
+    offset_L = torch.arange(int((before_N + own_N).max()))
+    in_prefix_NL = offset_L < before_N[:, None]
+    index_NL = offset_L + torch.where(in_prefix_NL, (end_U - prefix_U)[owner_N, None], (start_N - before_N)[:, None])
+    real_NL = offset_L < (before_N + own_N)[:, None]
+    place_NL = torch.arange(index_NL.numel()).view_as(index_NL)
+    # The first sequence of each prefix stands for all of them.
+    first_U = [int((owner_N == prefix).nonzero()[0]) for prefix in range(len(prefixes))]
+    firsts_NL = torch.isin(torch.arange(len(lengths)), torch.tensor(first_U))[:, None] & in_prefix_NL
+    token_P = torch.cat([*(place_NL[first][firsts_NL[first]] for first in first_U), place_NL[real_NL & ~in_prefix_NL]])
+    owners = [(owner_N == prefix).nonzero().squeeze(1).to(device) for prefix in range(len(prefixes))]
+    runs = [slice(end - length, end) for end, length in zip(end_U.tolist(), prefixes, strict=True)]
     return Packing(
-        lengths_N=tuple(lengths),
-        index_NL=torch.where(real_NL, starts_N[:, None] + offsets_L, 0).to(device),
-        token_P=real_NL.flatten().nonzero().squeeze(1).to(device),
-        positions_P=offsets_L.expand(len(lengths), -1)[real_NL].to(device),
+        index_NL=index_NL.masked_fill(~real_NL, 0).to(device),
+        token_P=token_P.to(device),
+        positions_P=offset_L.expand_as(index_NL).flatten()[token_P].to(device),
+        shared=tuple(
+            (run, own) for run, own in zip(runs, owners, strict=True) if len(own) > 1 < run.stop - run.start + 1
+        ),
     )
 
 
@@ -56,8 +83,8 @@ def unpadded(view_NLD: Tensor, packing: Packing) -> Tensor:
 
 
 class _Padded(torch.autograd.Function):
-    """Every position of the row appears once outside the padding, and the padding sends no gradient: so the gradient
-    is read back rather than added up, as indexing would do, which costs three times the forward."""
+    """The padding sends no gradient, and outside of it every position of the row appears once, but for shared runs: so
+    the gradient is read back rather than added up, as indexing would do, which costs three times the forward."""
 
     @staticmethod
     def forward(ctx: Any, rows_PD: Tensor, packing: Packing) -> Tensor:
@@ -66,12 +93,17 @@ class _Padded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_NLD: Tensor) -> tuple[Tensor, None]:
-        return unpadded(gradient_NLD, ctx.packing), None
+        gradient_PD = unpadded(gradient_NLD, ctx.packing)
+        for run, sequences in ctx.packing.shared:
+            gradient_PD[run] = gradient_NLD[sequences, : run.stop - run.start].sum(0)
+        return gradient_PD, None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """N sequences (prompt, then response) packed for the trainer; T response tokens in a row of P tokens.
+    """N sequences (prompt, then response) packed for the trainer; T response tokens, predicted by a row of P tokens.
+
+    The last token of a response predicts none and is not in the row.
 
     Attributes:
         tokens_P: int64, token ids of the row.
@@ -102,15 +134,17 @@ def pack_batch(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> Batch:
     """One micro-batch; prompts must hold a token each (the first response token is predicted from the last one)."""
-    packing = pack([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], device)
-    row: list[int] = []
+    number = {prompt: unique for unique, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    prefix_N = [number[tuple(prompt)] for prompt in prompts]
+    packing = pack([max(len(response) - 1, 0) for response in responses], [len(p) for p in number], prefix_N, device)
+    row = [token for prompt in number for token in prompt]
+    ends = [run - 1 for run in accumulate(map(len, number))]
     predict: list[int] = []
-    sequence: list[int] = []
-    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        first = len(row) + len(prompt)
-        predict += range(first - 1, first - 1 + len(response))
-        sequence += [index] * len(response)
-        row += [*prompt, *response]
+    for unique, response in zip(prefix_N, responses, strict=True):
+        if response:
+            predict += [ends[unique], *range(len(row), len(row) + len(response) - 1)]
+            row += response[:-1]
+    sequence = [index for index, response in enumerate(responses) for _ in response]
     targets = [token for response in responses for token in response]
     tokens_P, predict_T, targets_T, sequence_T = (
         torch.tensor(values, dtype=torch.int64, device=device) for values in (row, predict, targets, sequence)
@@ -118,17 +152,30 @@ def pack_batch(
     return Batch(tokens_P, packing, predict_T, targets_T, sequence_T, tuple(map(len, responses)))
 
 
-def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+def micro_batches(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], token_budget: int) -> list[list[int]]:
     """Indices of the sequences of each micro-batch: at most `token_budget` tokens, or one longer sequence.
 
-    Neighbours in length share a micro-batch: the padded view of the attention is then nearly full.
+    Responses to one prompt share a micro-batch where they fit, and so do neighbours in length: the padded view of the
+    attention is then nearly full.
+
+    Args:
+        prompts: of each sequence; those of a micro-batch that are equal count once.
+        responses: tokens of each response.
+        token_budget: most tokens in a micro-batch.
     """
+    longest: dict[tuple[int, ...], int] = {}
+    for prompt, response in zip(prompts, responses, strict=True):
+        longest[prompt] = max(longest.get(prompt, 0), len(prompt) + response)
+    first = {prompt: number for number, prompt in enumerate(longest)}
     groups: list[list[int]] = []
+    seen: set[tuple[int, ...]] = set()
     room = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if lengths[index] > room:
+    for index in sorted(range(len(prompts)), key=lambda i: (longest[prompts[i]], first[prompts[i]], responses[i], i)):
+        prompt, needed = prompts[index], responses[index]
+        if needed + (0 if prompt in seen else len(prompt)) > room or not groups:
             groups.append([])
-            room = token_budget
+            room, seen = token_budget, set()
+        room -= needed + (0 if prompt in seen else len(prompt))
+        seen.add(prompt)
         groups[-1].append(index)
-        room -= lengths[index]
     return groups

@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
+from tailrl import operators
 from tailrl.errors import StudyError, one_line, reason
 from tailrl.operators import Attend, PackedAttention, pad_rows
 from tailrl.packing import Packing, pack, padded, unpadded
@@ -90,7 +91,8 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
     """Last hidden states [P, H] of a packed row of token ids [P]; the head is applied by the caller."""
     if model.config._attn_implementation == EXACT_ATTENTION:
         attention = PackedAttention.of(packing, key_group(model.config))
-        return exact_hidden_states(model, tokens_P, packing.positions_P, attention.attend)[: len(tokens_P)]
+        row = pad_rows(tokens_P), pad_rows(packing.positions_P)
+        return exact_hidden_states(model, *row, attention.attend)[: len(tokens_P)]
     output = model.base_model(
         input_ids=tokens_P.unsqueeze(0),
         position_ids=packing.positions_P.unsqueeze(0),
@@ -100,18 +102,29 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
     return cast(Tensor, output.last_hidden_state[0])
 
 
-def exact_hidden_states(model: PreTrainedModel, tokens_P: Tensor, positions_P: Tensor, attend: Attend) -> Tensor:
-    """Last hidden states of a row of tokens under a given attention: [R, H], the P tokens, then padding.
+def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    """Last hidden states [R, H] of a row of tokens under a given attention.
 
-    The model's attention must be `EXACT_ATTENTION`. Nothing but `attend` connects the tokens of the row.
+    The model's attention must be `EXACT_ATTENTION`, and the row padded to a multiple of `row_multiple`. Nothing but
+    `attend` connects the tokens of the row.
     """
     output = model.base_model(
-        input_ids=pad_rows(tokens_P).unsqueeze(0),
-        position_ids=pad_rows(positions_P).unsqueeze(0),
+        input_ids=tokens_R.unsqueeze(0),
+        position_ids=positions_R.unsqueeze(0),
         use_cache=False,
         attend=attend,
     )
     return cast(Tensor, output.last_hidden_state[0])
+
+
+def row_multiple(model: PreTrainedModel) -> int:
+    """See `operators.row_multiple`: for every width at which the model computes, its logits among them."""
+    return operators.row_multiple({head_size(model.config), *(size for p in model.parameters() for size in p.shape)})
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    """Numbers in a key."""
+    return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def key_group(config: PreTrainedConfig) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tailrl.errors import StudyError
 from tailrl.records import write_problems
 from tailrl.settings import Problems
-from tailrl.tasks.loaded import same_problem_key
+from tailrl.tasks.loaded import canonical
 from tailrl.tasks.registry import load_task
 
 
@@ -20,13 +20,13 @@ def write_all_problems(settings: Problems, out: Path) -> None:
         StudyError: a source cannot be read or gives nothing.
     """
     evaluation = load_task(settings.evaluation)
-    held_out = {same_problem_key(problem.prompt) for problem in evaluation.problems}
+    held_out = {canonical(problem.prompt) for problem in evaluation.problems}
     report: dict[str, object] = {"evaluation": _describe(len(evaluation.problems), 0, evaluation.skipped)}
     write_problems(evaluation.problems, out / "evaluation.jsonl")
     for name, tasks in (("train", (settings.train,)), ("warm_start", settings.warm_start)):
         loaded = [load_task(task) for task in tasks]
         every = [problem for part in loaded for problem in part.problems]
-        kept = [problem for problem in every if same_problem_key(problem.prompt) not in held_out]
+        kept = [problem for problem in every if canonical(problem.prompt) not in held_out]
         if loaded and not kept:
             raise StudyError(f"every {name} problem is also an evaluation problem")
         write_problems(kept, out / f"{name}.jsonl")

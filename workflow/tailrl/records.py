@@ -10,16 +10,20 @@ from numpy.typing import NDArray
 
 from tailrl.errors import StudyError, one_line, reason
 
+COMPARED = ("math", "text")
+"""How an answer may be compared: as a number or formula, or as text; `tailrl.tasks.scoring` does it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One verifiable problem: its prompt as the policy reads it, its answer, and, where the task makes
-    worked solutions, one (what a warm start learns from)."""
+    """One verifiable problem: its prompt as the policy reads it, its answer and how that is compared, and, where the
+    task makes worked solutions, one (what a warm start learns from)."""
 
     id: str
     prompt: str
     answer: str
     solution: str = ""
+    compared: str = "math"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ def read_problems(path: Path) -> list[Problem]:
                         raise TypeError("every field must be text")
                     if not problem.prompt:
                         raise ValueError("its prompt is empty")
+                    if problem.compared not in COMPARED:
+                        raise ValueError(f"compared must be one of {', '.join(COMPARED)}")
                     "".join(asdict(problem).values()).encode()  # half a character is JSON, but no tokenizer reads it
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:

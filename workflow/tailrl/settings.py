@@ -16,12 +16,16 @@ from tailrl.alarm import SIGNALS
 from tailrl.base_settings import Aime25Task as Aime25Task
 from tailrl.base_settings import ArithmeticTask as ArithmeticTask
 from tailrl.base_settings import DapoMathTask as DapoMathTask
+from tailrl.base_settings import DataSetTask as DataSetTask
+from tailrl.base_settings import Generated as Generated
+from tailrl.base_settings import GeneratedTask as GeneratedTask
 from tailrl.base_settings import Policy as Policy
 from tailrl.base_settings import PretrainedPolicy as PretrainedPolicy
 from tailrl.base_settings import ScratchPolicy as ScratchPolicy
 from tailrl.base_settings import Settings as Settings
 from tailrl.base_settings import Task as Task
 from tailrl.base_settings import WarmStart as WarmStart
+from tailrl.base_settings import WordsTask as WordsTask
 from tailrl.sampler_settings import Disturbance as Disturbance
 from tailrl.sampler_settings import SamplerSettings as SamplerSettings
 
@@ -201,10 +205,20 @@ class Training(Settings):
     temperature: float = Field(
         1.0, ge=0.01, description="divides the logits in the sampler and in the trainer; vLLM goes no lower than 0.01"
     )
-    learning_rate: float = Field(1e-4, gt=0, description="AdamW's rate after warm-up")
+    optimizer: Literal["adamw", "sgd"] = Field(
+        "adamw", description="sgd: with momentum; its steps shrink with the gradient, AdamW's do not"
+    )
+    learning_rate: float = Field(1e-4, gt=0, description="the optimizer's rate after warm-up")
     warmup_steps: int = Field(5, ge=0, description="steps over which the rate rises linearly")
-    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's decay of the two moments")
+    betas: tuple[Decay, Decay] = Field(
+        (0.9, 0.99), description="AdamW's decay of the two moments; the first is sgd's momentum"
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
+    loss_mean: Literal["all", "kept"] = Field(
+        "all",
+        description="what the loss is a mean over: all sampled responses, or those that the weights keep, so that "
+        "rejecting the others does not shrink the gradient",
+    )
     max_grad_norm: float = Field(
         20.0, gt=0, description="gradients are scaled down to this 2-norm; of a loss that sums over tokens"
     )
@@ -225,6 +239,12 @@ class Training(Settings):
     rollout_timeout: float = Field(
         3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"
     )
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.optimizer == "sgd" and self.weight_decay:
+            raise ValueError("optimizer: sgd does not use weight_decay")
+        return self
 
 
 class Arm(Settings):
@@ -301,7 +321,7 @@ class Problems(Settings):
 
     train: Task
     evaluation: Task
-    warm_start: tuple[ArithmeticTask, ...]
+    warm_start: tuple[Generated, ...]
 
 
 class PolicyFile(Settings):

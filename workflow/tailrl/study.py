@@ -4,7 +4,6 @@ It names a task, a policy, the training settings and a set of arms; `tailrl.sett
 """
 
 import copy
-import difflib
 import itertools
 import re
 from collections.abc import Mapping
@@ -12,19 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from tailrl.distribution_settings import Distributions, DistributionSettings
+from tailrl.distribution_settings import ComparedEngine, Distributions, DistributionSettings
 from tailrl.errors import StudyError, one_line, reason
 from tailrl.gradient_settings import GradientQuality, Gradients
+from tailrl.sentences import near, sentences
 from tailrl.settings import (
     Ablation,
     ArithmeticTask,
     Arm,
+    DataSetTask,
     Evaluation,
+    GeneratedTask,
     Policy,
     Problems,
     Run,
+    SamplerSettings,
     ScratchPolicy,
     Settings,
     Task,
@@ -38,11 +41,24 @@ BASE_ARM = "base"
 """The arm that stands for the untrained policy: it is evaluated, never trained."""
 
 
+def _unless_it_extends(schema: dict[str, Any]) -> None:
+    """What a file must say, in the schema: what it does not say itself may stand in the file that it extends."""
+    schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+
+
 class Study(Settings):
     """A whole study: what `config.yaml` and the files in `studies/` say."""
 
+    model_config = ConfigDict(json_schema_extra=_unless_it_extends)
+
     name: str = Field(pattern=NAME, description="names the folder results/<name>")
     description: str = Field("", description="one line for the report")
+    extends: str | None = Field(
+        None,
+        exclude=True,
+        description="another YAML file, by its path from this one: what it says holds where this file says nothing; "
+        "mappings are merged key by key, unless they name another kind of task or policy; anything else is replaced",
+    )
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 2), min_length=1, description="one training run per arm and seed"
     )
@@ -57,6 +73,8 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        if self.extends is not None:
+            raise ValueError("extends: only a file can extend another one")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: the same seed is given twice: {list(self.seeds)}")
         for name in (*self.arms, *self.ablations):
@@ -67,7 +85,7 @@ class Study(Settings):
         for name, ablation in self.ablations.items():
             for base in ablation.bases:
                 if base not in self.arms:
-                    raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{_near(base, self.arms)}")
+                    raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{near(base, self.arms)}")
             self.ablation_arms(name)
         if isinstance(self.policy, ScratchPolicy):
             size = self.policy.vocabulary_size
@@ -80,7 +98,7 @@ class Study(Settings):
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
-        if isinstance(self.task, ArithmeticTask) and run.training.prompts > self.task.problems:
+        if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
             raise ValueError(
                 f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
             )
@@ -112,18 +130,25 @@ class Study(Settings):
 
     def compared(self, engine: str) -> Distributions:
         """What the job needs that holds one engine's distributions against the trainer's."""
+        return self._distributions(engine, self.distributions.engines[engine])
+
+    def trainers_own(self) -> Distributions:
+        """The same for a job that looks at the trainer's distributions alone, on what it samples itself."""
+        return self._distributions("trainer", ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")))
+
+    def _distributions(self, name: str, engine: ComparedEngine) -> Distributions:
         block, training = self.distributions, self.training
         return Distributions(
-            name=engine,
-            engine=block.engines[engine],
-            **{name: getattr(block, name) for name in ("responses", "every", "rho", "seed")},
-            **{name: getattr(training, name) for name in ("temperature", "max_new_tokens", "token_budget")},
+            name=name,
+            engine=engine,
+            **{key: getattr(block, key) for key in ("responses", "every", "rho", "seed")},
+            **{key: getattr(training, key) for key in ("temperature", "max_new_tokens", "token_budget")},
         )
 
     def local_files(self) -> list[str]:
         """The data files on this machine that the study names."""
         tasks = (self.task, self.evaluation.task)
-        return sorted({task.path for task in tasks if not isinstance(task, ArithmeticTask) and task.path})
+        return sorted({task.path for task in tasks if isinstance(task, DataSetTask) and task.path})
 
     def local_policy(self) -> list[str]:
         """The files of the folder that the policy is read from; none where it is made here or comes from the hub."""
@@ -135,7 +160,7 @@ class Study(Settings):
     def check_files(self) -> None:
         """Raises StudyError where a file or folder that the study names does not exist."""
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
-            if isinstance(task, ArithmeticTask) or task.path is None:
+            if not isinstance(task, DataSetTask) or task.path is None:
                 continue
             if not Path(task.path).is_file():
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
@@ -164,10 +189,12 @@ class Study(Settings):
             if not isinstance(block, dict) or leaf not in known:
                 raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}")
             block[leaf] = value
+            if parents == ["training"] and value == getattr(self.training, leaf):
+                del block[leaf]  # the study's own value overrides nothing
             try:
                 arm = Arm.model_validate(data)
             except ValidationError as error:
-                raise ValueError(f"ablations.{name}, value {value!r}: {_sentences(error)}") from None
+                raise ValueError(f"ablations.{name}, value {value!r}: {sentences(error)}") from None
             if arm in arms.values():
                 raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
             known = next((known for known, other in self.arms.items() if other == arm), None)
@@ -188,7 +215,7 @@ class Study(Settings):
         try:
             training = Training.model_validate({**self.training.model_dump(), **arm.training})
         except ValidationError as error:
-            raise ValueError(f"arms.{arm_name}.training: {_sentences(error)}") from None
+            raise ValueError(f"arms.{arm_name}.training: {sentences(error)}") from None
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError(f"arms.{arm_name}: more minibatches than responses a step")
         if training.minibatches > 1 and arm.clip is None and not (arm.correction.ratio or arm.deliberate):
@@ -216,58 +243,12 @@ class Study(Settings):
 # --- reading -----------------------------------------------------------------------------------------
 
 
-def _near(word: object, known: Mapping[str, object] | list[str]) -> str:
-    match = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""
-
-
-def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys that the block at `path` knows, read off the JSON schema (unions give all of theirs)."""
-    schema = model.model_json_schema()
-
-    def resolve(node: dict[str, Any]) -> list[dict[str, Any]]:
-        if "$ref" in node:
-            return resolve(schema["$defs"][node["$ref"].rsplit("/", 1)[1]])
-        options = node.get("oneOf", []) + node.get("anyOf", [])
-        return [found for option in options for found in resolve(option)] or [node]
-
-    nodes = resolve(schema)
-    for part in path:
-        following = []
-        for node in nodes:
-            child = node.get("properties", {}).get(part, node.get("additionalProperties"))
-            following += resolve(child) if isinstance(child, dict) else []
-        nodes = following or nodes
-    return sorted({key for node in nodes for key in node.get("properties", {})})
-
-
-def _sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """One clause per problem, each with the path of the key."""
-    clauses = []
-    found = error.errors()
-    for item in found:
-        if item["type"] == "too_short" and any(other["loc"][:-1] == item["loc"] for other in found):
-            continue  # too short without those that are named themselves
-        where = one_line(".".join(str(part) for part in item["loc"]))
-        if item["type"] == "extra_forbidden":
-            hint = _near(item["loc"][-1], _known_keys(model, item["loc"][:-1])) if model else ""
-            clauses.append(f"{where} is not a known key{hint}")
-        elif item["type"] == "missing":
-            clauses.append(f"{where} is missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            shown = item["type"] == "kind" or not isinstance(item["input"], dict | BaseModel)
-            given = f" (given: {one_line(repr(item['input']))})" if shown else ""
-            clauses.append(f"{where}: {message}{given}" if where else message)
-    return "; ".join(clauses)
-
-
 def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
     """A validated study from plain data; raises StudyError with one sentence that names `source` and key."""
     try:
         return Study.model_validate(copy.deepcopy(dict(config)))
     except ValidationError as error:
-        raise StudyError(f"{source}: {_sentences(error, Study)}") from None
+        raise StudyError(f"{source}: {sentences(error, Study)}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -284,16 +265,58 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML file holds; raises StudyError where it holds none or a key twice in one block."""
     try:
         config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
     if not isinstance(config, dict):
         raise StudyError(f"{path}: holds {type(config).__name__}, not a mapping of settings")
     return config
 
 
+def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping of several, of which the last counts most: as Snakemake merges several files and `--config`.
+
+    A block that names another kind (of task or policy) replaces the one before, whose keys are none of its own.
+    """
+    whole: dict[str, Any] = {}
+    for config in configs:
+        for key, value in config.items():
+            before = whole.get(key)
+            if isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value):
+                whole[key] = merged(before, value)
+            else:
+                whole[key] = value
+    return whole
+
+
+def _same_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return all(key not in after or after[key] == before.get(key) for key in ("name", "source"))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """What a study file says, above what the file that it extends says, and so on.
+
+    Raises:
+        StudyError: one of the files cannot be read, holds no mapping or a key twice, or extends itself.
+    """
+    config, file, read = read_yaml(path), Path(path), [Path(path).resolve()]
+    while (base := config.pop("extends", None)) is not None:
+        if not isinstance(base, str):
+            raise StudyError(f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})")
+        file = file.parent / base
+        below = read_yaml(file)
+        if file.resolve() in read:
+            raise StudyError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
+        read.append(file.resolve())
+        try:
+            config = merged(below, config)
+        except RecursionError:
+            raise StudyError(f"{one_line(path)}: holds a mapping that holds itself") from None
+    return config
+
+
 def read_study(path: str | Path) -> Study:
     """A validated study from a YAML file; raises StudyError where it cannot be read or is not valid."""
-    return parse_study(read_yaml(path), str(path))
+    return parse_study(read_config(path), str(path))
 
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
@@ -302,7 +325,7 @@ def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
         data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
         return model.model_validate_json(data)
     except ValidationError as error:
-        raise StudyError(f"{model.__name__} settings: {_sentences(error, model)}") from None
+        raise StudyError(f"{model.__name__} settings: {sentences(error, model)}") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         name = one_line(text) if text.isprintable() and text else repr(text)
         raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None

@@ -2,16 +2,22 @@
 
 import platform
 import sys
+import time
 from pathlib import Path
 
 from tailrl.errors import StudyError
 
 LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
 """Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on."""
+PAUSE = 0.2
+"""Seconds between two looks at the jobs that are waited for."""
 
 
 def remove_stale_lock(folder: Path) -> bool:
     """Removes the lock of a Snakemake that runs no more; says so on stderr. False where there is none.
+
+    Waits first for the jobs that outlived their Snakemake: two processes would write the same files. Not for training,
+    which keeps a second process out by itself (`Checkpoints.held`), so that other arms need not wait.
 
     Raises:
         StudyError: a Snakemake runs in the folder, or did so on another machine, where nobody can look from here.
@@ -26,14 +32,41 @@ def remove_stale_lock(folder: Path) -> bool:
         )
     for process in running_snakemakes(folder):
         raise StudyError(f"{folder}: a Snakemake is running here already, as process {process}")
+    said: set[int] = set()
+    while jobs := running_jobs(folder):
+        for process in jobs.keys() - said:
+            _say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
+        said |= jobs.keys()
+        time.sleep(PAUSE)
     for lock in locks:
         lock.unlink(missing_ok=True)
-    print(f"tailrl: {folder}: the lock of a Snakemake that was killed is removed", file=sys.stderr)
+    _say(f"{folder}: the lock of a Snakemake that was killed is removed")
     return True
 
 
 def running_snakemakes(folder: Path) -> list[int]:
     """The processes of this machine that run Snakemake in the folder and hold its lock."""
+    return [process for process, command in _processes(folder) if _is_snakemake(command) and "--nolock" not in command]
+
+
+def running_jobs(folder: Path) -> dict[int, str]:
+    """The processes of this machine that write results in the folder, training apart, with what they are."""
+    found = {}
+    for process, command in _processes(folder):
+        if _is_snakemake(command) and "--report" in command:
+            found[process] = "report.html"
+        elif len(command) > 2 and Path(command[1]).name == "tailrl" and "--out" in command and command[2] != "train":
+            found[process] = f"tailrl {command[2]}"
+    return found
+
+
+def _is_snakemake(command: list[str]) -> bool:
+    """`python /path/to/snakemake ...` or `python -m snakemake ...`."""
+    return any(Path(word).name == "snakemake" for word in command[:3])
+
+
+def _processes(folder: Path) -> list[tuple[int, list[str]]]:
+    """The processes of this machine that work in the folder, with the words of their commands."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -41,7 +74,10 @@ def running_snakemakes(folder: Path) -> list[int]:
             here = (process / "cwd").resolve(strict=True) == folder.resolve()
         except OSError:
             continue  # it has ended, or is another user's
-        # `python /path/to/snakemake ...` or `python -m snakemake ...`; the one that writes the report takes no lock.
-        if here and any(Path(word).name == "snakemake" for word in command[:3]) and "--nolock" not in command:
-            found.append(int(process.name))
+        if here:
+            found.append((int(process.name), command))
     return found
+
+
+def _say(sentence: str) -> None:
+    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)

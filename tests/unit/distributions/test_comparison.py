@@ -58,11 +58,20 @@ def test_every_field_is_that_of_plain_loops(sigma: float) -> None:
             for name, probs, safe in (("log_kept_train_PS", p, own), ("log_kept_infer_PS", q, other)):
                 mass = math.fsum(a for a, kept in zip(probs, safe, strict=True) if kept)
                 assert getattr(found, name)[i, s] == pytest.approx(math.log(mass), abs=1e-13)
+            beyond = math.fsum(b for b, kept in zip(q, own, strict=True) if not kept)
+            assert found.outside_PS[i, s] == pytest.approx(beyond, abs=1e-13)
+        variance, square = float(np.var(delta)), math.fsum(a * a for a in p)
+        others = [math.fsum(p[k] * q[k] for k in range(V) if k != a) for a in range(V)]
+        paper = [variance * ((1 - p[a]) * (1 - q[a]) + others[a]) for a in range(V)]
+        second = [variance * (0.5 - 2 * p[a] + 1.5 * square) for a in range(V)]
         for b in range(len(EDGES) - 1):
             inside = [k for k in range(V) if EDGES[b] <= -math.log(p[k]) < EDGES[b + 1]]
             sums = [math.fsum(q[k] * f(delta[k]) for k in inside) for f in (lambda _: 1.0, abs, lambda d: -d)]
             for name, value in zip(("mass_PB", "size_PB", "signed_PB"), sums, strict=True):
                 assert getattr(found, name)[i, b] == pytest.approx(value, abs=1e-13)
+            for name, mode in (("paper_PB", paper), ("second_PB", second)):
+                predicted = math.fsum(q[k] * mode[k] for k in inside)
+                assert getattr(found, name)[i, b] == pytest.approx(predicted, rel=1e-9, abs=1e-12), name
         for name, inside in (
             ("head_PH", [k for k in range(V) if -math.log(p[k]) < HEAD]),
             ("tail_PH", [k for k in range(V) if -math.log(p[k]) >= TAIL]),
@@ -74,11 +83,33 @@ def test_every_field_is_that_of_plain_loops(sigma: float) -> None:
     assert (found.kept_both_PS < found.kept_train_PS).any()
 
 
+def test_the_prediction_to_second_order_is_what_iid_noise_gives() -> None:
+    """One state met under many noises, its tokens by their probability: within four standard errors, bin by bin."""
+    rng = np.random.default_rng(1)
+    states, tokens, sigma = 20_000, 30, 0.1
+    train_V = torch.tensor(rng.normal(0, 2.5, tokens))
+    noise_PV = torch.tensor(rng.normal(0, sigma, (states, tokens)))
+    found = compare(train_V.expand(states, tokens), train_V + noise_PV, torch.zeros(states, dtype=torch.int64), [-3.0])
+    filled = found.mass_PB.mean(axis=0) > 0.02
+    assert filled.sum() >= 4
+    difference_PB = (found.signed_PB - found.second_PB)[:, filled]
+    error_B = difference_PB.std(axis=0) / math.sqrt(states)
+    assert (np.abs(difference_PB.mean(axis=0)) < 4 * error_B + 2 * sigma**3).all()
+    # The paper's value does not hold here: it is nowhere negative.
+    off_PB = (found.signed_PB - found.paper_PB)[:, filled]
+    assert (np.abs(off_PB.mean(axis=0)) > 10 * error_B).any()
+
+
 def test_equal_logits_give_exact_zeros() -> None:
     train_PV, _, tokens_P = random_logits(0.0)
     found = compare(train_PV, train_PV.clone(), tokens_P, LOG_RHOS)
     names = ("tv", "kl_train_infer", "kl_infer_train", "delta_max", "half_range", "flip")
-    zeros = [getattr(found, f"{name}_P") for name in names] + [found.size_PB, found.signed_PB]
+    zeros = [getattr(found, f"{name}_P") for name in names] + [
+        found.size_PB,
+        found.signed_PB,
+        found.paper_PB,
+        found.second_PB,
+    ]
     zeros += [found.logp_train_P - found.logp_infer_P, found.kept_train_PS - found.kept_both_PS]
     assert not any(values.any() for values in zeros)
     assert not found.head_PH.any() and not found.tail_PH.any(), "there is no ε_max to divide by"

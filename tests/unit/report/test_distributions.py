@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 from tailrl.distribution_settings import ComparedEngine, Distributions
 from tailrl.errors import StudyError
 from tailrl.report import write_distribution_report
-from tailrl.report.distribution_tables import distance, probability_bins, read_compared, set_overlaps
+from tailrl.report.distribution_tables import (
+    Compared,
+    distance,
+    probability_bins,
+    read_compared,
+    set_overlaps,
+    signature,
+)
 from tailrl.report.distributions import distribution_figure
 from tailrl.report.statistics import cluster_interval
 
@@ -46,9 +54,12 @@ def arrays(size: float) -> dict[str, Any]:
         "kept_infer_PS": sizes_PS - lacks_PS // 2,
         "kept_both_PS": sizes_PS - lacks_PS,
         "log_kept_train_PS": np.tile(np.log([1.0, 0.9]), (P, 1)),
+        "outside_PS": np.column_stack([np.zeros(P), apart]),
         "mass_PB": mass_PB,
         "size_PB": mass_PB * apart[:, None],
         "signed_PB": mass_PB * apart[:, None] * [-0.5, 1, 0],
+        "paper_PB": mass_PB * size**2,
+        "second_PB": mass_PB * size**2 * [-0.1, 0.5, 0],
         "head_PH": np.tile([0, 0, 0.75, 0, 0], (P, 1)) * (size > 0),
         "tail_PH": np.tile([0, 0.1, 0, 0.05, 0], (P, 1)) * (size > 0),
     }
@@ -109,6 +120,7 @@ def test_overlaps_by_threshold(results: Path) -> None:
     assert (second.overlap_least, second.different, second.responses_different) == (0.5, 3, 2)
     assert second.overlap_p01 == 0.5
     assert second.lost_train == pytest.approx(0.1)
+    assert first.outside.mean == 0 and second.outside.mean == pytest.approx(arrays(0.1)["tv_P"].mean())
 
 
 def test_a_set_that_only_grew_is_a_different_one(results: Path) -> None:
@@ -128,6 +140,16 @@ def test_bins_are_means_over_the_engines_mass(results: Path) -> None:
     assert np.isnan(tail.size.mean) and tail.nats_to == np.inf
 
 
+def test_the_signature_joins_the_bins_of_head_and_tail(results: Path) -> None:
+    compared = read_compared(results / "coarse", "coarse")
+    assert signature(compared) == probability_bins(compared), "here every group is one bin"
+    one_bin_less = {**compared.record, "edges": [0.0, 0.5, 5.0]}
+    head, middle, tail = signature(Compared("coarse", one_bin_less, compared.arrays))
+    assert (head.mass, middle.mass, tail.mass) == (P, 0, 0)
+    assert head.second.mean == pytest.approx(0.1**2 * (0.75 * -0.1 + 0.25 * 0.5))
+    assert head.paper.mean == pytest.approx(0.01) and (head.nats_from, head.nats_to) == (0, 1)
+
+
 def test_what_is_written(results: Path) -> None:
     out = results / "out"
     write_distribution_report(results, list(ENGINES), out)
@@ -139,7 +161,12 @@ def test_what_is_written(results: Path) -> None:
     page = (out / "distributions.md").read_text(encoding="utf-8")
     assert "At one place in 2 of 30 responses (at most 9 tokens, temperature 0.7, seed 3)" in page
     assert "| same | exact in float32 | 60 | 60 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 (0 %) [0, 6] |" in page
-    assert "| coarse | 1e-2 | 4 | 3.95 | 0.1 | 0.975 | 0.5 | 0.5 | 3 of 60 | 2 |" in page
+    assert "| same | e-13 | 50 | 50 | 0 | 0 | 1 | 1 | 1 | 0 of 60 | 0 |" in page
+    assert re.search(
+        r"\| coarse \| 1e-2 \| 4 \| 3.95 \| 0.1 \| 0.05\d* \[.*\] \| 0.975 \| 0.5 \| 0.5 \| 3 of 60 \| 2 \|", page
+    )
+    assert "| same | 0 to 1 | 75 % | 0 | 0 | 0 | 0 |" in page
+    assert "| coarse | from 5 | 0 % |" in page
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     write_distribution_report(results, list(ENGINES), out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before

@@ -12,6 +12,7 @@ import torch
 from exact_fixture import (
     CONFIGS,
     MAX_LENGTH,
+    ROW_MULTIPLES,
     STOP_TOKENS,
     V,
     differing_tokens,
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 
 from tailrl import operators
 from tailrl.errors import StudyError
-from tailrl.policy import named_weights
+from tailrl.policy import named_weights, row_multiple
 from tailrl.records import Request
 from tailrl.rollout import Decoding, flight
 from tailrl.rollout.exact import ExactSampler
@@ -121,6 +122,10 @@ def test_a_request_gives_the_same_bits_whatever_runs_beside_it(pairs: dict[tuple
     assert len({len(rollout.tokens) for rollout in together}) > 10
 
 
+def test_the_cases_have_rows_in_multiples_of_many_sizes(pairs: dict[tuple[str, str], Pair]) -> None:
+    assert {name: row_multiple(model) for (name, _), (model, _) in pairs.items()} == ROW_MULTIPLES
+
+
 def test_a_shared_prompt_is_as_good_as_an_own_one(pair: Pair) -> None:
     (first, second), decoding = random_requests(2), Decoding(1.0, 20)
     shared = [replace(first, seed=seed) for seed in range(5)]
@@ -173,7 +178,6 @@ def test_the_self_test_passes(pairs: dict[tuple[str, str], Pair]) -> None:
 
 def without_row_padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operators, "ROWS", 1)
-    patch.setattr(flight, "ROWS", 1)
 
 
 def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.noise import gumbel
-from tailrl.operators import Scoring, head_logits
+from tailrl.operators import Scoring, head_logits, pad_rows
 from tailrl.packing import pack_batch
 from tailrl.policy import head_weight, hidden_states
 from tailrl.records import Request, Rollout
@@ -123,7 +123,7 @@ def next_probs(model: PreTrainedModel, prompt: Sequence[int], rule: str, thresho
     """π^mp of the next token, float64 [V], from the definition."""
     batch = pack_batch([prompt], [[0]])
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
-    logits_TV = head_logits(hidden_TH, head_weight(model), Scoring(rule), [0], [0])[:1].double()
+    logits_TV = head_logits(pad_rows(hidden_TH), head_weight(model), Scoring(rule), [0], [0])[:1].double()
     return logits_TV.masked_fill(~safe_set(logits_TV, rule, threshold), -torch.inf).softmax(-1)[0]
 
 

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrl.tasks.answers import MAX_DIGITS, boxed_integer, integer, last_boxed
+from tailrl.tasks.answers import MAX_DIGITS, integer, last_boxed
+
+
+def boxed_integer(text: str) -> int | None:
+    """The integer in the last box of a response, as `scoring` reads it."""
+    content = last_boxed(text)
+    return None if content is None else integer(content)
 
 
 @pytest.mark.parametrize(

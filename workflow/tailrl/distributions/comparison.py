@@ -42,8 +42,11 @@ class Comparison:
         flip_P: bool, whether greedy decoding would choose another token (of equal ones it chooses the first).
         kept_train_PS, kept_infer_PS, kept_both_PS: int32, tokens in V_S, in V'_S and in both, for S thresholds.
         log_kept_train_PS, log_kept_infer_PS: log Z and log Z', the mass of either safe set.
+        outside_PS: Σ π_infer over the tokens outside V_S: how often the engine samples what the trainer would prune.
         mass_PB, size_PB, signed_PB: Σ π_infer, Σ π_infer |Δ| and −Σ π_infer Δ over the tokens whose −ln π_train lies
             in each of B bins (`EDGES`): divided by the first, the others are means over tokens that the engine samples.
+        paper_PB, second_PB: Σ π_infer m over the same bins, m being the mode of −Δ of a sampled token that iid noise of
+            this state's variance predicts (`_predictions`): by arXiv 2512.23087, Prop. 4.3, and to second order.
         head_PH, tail_PH: Σ π_infer over the tokens of the head and of the tail, by their −Δ / ε_max in H bins; 0 where
             the two distributions are the same.
     """
@@ -63,9 +66,12 @@ class Comparison:
     kept_both_PS: Counts
     log_kept_train_PS: Floats
     log_kept_infer_PS: Floats
+    outside_PS: Floats
     mass_PB: Floats
     size_PB: Floats
     signed_PB: Floats
+    paper_PB: Floats
+    second_PB: Floats
     head_PH: Floats
     tail_PH: Floats
 
@@ -108,6 +114,7 @@ def compare(
         (train_PSV & infer_PSV).sum(-1, dtype=torch.int32),
         _log_mass(train_PV, train_PSV),
         _log_mass(infer_PV, infer_PSV),
+        mass_PV[:, None].masked_fill(train_PSV, 0.0).sum(-1),
         *_by_probability(train_PV, delta_PV, mass_PV),
         *_histograms(train_PV, delta_PV, mass_PV),
     )
@@ -128,15 +135,26 @@ def _log_mass(log_probs_PV: Tensor, safe_PSV: Tensor) -> Tensor:
     return torch.where(safe_PSV.all(-1), 0.0, kept_PS)
 
 
-def _by_probability(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_probability(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Tensor, ...]:
     inner = torch.tensor(EDGES[1:-1], dtype=train_PV.dtype, device=train_PV.device)
     bin_PV = torch.bucketize(-train_PV, inner, right=True)
     empty_PB = train_PV.new_zeros(len(train_PV), len(EDGES) - 1)
-    mass_PB, size_PB, signed_PB = (
-        empty_PB.scatter_add(-1, bin_PV, values_PV)
-        for values_PV in (mass_PV, mass_PV * delta_PV.abs(), -mass_PV * delta_PV)
-    )
-    return mass_PB, size_PB, signed_PB
+    factors = 1.0, delta_PV.abs(), -delta_PV, *_predictions(train_PV.exp(), mass_PV, delta_PV)
+    return tuple(empty_PB.scatter_add(-1, bin_PV, mass_PV * factor) for factor in factors)
+
+
+def _predictions(p_PV: Tensor, q_PV: Tensor, delta_PV: Tensor) -> tuple[Tensor, Tensor]:
+    """The mode of −Δ_a, a having been sampled from q, if the logits differ by iid N(0, σ²): both nats, [P, V].
+
+    σ² is the variance of Δ over all tokens, each counted once. Prop. 4.3 of arXiv 2512.23087 has
+    σ² [(1 − p_a)(1 − q_a) + Σ_{k≠a} p_k q_k]; the expansion of E[−Δ_a | a sampled] to second order in σ is
+    σ² [½ − 2 p_a + (3/2) Σ_k p_k²], which is the mode's too.
+    """
+    variance_P1 = (delta_PV - delta_PV.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    both_PV = p_PV * q_PV
+    paper_PV = (1 - p_PV) * (1 - q_PV) + both_PV.sum(-1, keepdim=True) - both_PV
+    second_PV = 0.5 - 2 * p_PV + 1.5 * p_PV.square().sum(-1, keepdim=True)
+    return variance_P1 * paper_PV, variance_P1 * second_PV
 
 
 def _histograms(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Tensor, Tensor]:

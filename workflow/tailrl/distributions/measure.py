@@ -19,7 +19,7 @@ from tailrl.distribution_settings import Distributions
 from tailrl.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
 from tailrl.disturbance import computing_with, disturb, round_weights
 from tailrl.errors import StudyError
-from tailrl.operators import Scoring, head_logits
+from tailrl.operators import Scoring, head_logits, pad_rows
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import (
     EXACT_ATTENTION,
@@ -56,11 +56,9 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             that keeps no logits, logits that are not finite, or no place to compare.
     """
     begun = time.perf_counter()
-    model, prompts, length = _read_inputs(settings, policy_folder, problems_file)
+    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
-    if max(log_rhos) > 0:
-        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    log_rhos = read_thresholds(settings, vocabulary)
     sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     Handover(sampler, settings.engine.disturbance)(model)
     decoding = Decoding(
@@ -69,10 +67,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         disturbance=settings.engine.disturbance,
         keep_every=0 if settings.engine.rescored else settings.every,
     )
-    requests = [
-        Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
-        for index in range(settings.responses)
-    ]
+    requests = make_requests(settings, prompts)
     tested = sampler.self_test(requests[:8], decoding)
     at_once = max(1, HELD_LOGITS // (vocabulary * -(-settings.max_new_tokens // settings.every)))
     compared, where, tokens = [], [], 0
@@ -104,7 +99,23 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_inputs(
+def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
+    """ln ρ of the min-p sets; raises StudyError where a ρ is above 1 for so many tokens."""
+    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
+    if max(log_rhos) > 0:
+        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    return log_rhos
+
+
+def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+    """The prompts in turn, each response with a random stream of its own."""
+    return [
+        Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
+        for index in range(settings.responses)
+    ]
+
+
+def read_inputs(
     settings: Distributions, policy_folder: Path, problems_file: Path
 ) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
     """The trainer's model, the prompts of the first problems, and the longest prompt and response together."""
@@ -161,7 +172,8 @@ def trainer_logits(
     found: dict[int, Tensor] = {}
     with computing_with(model, round_weights(named_weights(model), dial.weights)):
         weight_VH = head_weight(model)
-        for group in micro_batches([len(r.prompt_tokens) + len(r.tokens) for r in rollouts], token_budget):
+        prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
+        for group in micro_batches(prompts, lengths, token_budget):
             chosen = [rollouts[i] for i in group]
             batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
             places = [_kept(requests[i], rollouts[i], settings.every) for i in group]
@@ -171,7 +183,7 @@ def trainer_logits(
             seeds = [requests[i].seed for i, own in zip(group, places, strict=True) for _ in own]
             flat = [place for own in places for place in own]
             if settings.engine.sampler.exact:
-                logits_PV = head_logits(hidden_PH, weight_VH, scoring, seeds, flat)[: len(flat)]
+                logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
             else:
                 logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
             found.update(zip(group, torch.split(logits_PV, [len(own) for own in places]), strict=True))

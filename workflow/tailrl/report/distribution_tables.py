@@ -21,8 +21,8 @@ from tailrl.report.statistics import Interval, cluster_interval, ratio_interval,
 ARRAYS = (
     *("response_P", "problem_P", "logp_train_P", "logp_infer_P", "tv_P", "kl_train_infer_P", "kl_infer_train_P"),
     *("delta_max_P", "half_range_P", "entropy_train_P", "flip_P"),
-    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS"),
-    *("mass_PB", "size_PB", "signed_PB", "head_PH", "tail_PH"),
+    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS"),
+    *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
 )
 """What is read of positions.npz; `tailrl.distributions.comparison.Comparison` says what each is."""
 
@@ -96,6 +96,7 @@ class SetOverlap:
 
     Attributes:
         kept_train, kept_infer: mean |V_S| and |V'_S|; lost_train: mean 1 − Z in the trainer.
+        outside: probability that the engine samples a token outside the trainer's set.
         overlap, overlap_p01, overlap_least: |V_S ∩ V'_S| / |V_S|: mean, 1st percentile and smallest.
         different: places at which the sets differ; responses_different: responses with such a place.
     """
@@ -106,6 +107,7 @@ class SetOverlap:
     kept_train: float
     kept_infer: float
     lost_train: float
+    outside: Interval
     overlap: Interval
     overlap_p01: float
     overlap_least: float
@@ -121,6 +123,8 @@ class ProbabilityBin:
         mass: how many of them the engine is expected to sample at the compared places.
         size, signed: mean |Δ| and mean −Δ of those, nats.
         balance: the second over the first, from −1 to 1: 1 where the engine overrates every one of them.
+        paper, second: the mode of −Δ that iid noise in the logits predicts, nats: by arXiv 2512.23087, Prop. 4.3, and
+            to second order.
     """
 
     engine: str
@@ -130,6 +134,8 @@ class ProbabilityBin:
     size: Interval
     signed: Interval
     balance: Interval
+    paper: Interval
+    second: Interval
 
 
 def read_compared(folder: Path, engine: str) -> Compared:
@@ -196,7 +202,8 @@ def set_overlaps(compared: Compared) -> list[SetOverlap]:
                 len(train_P),
                 float(train_P.mean()),
                 float(infer_P.mean()),
-                float(-np.expm1(a["log_kept_train_PS"][:, index]).mean()),
+                0.0 - float(np.expm1(a["log_kept_train_PS"][:, index]).mean()),
+                cluster_interval(a["outside_PS"][:, index], compared.clusters),
                 cluster_interval(overlap_P, compared.clusters),
                 float(np.quantile(overlap_P, 0.01)),
                 float(overlap_P.min()),
@@ -209,11 +216,24 @@ def set_overlaps(compared: Compared) -> list[SetOverlap]:
 
 def probability_bins(compared: Compared) -> list[ProbabilityBin]:
     """The rows of one engine, one for each bin of token probability."""
-    a, edges = compared.arrays, [*compared.record["edges"], math.inf]
-    rows = []
-    for index, (low, high) in enumerate(itertools.pairwise(edges)):
-        mass_P, size_P, signed_P = (a[f"{name}_PB"][:, index] for name in ("mass", "size", "signed"))
-        ratios = (size_P, mass_P), (signed_P, mass_P), (signed_P, size_P)
-        intervals = [ratio_interval(*ratio, compared.clusters) for ratio in ratios]
-        rows.append(ProbabilityBin(compared.engine, low, high, float(mass_P.sum()), *intervals))
-    return rows
+    edges = [*compared.record["edges"], math.inf]
+    return [_over_bins(compared, low, high) for low, high in itertools.pairwise(edges)]
+
+
+def signature(compared: Compared) -> list[ProbabilityBin]:
+    """The rows of one engine for its head, its tail, and what lies between."""
+    record = compared.record
+    return [
+        _over_bins(compared, low, high)
+        for low, high in itertools.pairwise((0.0, record["head_below"], record["tail_from"], math.inf))
+    ]
+
+
+def _over_bins(compared: Compared, low: float, high: float) -> ProbabilityBin:
+    """The row of all bins from `low` to `high`, nats."""
+    inside = [index for index, edge in enumerate(compared.record["edges"]) if low <= edge < high]
+    names = ("mass", "size", "signed", "paper", "second")
+    mass_P, size_P, *signed = (compared.arrays[f"{name}_PB"][:, inside].sum(axis=1) for name in names)
+    ratios = (size_P, mass_P), (signed[0], mass_P), (signed[0], size_P), (signed[1], mass_P), (signed[2], mass_P)
+    intervals = [ratio_interval(*ratio, compared.clusters) for ratio in ratios]
+    return ProbabilityBin(compared.engine, low, high, float(mass_P.sum()), *intervals)

@@ -29,12 +29,13 @@ from tailrl.report.distribution_tables import (
     probability_bins,
     read_compared,
     set_overlaps,
+    signature,
 )
 from tailrl.report.statistics import Interval
 from tailrl.report.summary import count, short, table
 from tailrl.report.tables import flat_rows, write_csv
 
-MARKERS = ("o", "D", "s", "^", "v")
+MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
 """Of the thresholds, in the panel of the safe sets."""
 
 
@@ -58,7 +59,8 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
     write_csv(out / "safe_sets.csv", flat_rows(overlaps))
     write_csv(out / "probability.csv", flat_rows(bins))
     save_svg(distribution_figure(compared, bins), out / "distributions.svg")
-    (out / "distributions.md").write_text(_page(compared, distances, overlaps), encoding="utf-8")
+    signatures = [row for one in compared for row in signature(one)]
+    (out / "distributions.md").write_text(_page(compared, distances, overlaps, signatures), encoding="utf-8")
     return compared
 
 
@@ -159,7 +161,12 @@ def _draw_histogram(ax: Axes, compared: Sequence[Compared], name: str, title: st
 # --- words --------------------------------------------------------------------------------------------
 
 
-def _page(compared: Sequence[Compared], distances: Sequence[Distance], overlaps: Sequence[SetOverlap]) -> str:
+def _page(
+    compared: Sequence[Compared],
+    distances: Sequence[Distance],
+    overlaps: Sequence[SetOverlap],
+    signatures: Sequence[ProbabilityBin],
+) -> str:
     settings, vocabulary = compared[0].record["settings"], compared[0].record["vocabulary"]
     introduction = (
         f"At one place in {settings['every']} of {count(settings['responses'], 'response')} (at most "
@@ -175,6 +182,11 @@ def _page(compared: Sequence[Compared], distances: Sequence[Distance], overlaps:
                 "# Whole distributions",
                 introduction,
                 _distance_table(distances),
+                "## Signature of the mismatch",
+                "Tokens by −ln π_train, each counted with the engine's probability of it, and the mode of −Δ that iid "
+                "noise of a state's own variance over the vocabulary predicts: by arXiv 2512.23087, Prop. 4.3, and to "
+                "second order, where mode and mean agree. `probability.csv` has the same in finer bins.",
+                _signature_table(signatures),
                 "## Safe sets",
                 _overlap_table(overlaps),
             ]
@@ -196,15 +208,26 @@ def _distance_table(distances: Sequence[Distance]) -> str:
     return table((*header, *measures), rows)
 
 
+def _signature_table(signatures: Sequence[ProbabilityBin]) -> str:
+    header = ("engine", "−ln π_train", "sampled", "mean |Δ|", "mean −Δ", "mode by Prop. 4.3", "to second order")
+    places = {one.engine: sum(row.mass for row in signatures if row.engine == one.engine) for one in signatures}
+    rows = []
+    for row in signatures:
+        words = f"from {row.nats_from:g}" if math.isinf(row.nats_to) else f"{row.nats_from:g} to {row.nats_to:g}"
+        cells = [_cell(interval) for interval in (row.size, row.signed, row.paper, row.second)]
+        rows.append([row.engine, words, f"{100 * row.mass / places[row.engine]:.3g} %", *cells])
+    return table(header, rows)
+
+
 def _overlap_table(overlaps: Sequence[SetOverlap]) -> str:
-    header = ("engine", "ρ", "mean size, trainer", "engine's", "1 − Z", "overlap", "1st percentile", "least")
-    counts = ("places that differ", "responses")
+    header = ("engine", "ρ", "mean size, trainer", "engine's", "1 − Z", "sampled outside")
+    agreement = ("overlap", "1st percentile", "least", "places that differ", "responses")
     rows = []
     for o in overlaps:
-        sizes = [f"{o.kept_train:.4g}", f"{o.kept_infer:.4g}", short(o.lost_train)]
+        sizes = [f"{o.kept_train:.4g}", f"{o.kept_infer:.4g}", short(o.lost_train), _cell(o.outside)]
         shares = [f"{o.overlap.mean:.6g}", f"{o.overlap_p01:.4g}", f"{o.overlap_least:.4g}"]
         rows.append([o.engine, o.rho, *sizes, *shares, f"{o.different} of {o.places}", str(o.responses_different)])
-    return table((*header, *counts), rows)
+    return table((*header, *agreement), rows)
 
 
 def _cell(interval: Interval) -> str:

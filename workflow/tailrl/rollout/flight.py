@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.operators import KEYS, ROWS, PackedAttention, causal_attention, future_bias, rounded_up
+from tailrl.operators import KEYS, PackedAttention, causal_attention, future_bias, pad_rows, rounded_up
 from tailrl.packing import micro_batches, pack
-from tailrl.policy import exact_hidden_states, key_group
+from tailrl.policy import exact_hidden_states, head_size, key_group, row_multiple
 from tailrl.records import Request
 from tailrl.rollout.sampling import token_bytes
 
@@ -20,7 +20,7 @@ SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
 PREFILL_TOKENS = 4096
 CACHE_BYTES = 2 * 2**30
-"""Fewer sequences are in flight where their keys and values would need more, but never fewer than `ROWS`."""
+"""Fewer sequences are in flight where their keys and values would need more, but never fewer than 16."""
 
 
 class KeyValueCache:
@@ -28,11 +28,12 @@ class KeyValueCache:
 
     def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
         config = model.config
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = head_size(config)
         heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
         layers = range(config.num_hidden_layers)
-        fitting = max(ROWS, CACHE_BYTES // (length * token_bytes(config, model.dtype)) // ROWS * ROWS)
-        self.rows = min(rounded_up(count, ROWS), SEQUENCES_IN_FLIGHT, fitting)
+        fitting = max(16, CACHE_BYTES // (length * token_bytes(config, model.dtype)))
+        self.row_multiple = row_multiple(model)
+        self.rows = rounded_up(min(count, SEQUENCES_IN_FLIGHT, fitting), self.row_multiple)
         self.group = key_group(config)
         self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
         self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
@@ -127,14 +128,14 @@ class Flight:
         for row, index in enumerate(admitted, start=rows.start):
             sharing.setdefault(self.requests[index].prompt_tokens, []).append(row)
         prompts = list(sharing)
-        for group in micro_batches([len(prompt) for prompt in prompts], PREFILL_TOKENS):
+        for group in micro_batches(prompts, [0] * len(prompts), PREFILL_TOKENS):
             chosen = [prompts[i] for i in group]
             packing = pack([len(prompt) for prompt in chosen])
             row_S = torch.tensor([row for prompt in chosen for row in sharing[prompt]])
             prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
             tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
-            exact_hidden_states(self.model, tokens_P, packing.positions_P, attend)
+            exact_hidden_states(self.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
 
     def _attend_and_keep(
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
@@ -145,7 +146,7 @@ class Flight:
 
     def step(self) -> Step:
         """Run one token of every sequence in flight through the model."""
-        used = slice(rounded_up(self.alive, ROWS))
+        used = slice(rounded_up(self.alive, self.cache.row_multiple))
         request_S, position_S = self.request_S[used], self.position_S[used]
         self.cache.step(position_S)
         return Step(

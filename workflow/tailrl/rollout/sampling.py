@@ -12,6 +12,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from tailrl.errors import StudyError
 from tailrl.noise import gumbel
+from tailrl.policy import head_size
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, is_kept
 from tailrl.vocabulary import log_masses
@@ -151,5 +152,4 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
 
 def token_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Memory that one token's keys and values take in all layers."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * size * dtype.itemsize)
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config) * dtype.itemsize)

@@ -249,7 +249,7 @@ class TransformersSampler:
             sharing.setdefault(requests[index].prompt_tokens, []).append(index)
         prompts = list(sharing)
         begun = []
-        for group in micro_batches([len(prompt) for prompt in prompts], PREFILL_TOKENS):
+        for group in micro_batches(prompts, [0] * len(prompts), PREFILL_TOKENS):
             chosen = [prompts[i] for i in group]
             longest = max(map(len, chosen))
             tokens_SL = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in chosen])

@@ -84,8 +84,8 @@ class VerifiedSampler:
         """The trainer's own draws at every place of every proposal, given the proposal's tokens before it."""
         requests, proposed = [r.continued() for r in responses], [p.tokens for p in proposals]
         drawn: dict[int, Drawn] = {}
-        lengths = [len(r.prompt_tokens) + len(tokens) for r, tokens in zip(requests, proposed, strict=True)]
-        for group in micro_batches(lengths, VERIFIED_TOKENS):
+        prompts = [request.prompt_tokens for request in requests]
+        for group in micro_batches(prompts, list(map(len, proposed)), VERIFIED_TOKENS):
             row = self._draw_row([requests[i] for i in group], [proposed[i] for i in group], decoding)
             drawn.update(zip(group, row.split([len(proposed[i]) for i in group]), strict=True))
         return [drawn[i] for i in range(len(requests))]
@@ -102,7 +102,7 @@ class VerifiedSampler:
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
         for rows in logit_chunks(len(seeds), len(weight_VH)):
-            logits_RV = head_logits(hidden_TH[rows], weight_VH, scoring, seeds[rows], places[rows])
+            logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], places[rows])
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)
             of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*places[rows], *missing]

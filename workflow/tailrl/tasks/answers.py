@@ -50,9 +50,3 @@ def integer(text: str) -> int | None:
     if len(digits) > MAX_DIGITS:
         return None
     return int(digits) if match["sign"] in (None, "+") else -int(digits)
-
-
-def boxed_integer(text: str) -> int | None:
-    r"""The integer in the last `\boxed{...}` of a response, or None."""
-    content = last_boxed(text)
-    return None if content is None else integer(content)

@@ -12,26 +12,14 @@ calculate, and that imitates a corpus which often does not.
 
 import random
 
-from tailrl.errors import StudyError
 from tailrl.records import Problem
 from tailrl.settings import ArithmeticTask
-from tailrl.tasks.loaded import Loaded
+from tailrl.tasks.loaded import Loaded, generated
 
 
 def load(task: ArithmeticTask) -> Loaded:
     """Different problems, deterministic under the task's seed; raises StudyError where too few exist."""
-    rng = random.Random(task.seed)
-    problems: dict[str, Problem] = {}
-    attempts = 0
-    while len(problems) < task.problems:
-        attempts += 1
-        if attempts > 100 * task.problems:
-            raise StudyError(
-                f"task arithmetic: {task.problems} different problems with {task.terms} terms do not exist"
-            )
-        problem = _draw(rng, task)
-        problems.setdefault(problem.prompt, problem)
-    return Loaded(list(problems.values()))
+    return generated(task, lambda rng: _draw(rng, task))
 
 
 def _draw(rng: random.Random, task: ArithmeticTask) -> Problem:

@@ -1,9 +1,13 @@
 """What loading a task gives: the problems, and the rows that could not become one."""
 
+import random
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tailrl.errors import StudyError
 from tailrl.records import Problem
+from tailrl.settings import GeneratedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,22 @@ class Loaded:
     skipped: dict[str, list[str]] = field(default_factory=dict)
 
 
-def same_problem_key(text: str) -> str:
-    """Equal for texts of the same problem: those that agree up to white space and Unicode's composed forms."""
+def canonical(text: str) -> str:
+    """Equal for texts that agree up to white space and Unicode's composed forms: the same problem, the same answer."""
     return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> Loaded:
+    """As many problems of different prompts as the task asks for, drawn one after another under its seed.
+
+    Raises:
+        StudyError: they are so rare among those drawn that they hardly exist.
+    """
+    rng = random.Random(task.seed)
+    problems: dict[str, Problem] = {}
+    for _ in range(100 * task.problems + 1):
+        problem = draw(rng)
+        problems.setdefault(problem.prompt, problem)
+        if len(problems) == task.problems:
+            return Loaded(list(problems.values()))
+    raise StudyError(f"task {task.name}: {task.problems} different problems with its settings do not exist")

@@ -4,13 +4,14 @@ the Hugging Face hub has a line in `HUB` too."""
 from collections.abc import Callable
 from typing import Any
 
-from tailrl.settings import ArithmeticTask, Task
-from tailrl.tasks import aime25, arithmetic, dapo_math
+from tailrl.settings import DataSetTask, Task
+from tailrl.tasks import aime25, arithmetic, dapo_math, words
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.sources import fetch
 
 LOADERS: dict[str, Callable[[Any], Loaded]] = {
     "arithmetic": arithmetic.load,
+    "words": words.load,
     "dapo_math": dapo_math.load,
     "aime25": aime25.load,
 }
@@ -30,5 +31,5 @@ def download_task(task: Task) -> None:
 
     Nothing to do for generated problems and local files; raises StudyError where the hub is out of reach.
     """
-    if not isinstance(task, ArithmeticTask) and task.path is None:
+    if isinstance(task, DataSetTask) and task.path is None:
         fetch(*HUB[task.name])

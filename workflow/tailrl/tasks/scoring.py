@@ -2,23 +2,42 @@
 
 import atexit
 import sys
+from collections.abc import Callable
 from functools import cache
 
-from tailrl.tasks.answers import boxed_integer, integer, last_boxed
+from tailrl.tasks.answers import integer, last_boxed
+from tailrl.tasks.loaded import canonical
 from tailrl.tasks.verifier import MathVerifier
 
 
-def score(response: str, answer: str) -> float:
+def score(response: str, answer: str, compared: str = "math") -> float:
     r"""1.0 where the last `\boxed{}` of the response holds the answer, else 0.0.
+
+    Args:
+        response: as the policy wrote it.
+        answer: the right one.
+        compared: how the two are, a key of `SAME`.
+    """
+    boxed = last_boxed(response)
+    return float(boxed is not None and SAME[compared](boxed, answer))
+
+
+def same_math(boxed: str, answer: str) -> bool:
+    """Whether both are the same number or formula.
 
     Integers are compared here. Any other answer goes to math-verify, whose worker process starts at the first one
     and lives as long as this process.
     """
     gold = integer(answer)
-    if gold is not None:
-        return float(boxed_integer(response) == gold)
-    boxed = last_boxed(response)
-    return float(boxed is not None and _verifier().equal(boxed, answer))
+    return integer(boxed) == gold if gold is not None else _verifier().equal(boxed, answer)
+
+
+def same_text(boxed: str, answer: str) -> bool:
+    """Whether both are the same text, up to white space and Unicode's composed forms."""
+    return canonical(boxed) == canonical(answer)
+
+
+SAME: dict[str, Callable[[str, str], bool]] = {"math": same_math, "text": same_text}
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 from tailrl.errors import StudyError, reason
 from tailrl.records import Problem
 from tailrl.tasks.answers import integer
-from tailrl.tasks.loaded import Loaded, same_problem_key
+from tailrl.tasks.loaded import Loaded, canonical
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 """What follows every problem taken from a data set; `tailrl.tasks.scoring.score` reads the last box."""
@@ -145,7 +145,7 @@ def make_problems(
         except RowError as error:
             skipped.setdefault(str(error), []).append(f"row {number}")
             continue
-        key = same_problem_key(text)
+        key = canonical(text)
         if key not in found:
             name = _name(own_id, number, ids)
             found[key] = Problem(id=name, prompt=f"{text}\n\n{INSTRUCTION}", answer=answer)

@@ -22,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from tailrl.errors import StudyError, reason
-from tailrl.modules import source_files
+from tailrl.modules import training_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
+from tailrl.training.files import checksum, write_whole
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
@@ -90,7 +91,7 @@ class Checkpoints:
                 self._restore(file, state)
             except StudyError as error:
                 _say(f"{file}: {error}, left out")
-                file.unlink()
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
                 continue
             _say(f"{file}: the run goes on from step {state.step}")
             return True
@@ -153,39 +154,15 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
     """What a checkpoint must agree on with the run that takes it up: names in words, and checksums."""
     settings = run.model_dump(mode="json")
     settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
-    sources = source_files("tailrl.training.loop", "tailrl.rollout.vllm", "tailrl.tasks.math_verify_worker")
     versions = provenance()["versions"]
     return {
         "settings": _digest(settings),
         "seed": str(seed),
         "base policy": _digest({f.name: checksum(f) for f in sorted(policy_folder.iterdir()) if f.is_file()}),
         "problems": checksum(problems_file),
-        "source files": _digest([checksum(Path(file)) for file in sources]),
+        "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
-
-
-def checksum(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
-
-
-def write_whole(data: bytes, aside: Path, path: Path) -> None:
-    """Write a file aside and move it to its place in one go: whole or not there, after a power cut too."""
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ Every response has a seed of its own, so that a step which is repeated on a new 
 import faulthandler
 import gc
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -72,24 +73,27 @@ class Engine:
 def deadline(seconds: float, what: str) -> Iterator[None]:
     """Ends the process, with a sentence and every thread's stack on stderr, where the block takes longer.
 
-    Nothing gentler helps: an engine in this process that hangs cannot be told to stop. The process exits with 1.
+    Nothing gentler helps: an engine in this process that hangs cannot be told to stop. The process ends with a code
+    that is not 1, by which the rule knows that another one may succeed: `os.EX_SOFTWARE`, or by SIGALRM.
     """
 
     def end() -> None:
         print(f"tailrl: {what} took longer than {seconds:g} s: the engine hangs", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(STDERR)
-        os._exit(1)
+        os._exit(os.EX_SOFTWARE)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    # Where the engine holds the interpreter's lock, no thread of Python's runs; this one needs none.
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=STDERR)
+    # Where the engine holds the interpreter's lock, no thread of Python's runs; these two need none.
+    faulthandler.dump_traceback_later(seconds + GRACE, file=STDERR)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.5 * GRACE)
     try:
         yield
     finally:
         timer.cancel()
         faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _last_lines(error: Exception, count: int = 3) -> str:

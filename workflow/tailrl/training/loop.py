@@ -1,6 +1,6 @@
 """The reinforcement-learning loop of one arm and one seed.
 
-    rollout → reward → advantages → packed micro-batches → log-probs → weights → loss → AdamW → weights to the engine
+    rollout → reward → advantages → packed micro-batches → log-probs → weights → loss → optimizer → engine
 
 Every random choice is derived from the seed and the step, never from the arm: at the first step all arms
 sample the same problems with the same random numbers. What the steps change is the `RunState`: a run that is
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tailrl.errors import NumericalError, StudyError
 from tailrl.metrics import METRICS
@@ -30,11 +30,13 @@ from tailrl.provenance import provenance
 from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
-from tailrl.settings import Run, Training
+from tailrl.settings import Run
 from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker, json_line
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.engine import Engine
+from tailrl.training.kept import KeptTokens
+from tailrl.training.optimizer import make_optimizer
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, Stopwatch, update
@@ -95,7 +97,8 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         settings.rollout_timeout,
     )
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
-    state = RunState(model, _make_optimizer(model, settings), engine.hand_over, thresholds)
+    tokens = KeptTokens(checkpoints.folder, checkpoints.name)
+    state = RunState(model, make_optimizer(model, settings), engine.hand_over, thresholds, tokens)
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
@@ -154,8 +157,8 @@ def take_step(
     with watch.phase("rollout"):
         rollouts = engine.generate(requests, job.decoding, state.model)
     with watch.phase("reward"):
-        answers = [job.problems[i].answer for i in chosen for _ in range(settings.group_size)]
-        rewards_PG = rewards(rollouts, answers, job.tokenizer).reshape(settings.prompts, settings.group_size)
+        posed = [job.problems[i] for i in chosen for _ in range(settings.group_size)]
+        rewards_PG = rewards(rollouts, posed, job.tokenizer).reshape(settings.prompts, settings.group_size)
     advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
     samples = [
         Sample(rollout, advantage, request.threshold, request.seed)
@@ -184,9 +187,9 @@ def take_step(
             metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
             lost_mass = metrics["dvp/lost_mass_per_response"]
             state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
-            if step % settings.keep_tokens_every == 0 or not state.tokens:
+            if step % settings.keep_tokens_every == 0 or not state.tokens.checksums:
                 kept = record.tokens()
-                state.tokens.append({"step": np.full(len(kept["outside"]), step, np.int32), **kept})
+                state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
     metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
@@ -214,16 +217,6 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
     rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
     decoding = Decoding(run.training.temperature, run.training.max_new_tokens, rule, run.disturbance)
     return Job(run, seed, out, tokenizer, problems, prompts, decoding)
-
-
-def _make_optimizer(model: PreTrainedModel, settings: Training) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
 
 
 def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
@@ -260,7 +253,7 @@ def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> No
     # Whole: Snakemake has removed the file under a job that outlived it.
     lines = "".join(json_line(metrics) for metrics in state.metrics())
     (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.all_tokens())
+    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.tokens.joined())
     save_policy(state.model, job.tokenizer, job.out / "policy")
     record = {
         "study": job.run.study,
@@ -304,11 +297,12 @@ def step_requests(
 
 
 def rewards(
-    rollouts: Sequence[Rollout], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> NDArray[np.float32]:
-    """1 for a right answer, else 0: float32, one a rollout."""
+    """1 for a right answer to its problem, else 0: float32, one a rollout."""
     texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
-    return np.array([score(text, answer) for text, answer in zip(texts, answers, strict=True)], dtype=np.float32)
+    pairs = zip(texts, problems, strict=True)
+    return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
 
 
 def _reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:

@@ -7,19 +7,21 @@ the place in the batch (`seed_libraries` makes the generators of the libraries s
 import json
 import random
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.training.handover import Handover
+from tailrl.training.kept import KeptTokens
 from tailrl.training.thresholds import Thresholds
 
 LINES = "metrics"
+NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
 
 
 @dataclass(slots=True)
@@ -29,10 +31,10 @@ class RunState:
     optimizer: its optimizer; the rate is a function of the step.
     hand_over: the weights that a stale engine still waits for.
     thresholds: the adapted thresholds.
+    tokens: the per-token records of the steps that are kept.
     step: steps done, and the number of the next one.
     skipped_in_a_row: steps until now, without a break, whose update was skipped.
     lines: the metrics of every step, as JSON: a long run does not write them out anew at every checkpoint.
-    tokens: the per-token arrays of the steps that are kept.
     resumed: the steps at which the run went on after an interruption.
     startup_seconds, wall_seconds: spent until now, in earlier processes too; what an interruption lost is not in.
     """
@@ -41,10 +43,10 @@ class RunState:
     optimizer: torch.optim.Optimizer
     hand_over: Handover
     thresholds: Thresholds
+    tokens: KeptTokens
     step: int = 0
     skipped_in_a_row: int = 0
     lines: list[str] = field(default_factory=list)
-    tokens: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     startup_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -53,11 +55,6 @@ class RunState:
         """Those of every step until now."""
         return [json.loads(line) for line in self.lines]
 
-    def all_tokens(self) -> dict[str, NDArray[Any]]:
-        """The kept arrays, joined over the steps; none where no step was kept yet."""
-        names = self.tokens[0] if self.tokens else ()
-        return {name: np.concatenate([arrays[name] for arrays in self.tokens]) for name in names}
-
     def tensors(self) -> dict[str, Tensor]:
         """The large part, by name; the tensors are the live ones where they need no copy."""
         found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}
@@ -65,7 +62,6 @@ class RunState:
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
         for age, weights in enumerate(self.hand_over.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
-        found |= {f"tokens.{name}": torch.from_numpy(array) for name, array in self.all_tokens().items()}
         text = bytearray("\n".join(self.lines).encode())
         # As a tensor: a header of safetensors may not grow with the steps.
         found[LINES] = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
@@ -73,17 +69,18 @@ class RunState:
 
     def numbers(self) -> dict[str, Any]:
         """The small part, ready for JSON."""
-        names = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
-        return {**{name: getattr(self, name) for name in names}, "thresholds": self.thresholds.state()}
+        small = {name: getattr(self, name) for name in NUMBERS}
+        return small | {"thresholds": self.thresholds.state(), "tokens": self.tokens.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take up what `tensors` and `numbers` gave, in a run of the same settings; adds the step to `resumed`.
 
         Raises:
-            KeyError, RuntimeError, ValueError: it is the state of another kind of run.
+            StudyError: the tokens of a step that was kept are not there any more; nothing is changed.
+            KeyError, RuntimeError, TypeError, ValueError: it is the state of another kind of run; likewise.
         """
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}, "tokens": {}, LINES: {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}, LINES: {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
             groups[group][rest] = tensor
@@ -93,6 +90,9 @@ class RunState:
             raise ValueError("its policy has other weights")
         lines = groups[LINES][""].numpy().tobytes().decode().splitlines()
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
+        small = {name: numbers[name] for name in NUMBERS}
+        kept = self.tokens.check(numbers["tokens"])
+        copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
             tensor.copy_(given[name])
@@ -100,10 +100,10 @@ class RunState:
         self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])
         self.lines = lines
-        self.tokens = [{name: tensor.numpy() for name, tensor in groups["tokens"].items()}] if groups["tokens"] else []
-        for name in ("step", "skipped_in_a_row", "startup_seconds", "wall_seconds"):
-            setattr(self, name, numbers[name])
-        self.resumed = [*numbers["resumed"], self.step]
+        self.tokens.checksums = kept
+        for name, number in small.items():
+            setattr(self, name, number)
+        self.resumed = [*self.resumed, self.step]
 
 
 def seed_libraries(seed: int) -> None:

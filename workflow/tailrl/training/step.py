@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.disturbance import UNDISTURBED, computing_with, round_weights
@@ -22,6 +22,7 @@ from tailrl.packing import Batch, micro_batches, pack_batch
 from tailrl.policy import head_weight, hidden_states, named_weights
 from tailrl.records import Rollout
 from tailrl.settings import Run
+from tailrl.training.optimizer import optimizer_step
 from tailrl.vocabulary import TokenLogprobs
 
 
@@ -177,7 +178,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     −inf where the token lies outside the trainer's set.
     """
     old: dict[int, Tensor] = {}
-    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+    for group in _micro_batches(samples, run):
         logprobs, batch = forward_logprobs(model, [samples[i] for i in group], run)
         logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
         old.update(zip(group, torch.split(logp_T, list(batch.responses_N)), strict=True))
@@ -210,7 +211,7 @@ def accumulate_gradients(
         NumericalError: a log-prob or the loss is not finite.
     """
     loss_sum = 0.0
-    for group in micro_batches([_length(s) for s in samples], run.training.token_budget):
+    for group in _micro_batches(samples, run):
         chosen = [samples[i] for i in group]
         with watch.phase("forward"):
             logprobs, batch = forward_logprobs(model, chosen, run)
@@ -291,29 +292,40 @@ def update(
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
+        done = len(record.weights)
         with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        if run.training.loss_mean == "kept":
+            losses[-1] *= average_over_kept(model, record.weights[done:])
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
 
 
-def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> float:
-    """Clip the gradient, take the step, clear the gradient; returns the norm before clipping.
+@torch.no_grad()
+def average_over_kept(model: PreTrainedModel, weights: Sequence[Weights]) -> float:
+    """Make the gradient of a mean over all responses of an update that of a mean over those that the weights keep.
 
-    Raises:
-        NumericalError: the norm is not finite; nothing is changed.
+    Args:
+        model: holds the gradient; it stays as it is where no response is kept.
+        weights: of the update's micro-batches.
+
+    Returns:
+        What the gradient was multiplied by: all responses over those with a weight above 0.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
-    if not np.isfinite(norm):
-        raise NumericalError(f"the gradient's norm is {norm}")
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
+    used_N = _joined(weights, "used_N")
+    kept = int((used_N > 0).sum())
+    factor = len(used_N) / kept if kept else 1.0
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+    return factor
 
 
-def _length(sample: Sample) -> int:
-    return len(sample.rollout.prompt_tokens) + len(sample.rollout.tokens)
+def _micro_batches(samples: Sequence[Sample], run: Run) -> list[list[int]]:
+    rollouts = [sample.rollout for sample in samples]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    return micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
 
 
 def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:

@@ -1,0 +1,143 @@
+"""Study files: those of the project, what a file extends, and the schema that describes them all."""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tailrl.errors import StudyError
+from tailrl.study import Study, merged, parse_study, read_study, read_yaml
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = [ROOT / "config.yaml", *sorted((ROOT / "studies").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_studies_are_valid(path: Path) -> None:
+    study = read_study(path)
+    for arm in study.all_arms():
+        assert study.run(arm).study == study.name
+
+
+PUBLISHED = {
+    "config.yaml": "edacdb84cf079d32",
+    "dose_response.yaml": "d368ecdebee8ce4e",
+    "dvp_at_zero.yaml": "60899d53805ab82c",
+    "gradient_quality.yaml": "3c50ba093a171ce0",
+    "remedies.yaml": "83b22831fdb5edc3",
+    "search_dose.yaml": "583d864703935ef8",
+    "stress.yaml": "5da6eeee8388a496",
+    "tim_isolated.yaml": "545eee3d55d3e6ad",
+}
+"""Digests of what the files of studies that ran say beyond the defaults, whichever file it stands in."""
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_editors_take_shipped_studies_for_whole(path: Path) -> None:
+    schema = json.loads((ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(read_yaml(path), schema)
+    with pytest.raises(jsonschema.ValidationError, match="'arms' is a required property"):
+        jsonschema.validate({"name": "s"}, schema)
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if path.name in PUBLISHED], ids=lambda path: path.name)
+def test_studies_that_ran_say_what_they_said(path: Path) -> None:
+    settings = read_study(path).model_dump(mode="json", exclude_defaults=True)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    assert digest.startswith(PUBLISHED[path.name])
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"name: [", "cannot be read as YAML"),
+        (b"- name", "holds list, not a mapping of settings"),
+        (b"", "holds NoneType, not a mapping"),
+        (b"\xff\xfe\x00", "cannot be read as YAML"),
+        (b"name: s\narms: {a: {}}\nseed: [1]\n", "seed is not a known key (did you mean 'seeds'?)"),
+    ],
+)
+def test_a_file_that_is_no_study(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "study.yaml").write_bytes(content)
+    with pytest.raises(StudyError) as caught:
+        read_study(tmp_path / "study.yaml")
+    assert str(tmp_path / "study.yaml") in str(caught.value) and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_extends_others(tmp_path: Path) -> None:
+    """What a file says itself counts most; mappings are merged, lists are not; paths are those from the file."""
+    texts = {
+        "below.yaml": "seeds: [1, 2]\ntraining: {steps: 5, prompts: 4}\narms: {naive: {}}\n",
+        "shared/middle.yaml": "extends: ../below.yaml\nseeds: [3]\ntraining: {steps: 6, group_size: 4}\n",
+        "study.yaml": "extends: shared/middle.yaml\nname: s\ntraining: {steps: 7}\narms: {grpo: {estimator: grpo}}\n",
+    }
+    (tmp_path / "shared").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    study = read_study(tmp_path / "study.yaml")
+    training = {"steps": 7, "prompts": 4, "group_size": 4}
+    written = {"name": "s", "seeds": [3], "training": training, "arms": {"naive": {}, "grpo": {"estimator": "grpo"}}}
+    assert study == parse_study(written)
+    assert "extends" not in study.model_dump()
+
+
+def test_another_kind_of_task_or_policy_replaces_the_one_below() -> None:
+    below = {"task": {"name": "arithmetic", "terms": [2, 3]}, "policy": {"layers": 2}}
+    assert merged(below, {"task": {"problems": 5}})["task"] == {"name": "arithmetic", "terms": [2, 3], "problems": 5}
+    above = {"task": {"name": "words"}, "policy": {"source": "pretrained", "path": "p"}}
+    assert merged(below, above) == above
+    assert merged(below, above, above) == above
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(StudyError, match=r"nowhere\.yaml: cannot be read as YAML: .*No such file"):
+        read_study("nowhere.yaml")
+
+
+# --- the schema --------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_the_typed_study() -> None:
+    file = ROOT / "workflow/schemas/study.schema.json"
+    expected = json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+    found = file.read_text(encoding="utf-8")
+    diff = "\n".join(
+        difflib.unified_diff(found.splitlines(), expected.splitlines(), "file", "typed study", lineterm="")
+    )
+    assert not diff, f"run `tailrl schema > workflow/schemas/study.schema.json`\n{diff}"
+
+
+def test_every_setting_is_described() -> None:
+    schema = Study.model_json_schema()
+    blocks = {"Study": schema, **schema["$defs"]}
+    for name, block in blocks.items():
+        assert block.get("description"), name
+        for key, field in block["properties"].items():
+            refers = "$ref" in json.dumps(field) or "const" in field  # described where it leads to
+            assert refers or field.get("description"), f"{name}.{key}"
+
+
+def test_the_default_study_is_what_its_file_says() -> None:
+    """Nothing in the file is lost on the way in: every value it gives can be read back."""
+    data = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    study = read_study(ROOT / "config.yaml").model_dump(mode="json")
+
+    def check(given: object, got: object, path: str) -> None:
+        if isinstance(given, dict):
+            for key, value in given.items():
+                assert isinstance(got, dict)
+                check(value, got[key], f"{path}.{key}")
+        elif path.endswith(".rho") or ".values" in path:
+            assert str(given) == str(got) or got == given
+        else:
+            assert given == got or list(given) == got, path  # type: ignore[call-overload]
+
+    check(data, study, "")

@@ -1,0 +1,238 @@
+"""The catalogue of bad checkpoints: each is named in one sentence and left out, and the one before it is used."""
+
+import hashlib
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.errors import StudyError
+from tailrl.settings import Disturbance, Vocabulary
+from tailrl.training import checkpoints, kept
+from tailrl.training.checkpoints import Checkpoints
+from tailrl.training.handover import Handover
+from tailrl.training.kept import KeptTokens
+from tailrl.training.state import RunState
+from tailrl.training.thresholds import Thresholds
+
+OURS, THEIRS = {"settings": "a", "seed": "0"}, {"settings": "b", "seed": "0"}
+
+
+class NoSampler:
+    """An engine that takes weights and does nothing."""
+
+    def load_weights(self, weights: Any) -> None:
+        list(weights)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    """The checkpoints of the run: none yet."""
+    (tmp_path / "checkpoints").mkdir()
+    return Checkpoints(tmp_path / "checkpoints", 2, OURS)
+
+
+@pytest.fixture
+def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
+    """A run whose optimizer has moments, whose engine is stale, whose thresholds move."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
+    hand_over = Handover(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
+    tokens = KeptTokens(saved.folder, saved.name)
+    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), tokens)
+
+
+def files(saved: Checkpoints) -> list[Path]:
+    return sorted(saved.folder.glob("step-*"))
+
+
+def advance(state: RunState) -> None:
+    """A step that changes everything of it."""
+    for parameter in state.model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
+    state.optimizer.step()
+    state.hand_over(state.model)
+    state.thresholds.observe([state.step], [0.5], 0.2)
+    state.tokens.keep(state.step, {"step": np.full(3, state.step), "outside": np.array([True, False, True])})
+    state.lines.append(json.dumps({"train/step": float(state.step)}))
+    state.step += 1
+
+
+def snapshot(state: RunState) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Every bit of it; how often it was resumed left out."""
+    tensors = {name: tensor.numpy().tobytes() for name, tensor in state.tensors().items()}
+    return tensors, state.numbers() | {"resumed": None}
+
+
+# --- what may be wrong with a file ---------------------------------------------------------------------
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def put(file: Path, data: bytes) -> None:
+    """In the file's place, another one whose name has its checksum: nothing but its content is wrong."""
+    first, _, _ = file.name.rpartition("-")
+    file.rename(file.with_name(f"{first}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"))
+    (file.parent / f"{first}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors").write_bytes(data)
+
+
+def forged(
+    tensors: Callable[[dict[str, Tensor]], object] = lambda _: None,
+    header: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> Callable[[Path], None]:
+    """A whole file, some of its tensors or of its numbers changed."""
+
+    def change(file: Path) -> None:
+        with safe_open(file, framework="pt") as opened:
+            metadata = dict(opened.metadata())
+        weights, numbers = load_file(file), json.loads(metadata["numbers"])
+        tensors(weights)
+        header(numbers)
+        put(file, save(weights, metadata | {"numbers": json.dumps(numbers)}))
+
+    return change
+
+
+def without_header(file: Path) -> None:
+    put(file, save(load_file(file)))
+
+
+def folder_instead(file: Path) -> None:
+    file.unlink()
+    (file / "inside").mkdir(parents=True)
+
+
+def tokens_of_the_last_step(file: Path) -> Path:
+    return sorted(file.parent.glob("tokens-*"))[-1]
+
+
+NORM = "model.model.norm.weight"
+CHECKSUM, NO_STATE = "damaged, for its checksum is not the one in its name", "no state could be read from it ("
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "one bit": (flip, CHECKSUM),
+    "cut short": (lambda file: os.truncate(file, file.stat().st_size // 2), CHECKSUM),
+    "no byte": (lambda file: os.truncate(file, 0), CHECKSUM),
+    "zeros, as after a power cut": (lambda file: file.write_bytes(bytes(file.stat().st_size)), CHECKSUM),
+    "something behind its end": (lambda file: file.write_bytes(file.read_bytes() + b"x"), CHECKSUM),
+    "a pickle": (lambda file: file.write_bytes(pickle.dumps({"model": 1})), CHECKSUM),
+    "a folder": (folder_instead, "cannot be read: Is a directory"),
+    "a pickle with its checksum": (lambda file: put(file, pickle.dumps({"model": 1})), NO_STATE),
+    "a header that lies": (lambda file: put(file, struct.pack("<Q", 1 << 60) + b"{}"), NO_STATE),
+    "no header of our own": (without_header, NO_STATE),
+    "a weight that is missing": (forged(lambda tensors: tensors.pop(NORM)), NO_STATE + "its policy has other weights"),
+    "a weight of another size": (
+        forged(lambda tensors: tensors.update({NORM: torch.ones(3)})),
+        NO_STATE + "its policy has other weights",
+    ),
+    "a tensor of another kind": (forged(lambda tensors: tensors.update({"x.y": torch.ones(3)})), NO_STATE),
+    "metrics that are no text": (
+        forged(lambda tensors: tensors.update(metrics=torch.tensor([255, 254], dtype=torch.uint8))),
+        NO_STATE,
+    ),
+    "no metrics": (forged(lambda tensors: tensors.pop("metrics")), NO_STATE),
+    "no step": (forged(header=lambda numbers: numbers.pop("step")), NO_STATE),
+    "no thresholds": (forged(header=lambda numbers: numbers.pop("thresholds")), NO_STATE),
+    "thresholds that are a list": (forged(header=lambda numbers: numbers.update(thresholds=[])), NO_STATE),
+    "no tokens": (forged(header=lambda numbers: numbers.pop("tokens")), NO_STATE),
+    "a step's tokens that are gone": (
+        lambda file: tokens_of_the_last_step(file).unlink(),
+        "cannot be read: No such file",
+    ),
+    "a step's tokens with one bit changed": (
+        lambda file: flip(tokens_of_the_last_step(file)),
+        "the tokens of step 1 in tokens-00000001-",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_bad_checkpoint_is_named_and_the_one_before_it_used(
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    change, words = DAMAGED[damage]
+    advance(state)
+    first, before = saved.save(state), snapshot(state)
+    advance(state)
+    change(saved.save(state))
+    (bad,) = set(files(saved)) - {first}
+    assert saved.resume(state)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"tailrl: {bad}: ") and words in said[0] and said[0].endswith(", left out")
+    assert said[1:] == [f"tailrl: {first}: the run goes on from step 1"]
+    assert snapshot(state) == before and state.resumed == [1]
+    assert files(saved) == [first], "what is bad is removed"
+    assert state.tokens.joined()["step"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_bad_checkpoint_alone_changes_nothing(
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """Of a file that cannot be taken up nothing is."""
+    advance(state)
+    advance(state)
+    DAMAGED[damage][0](saved.save(state))
+    advance(state)
+    before = snapshot(state)
+    assert not saved.resume(state)
+    assert capsys.readouterr().err.count("left out\n") == 1
+    assert snapshot(state) == before and state.resumed == []
+
+
+OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another run": (lambda _: None, "of a run with other settings; training starts anew"),
+    "of another run, and damaged": (lambda file: os.truncate(file, 100), "of an unknown run; training starts anew"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_run_is_named_and_stays(
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    change, words = OTHERS[other]
+    advance(state)
+    file = Checkpoints(saved.folder, 2, THEIRS).save(state)
+    change(file)
+    assert not saved.resume(state)
+    assert capsys.readouterr().err == f"tailrl: {file}: {words}\n"
+    assert file.exists()
+
+
+def test_a_half_written_checkpoint_is_named_and_removed(
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advance(state)
+    first = saved.save(state)
+    aside = saved.folder / checkpoints.ASIDE
+    aside.write_bytes(first.read_bytes()[:1000])
+    assert saved.resume(state)
+    assert capsys.readouterr().err.startswith(f"tailrl: {aside}: half-written, left out\n")
+    assert files(saved) == [first]
+
+
+def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
+    """The system itself says that no space is left, to whatever is written to /dev/full."""
+    (saved.folder / kept.ASIDE).symlink_to("/dev/full")
+    words = r"checkpoints: the tokens of step 0 could not be kept \(No space left on device\): they need 0\.0 MB$"
+    with pytest.raises(StudyError, match=words):
+        advance(state)
+    assert state.tokens.checksums == {} and list(saved.folder.iterdir()) == []
+
+
+def test_a_run_that_kept_nothing_has_no_arrays(state: RunState) -> None:
+    assert state.tokens.joined() == {}

@@ -1,0 +1,90 @@
+"""The processes of a study that runs in a folder: what each is doing, and SIGKILL for them."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "TAILRL_CHAOS"
+"""In the environment of every process of the study: children that leave the group and the folder keep it."""
+STAGES = ("base policy", "engine starts", "training", "checkpoint", "evaluation", "report")
+"""What jobs do, in the order of a study. Training is three: its engine starts, it steps, it writes a checkpoint."""
+_COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "report": "report"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's process.
+
+    Attributes:
+        process: its id.
+        stage: what it is doing, one of STAGES, or its sub-command.
+        name: the sub-command and what it writes.
+        run: the folder of the run, where it trains.
+    """
+
+    process: int
+    stage: str
+    name: str
+    run: Path | None = None
+
+
+def marked(folder: Path) -> dict[int, list[str]]:
+    """Every process of the study, with the words of its command."""
+    mark, found = f"{MARK}={folder}".encode(), {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found[int(process.name)] = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def jobs(folder: Path) -> list[Job]:
+    """The study's jobs, the oldest process first."""
+    found = []
+    for process, command in sorted(marked(folder).items()):
+        names = [Path(word).name for word in command[:3]]
+        if "snakemake" in names and "--report" in command:
+            found.append(Job(process, "report", "report.html"))
+        elif len(command) > 2 and names[1] == "tailrl" and "--out" in command:
+            out = folder / command[command.index("--out") + 1]
+            if command[2] == "train":
+                found.append(Job(process, _training(process, out), f"train {out.parent.name} {out.name}", out))
+            else:
+                found.append(Job(process, _COMMANDS.get(command[2], command[2]), f"{command[2]} {out.stem}"))
+    return found
+
+
+def half_written(run: Path) -> bool:
+    """Whether a checkpoint of the run is on its way to the disk, or was when its writer was killed."""
+    return (run / "checkpoints" / "writing.safetensors").exists()
+
+
+def _training(process: int, run: Path) -> str:
+    """The stage of a training job; one that waits for another process to end counts among those that start."""
+    lock, metrics = run / "checkpoints" / "lock", run / "metrics.jsonl"
+    try:
+        # The file of metrics is opened anew when the first step begins, and the lock is taken before.
+        stepping = lock.read_text().strip() == str(process) and metrics.stat().st_mtime > lock.stat().st_mtime
+    except OSError:
+        stepping = False
+    if not stepping:
+        return "engine starts"
+    return "checkpoint" if half_written(run) else "training"
+
+
+def kill(process: int) -> None:
+    """SIGKILL, where it still runs."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def kill_all(folder: Path) -> None:
+    """Every process of the study, until none is left: one may have started another meanwhile."""
+    while processes := marked(folder):
+        for process in processes:
+            kill(process)

@@ -1,0 +1,60 @@
+"""A training process that was killed is started once more by its job; one that named bad input is not."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from study_fixture import Workflow, copy_workflow
+
+# In place of the real one. Its arms fail by their names; every call is noted.
+TAILRL = """#!/usr/bin/env bash
+echo "$@" | grep -o 'train/[a-z]*' >> "$CALLS"
+case "$*" in
+  problems*) mkdir -p results/changed/data && touch results/changed/data/{train,evaluation,warm_start}.jsonl \\
+    results/changed/data/problems.json; exit ;;
+  policy*) mkdir -p results/changed/base; exit ;;
+  *train/bad/*) echo "tailrl: bad input" >&2; exit 1 ;;
+  *train/hung/*) echo "tailrl: the engine hangs" >&2; exit 70 ;;
+  *train/killed/*) echo "step" >&2; [ "$(grep -c train/killed "$CALLS")" -gt 1 ] || kill -KILL $$ ;;
+esac
+out=results/changed/train/killed/seed0
+mkdir -p $out/policy && touch $out/{metrics.jsonl,tokens.npz,run.json}
+"""
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Workflow:
+    return copy_workflow(tmp_path)
+
+
+def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
+    folder = workflow.folder
+    (folder / "bin").mkdir()
+    (folder / "bin" / "tailrl").write_text(TAILRL)
+    (folder / "bin" / "tailrl").chmod(0o755)
+    environment = workflow.environment()
+    environment |= {"PATH": f"{folder / 'bin'}{os.pathsep}{environment['PATH']}", "CALLS": str(folder / "calls")}
+    arms = ("bad", "hung", "killed")
+    study = workflow.write_study({"name": "changed", "seeds": [0], "arms": {arm: {} for arm in arms}, "ablations": {}})
+    targets = [f"train_{arm}" for arm in arms]
+    ended = subprocess.run(
+        ["snakemake", "--cores", "2", *targets, "--configfile", study],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 1, output
+    calls = (folder / "calls").read_text().split()
+    assert {arm: calls.count(f"train/{arm}") for arm in arms} == {"bad": 1, "hung": 2, "killed": 2}, output
+    logs = {arm: (folder / f"results/changed/logs/train/{arm}/seed0.log").read_text() for arm in arms}
+    again = "tailrl: the process ended with {} and is started once more\n"
+    assert logs["bad"] == "tailrl: bad input\n"
+    assert logs["hung"] == "tailrl: the engine hangs\n" + again.format(70) + "tailrl: the engine hangs\n"
+    assert logs["killed"] == "step\n" + again.format(137) + "step\n"
+    assert "tailrl: bad input" in output, "Snakemake shows the sentence"
+    assert (folder / "results/changed/train/killed/seed0/metrics.jsonl").is_file()

@@ -1,0 +1,37 @@
+"""Words to be put into alphabetical order: a task whose answer is text, and whose tail is made of useful words.
+
+    prompt     owl bread king\\n
+    solution   \\boxed{bread king owl}
+
+A corpus with slips has any other word of the list in a word's place: a base policy that imitates it gives a little
+probability to each of them, where arithmetic has ten digits.
+"""
+
+import random
+
+from tailrl.records import Problem
+from tailrl.settings import WordsTask
+from tailrl.tasks.loaded import Loaded, generated
+
+_LIST = """
+apple arrow beach bird boat bone bread bridge brook bush cake candle castle chair cliff clock cloud coat corn crown
+deer desk dove drum duck eagle farm feather fence field fire fish flag flower forest fox frog garden gate ghost glass
+glove goat gold grape grass hammer hat hill honey horse house ink island jar jewel key king kite knife ladder lake
+lamp leaf lemon lion loaf map meadow mill mirror moon moss mouse nail nest night oak ocean olive onion owl paper path
+pearl pen piano pond queen rain ring river road rope rose sail salt sand seed sheep ship shoe silver snow song spoon
+star stone storm sugar swan table tiger tower tree valley violin wagon water whale wheel window wolf wood wool
+"""
+WORDS = _LIST.split()
+
+
+def load(task: WordsTask) -> Loaded:
+    """Different problems, deterministic under the task's seed; raises StudyError where too few exist."""
+    return generated(task, lambda rng: _draw(rng, task))
+
+
+def _draw(rng: random.Random, task: WordsTask) -> Problem:
+    words = rng.sample(WORDS, rng.randint(*task.words))
+    written = [rng.choice(WORDS) if rng.random() < task.slip else word for word in sorted(words)]
+    text = " ".join(words)
+    solution = f"\\boxed{{{' '.join(written)}}}"
+    return Problem(text, f"{text}\n", " ".join(sorted(words)), solution, compared="text")

@@ -1,0 +1,32 @@
+"""The optimizers, and one step of any of them."""
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tailrl.errors import NumericalError
+from tailrl.settings import Training
+
+
+def make_optimizer(model: PreTrainedModel, settings: Training) -> torch.optim.Optimizer:
+    """AdamW, whose steps have the rate's size whatever the gradient's, or SGD with momentum, whose steps have not."""
+    rate, (first, _) = settings.learning_rate, settings.betas
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=first, fused=True)
+    decay = settings.weight_decay
+    return torch.optim.AdamW(model.parameters(), lr=rate, betas=settings.betas, weight_decay=decay, fused=True)
+
+
+def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> float:
+    """Clip the gradient, take the step, clear the gradient; returns the norm before clipping.
+
+    Raises:
+        NumericalError: the norm is not finite; nothing is changed.
+    """
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
+    if not np.isfinite(norm):
+        raise NumericalError(f"the gradient's norm is {norm}")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
