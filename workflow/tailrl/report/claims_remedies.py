@@ -111,7 +111,7 @@ def dvp_ends_above_mis(results: Results) -> Iterator[Finding]:
     needs="arm with an adaptive threshold beside a DVP arm under the same mismatch",
 )
 def adaptive_ends_above(results: Results) -> Iterator[Finding]:
-    """Held-out avg@k of a threshold that adapts to the entropy, a budget or the difficulty minus that of DVP at a fixed ρ
+    """Held-out avg@k of a threshold that adapts to entropy, budget or difficulty minus that of DVP at a fixed ρ
     at the same dose, over seeds (Welch): above 0."""
     yield from scores(results, roles.both(roles.is_adaptive, roles.is_mismatched), roles.is_dvp)
 

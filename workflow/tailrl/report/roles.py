@@ -57,7 +57,7 @@ def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
 
 
 def is_adaptive(settings: Mapping[str, Any]) -> bool:
-    """A threshold that follows the state's entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
+    """A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
     moves = settings["vocabulary.rule"] == "entropy" or settings["vocabulary.adapt"] != "none"
     return moves and settings["vocabulary.side"] == "both" and _unweighted(settings)
 
