@@ -111,6 +111,11 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
     assert workflow.plan("gradient_quality", study="studies/gradient_quality.yaml") == jobs_alone
 
 
+def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
+    assert workflow.plan("paper") == ["page over all studies"]
+    assert workflow.plan("early_warning") == ["early warnings of a collapse"]
+
+
 def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: Workflow) -> None:
     one = workflow.write_study(
         {"distributions": {"engines": {"fp16": {"sampler": {"dtype": "float16"}}}}}, name="a.yaml"

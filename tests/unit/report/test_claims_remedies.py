@@ -18,6 +18,8 @@ TIS: dict[str, Any] = {"correction": {"token": "tis"}}
 REJECT = {"correction": {"sequence": "reject_k3"}}
 TIS_REJECT = {"correction": {"token": "tis", "sequence": "reject_k1"}}
 MIS = {"correction": {"sequence": "mis", "veto": 1e-4}}
+ENTROPY = {"vocabulary": {"rule": "entropy", "rho": "e-5"}}
+BUDGET = {"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "budget", "budget": 0.1}}
 BYPASS, RECOMPUTE = ({"clip": {"ratio": ratio, "low": 0.2, "high": 0.2}} for ratio in ("bypass", "recompute"))
 LOW, HIGH, WIDE = around(0.3, 0.05), around(0.5, 0.05), around(0.4, 0.3)
 SPREAD, TENTH = around(1.0, 0.3), [0.1] * SEEDS
@@ -52,6 +54,8 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     *scored("both_end_above_either", TIS_REJECT, REJECT),
     *scored("mis_ends_above", MIS, NAIVE),
     *scored("dvp_ends_above_mis", DVP, MIS),
+    *scored("adaptive_ends_above", ENTROPY, DVP),
+    ("adaptive_ends_above", REPRODUCED, {"a": made(DVP, score=LOW), "b": made(BUDGET, score=HIGH)}),
     ("veto_catches_outside", REPRODUCED, {"a": made(DVP_MIS, outside=some(SPREAD), vetoed=some(SPREAD))}),
     ("veto_catches_outside", CONTRADICTED, {"a": made(DVP_MIS, outside=[1.0] * SEEDS, vetoed=some(SPREAD))}),
     ("veto_catches_outside", UNTESTABLE, {"a": made(DVP_MIS, outside=[0.0] * SEEDS, vetoed=[0.0] * SEEDS)}),

@@ -61,4 +61,5 @@ def test_edges() -> None:
     assert seeds_needed([0.0, 1.0, 2.0], [0.01, 1.01, 2.01]) == math.inf
     assert MOST < 10_000
     assert seeds_needed([0.5, 0.5], [0.75, 0.75]) == 2
-    assert least_effect([0.5, 0.5], [0.75, 0.75]) == 0.0
+    assert math.isnan(least_effect([0.5, 0.5], [0.75, 0.75]))
+    assert math.isnan(seeds_needed([0.5, 0.5], [0.5, 0.5]))

@@ -278,7 +278,11 @@ def test_what_ran_says_what_was_skipped_and_what_was_interrupted(results: Result
     skipped_N = np.array([1.0, 0.0, 1.0, *[0.0] * 57])
     runs["naive"][0] = dataclasses.replace(first, metrics={**first.metrics, "train/skipped": skipped_N})
     runs["dvp"][2] = dataclasses.replace(runs["dvp"][2], record={**first.record, "resumed_at_steps": [10, 40]})
+    runs["mis"][1] = dataclasses.replace(
+        runs["mis"][1], record={**first.record, "stopped": "the run ends after step 9"}
+    )
     text = what_ran(dataclasses.replace(results, runs={arm: tuple(own) for arm, own in runs.items()}))
+    assert "- Ended early by a rule: mis, seed 1: the run ends after step 9." in text
     assert "- Updates skipped for a NaN or Inf: naive, seed 0: 2 of 60.\n" in text
     assert "- Went on from a checkpoint after an interruption: dvp, seed 2: from step 10, 40." in text
 
@@ -306,8 +310,10 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     ]
     assert "| dvp | naive | naive | " in text
     claims = text.partition("\n## Claims\n")[2].partition("\n## ")[0]
-    assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(verdicts)
-    assert all(f"| **{line.verdict}** | {line.dose} | {line.arms} | " in claims for line in verdicts)
+    spoken = [line for line in verdicts if line.arms]
+    assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(spoken)
+    assert all(f"| **{line.verdict}** | {line.dose} | {line.arms} | " in claims for line in spoken)
+    assert all(line.claim.replace("|", "\\|" if line.arms else "|") in claims for line in verdicts)
     base = results.base.scores[0].avg_at_k
     assert f"| base | {100 * base:.1f} % [" in text
     assert text.count("nan") == 0

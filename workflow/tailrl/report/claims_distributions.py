@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrl.report.distribution_tables import Compared
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, interval
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
 from tailrl.report.statistics import CONFIDENCE, Interval, holm, ratio_interval
 from tailrl.report.verdicts import LEVEL, Verdict
 
@@ -33,6 +33,8 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
     for one, mean, above, below in zip(unequal, means, *p_holm, strict=True):
         outcome = REPRODUCED if above <= LEVEL else CONTRADICTED if below <= LEVEL else UNDECIDED
         words = f"mean −Δ in the tail is {interval(mean.mean, mean.low, mean.high)} nats"
+        if math.isnan(mean.mean):
+            outcome, words = UNTESTABLE, "no place has a token in the tail"
         p = min(1.0, 2 * min(_one_sided(mean))), min(1.0, 2 * min(above, below))
         found.append(_line(SIGN, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", mean, p))
     found += [_nested(one, index) for one in compared for index in range(len(one.record["settings"]["rho"]))]

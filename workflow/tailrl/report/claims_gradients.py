@@ -33,7 +33,8 @@ def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str
         summaries: of every arm at every dose.
         arms: the settings of each arm, as the study has them.
     """
-    settings = {arm: DEFAULTS | flatten(own) for arm, own in arms.items()}
+    measured = {summary.arm for summary in summaries}
+    settings = {arm: DEFAULTS | flatten(own) for arm, own in arms.items() if arm in measured}
     kinds = [kind for kind in dict.fromkeys(s.mismatch for s in summaries) if kind != NO_MISMATCH]
     naive, weighted, masked = (_arms(settings, role) for role in (roles.is_naive, _is_weighted, roles.is_mis))
     pruned = _arms(settings, lambda own: roles.is_pruned(own) and _has_whole_weight(own))

@@ -104,6 +104,19 @@ def dvp_ends_above_mis(results: Results) -> Iterator[Finding]:
 
 
 @claim(
+    "An adaptive ρ ends above the fixed one",
+    f"{DVP}, future work",
+    unit="share of samples",
+    family="adaptive",
+    needs="arm with an adaptive threshold beside a DVP arm under the same mismatch",
+)
+def adaptive_ends_above(results: Results) -> Iterator[Finding]:
+    """Held-out avg@k of a threshold that adapts to entropy, budget or difficulty minus that of DVP at a fixed ρ
+    at the same dose, over seeds (Welch): above 0."""
+    yield from scores(results, roles.both(roles.is_adaptive, roles.is_mismatched), roles.is_dvp)
+
+
+@claim(
     "The veto discards every step's sequences with a token outside the trainer's set",
     f"{DVP}, veto",
     unit="share of steps",

@@ -83,7 +83,8 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     for statement in STATEMENTS:
         # A line without arms says that a study has none to speak with.
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
-        lines = [(study, line) for study, line in told if _speaks(statement, line["claim"])]
+        named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
+        lines = [(study, line) for study, line in named if _speaks(statement, line["claim"])]
         decided = [(study, line) for study, line in lines if line["verdict"] != UNTESTABLE]
         if lines:
             shown = decided or lines

@@ -55,10 +55,10 @@ def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:
         second_S: (S',), the other arm's.
 
     Returns:
-        A whole number, inf where it is more than MOST, NaN where an arm has a single seed.
+        A whole number, inf where it is more than MOST, NaN where an arm has a single seed or nothing varies at all.
     """
     effect, squares = _effect(first_S, second_S)
-    if math.isnan(effect):
+    if math.isnan(effect) or not (effect or sum(squares)):
         return math.nan
     if not effect:
         return math.inf
@@ -81,7 +81,7 @@ def least_effect(first_S: ArrayLike, second_S: ArrayLike) -> float:
         second_S: (S',), the other arm's.
 
     Returns:
-        0 where no seed differs from another; NaN where an arm has a single one.
+        NaN where no seed differs from another, or an arm has a single one.
     """
     _, squares = _effect(first_S, second_S)
     sizes = np.size(first_S), np.size(second_S)
@@ -89,7 +89,7 @@ def least_effect(first_S: ArrayLike, second_S: ArrayLike) -> float:
         return math.nan
     error = math.sqrt(squares[0] / sizes[0] + squares[1] / sizes[1])
     if not error:
-        return 0.0
+        return math.nan
     # Two seeds an arm and one of them without variance, the worst case, need 18 standard errors.
     return float(optimize.brentq(lambda effect: welch_power(effect, squares, sizes) - POWER, 0.0, 40 * error))
 

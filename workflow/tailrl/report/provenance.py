@@ -158,17 +158,22 @@ def what_ran(results: Results) -> str:
 
 
 def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
-    """What did not go straight on in a run: updates that were skipped, and processes that ended before it."""
-    skipped, resumed = [], []
+    """What did not go straight on in a run: updates that were skipped, processes that ended before it, rules that
+    ended it."""
+    skipped, resumed, stopped = [], [], []
     for run in runs:
         name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric("train/skipped")
         if np.nansum(skipped_N):
             skipped.append(f"{name}: {np.nansum(skipped_N):.0f} of {skipped_N.size}")
         if steps := run.record.get("resumed_at_steps"):
             resumed.append(f"{name}: from step {', '.join(map(str, steps))}")
+        if why := run.record.get("stopped"):
+            stopped.append(f"{name}: {why}")
     recorded = any("train/skipped" in run.metrics for run in runs)
     items = [f"Updates skipped for a NaN or Inf: {'; '.join(skipped) or 'none'}"] if recorded else []
-    return items + ([f"Went on from a checkpoint after an interruption: {'; '.join(resumed)}"] if resumed else [])
+    items += [f"Went on from a checkpoint after an interruption: {'; '.join(resumed)}"] if resumed else []
+    # A survival curve takes such a run as censored at its end, although that was no chance.
+    return items + ([f"Ended early by a rule: {'; '.join(stopped)}"] if stopped else [])
 
 
 def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:

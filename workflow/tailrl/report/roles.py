@@ -56,6 +56,12 @@ def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
     return _corrected(settings, "tis", ("reject_k1", "reject_k3"))
 
 
+def is_adaptive(settings: Mapping[str, Any]) -> bool:
+    """A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
+    moves = settings["vocabulary.rule"] == "entropy" or settings["vocabulary.adapt"] != "none"
+    return moves and settings["vocabulary.side"] == "both" and _unweighted(settings)
+
+
 def is_pruned(settings: Mapping[str, Any]) -> bool:
     """Any safe set on both sides."""
     return bool(settings["vocabulary.rule"] != "full" and settings["vocabulary.side"] == "both")

@@ -144,10 +144,12 @@ def _what_it_is(study: Study, results: Results) -> str:
 def _claims_table(verdicts: Sequence[Verdict]) -> str:
     header = ("claim", "source", "verdict", "at", "arms", "seeds", "seen", "p", "p, Holm")
     rows = []
-    for v in verdicts:
+    for v in filter(lambda v: v.arms, verdicts):
         scope = [v.dose, v.arms, str(v.seeds or "")]
         rows.append([v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, p_value(v.p), p_value(v.p_holm)])
-    return table(header, rows)
+    unspoken = "; ".join(v.claim for v in verdicts if not v.arms)
+    rest = f"The study has no arms for these (`tables/claims.csv` says which it takes): {unspoken}." if unspoken else ""
+    return "\n\n".join(part for part in (table(header, rows) if rows else "", rest) if part)
 
 
 def _claims_note(verdicts: Sequence[Verdict]) -> str:
@@ -156,8 +158,8 @@ def _claims_note(verdicts: Sequence[Verdict]) -> str:
         f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
         "claim holds, by Holm over the tests of its family (all survival comparisons; all comparisons of scores; else "
         f"those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; contradicted: the same of its opposite. The "
-        "table's p are two-sided. Not testable at this scale: no arm, or nothing collapsed or exploded. Endpoints, "
-        "fixed beforehand, effects and their intervals stand in `tables/claims.csv`."
+        "table's p are two-sided. Not testable at this scale: nothing collapsed or exploded. Endpoints, fixed "
+        "beforehand, effects and their intervals stand in `tables/claims.csv`."
     )
 
 
@@ -238,11 +240,10 @@ def _comparisons(results: Results) -> str:
 
 
 def _power(comparison: Comparison) -> tuple[str, str]:
-    """Seeds needed and the smallest difference seen, in words; empty for single seeds."""
-    if math.isnan(comparison.least_seen):
-        return "", ""
-    needed = comparison.seeds_needed
-    return f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}", f"{100 * comparison.least_seen:.1f}"
+    """Seeds needed and the smallest difference seen, in words; empty where the seeds say nothing of their variance."""
+    needed, least = comparison.seeds_needed, comparison.least_seen
+    seeds = "" if math.isnan(needed) else f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}"
+    return seeds, "" if math.isnan(least) else f"{100 * least:.1f}"
 
 
 def _mean_k3(results: Results, arm: str) -> float:

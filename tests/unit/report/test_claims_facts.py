@@ -1,0 +1,140 @@
+"""The claims that exact gradients and whole distributions speak to: each outcome, from numbers made for it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrl.distribution_settings import ComparedEngine
+from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN, judge_distributions
+from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
+from tailrl.report.distribution_tables import Compared
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.gradients import Range, Summary
+from tailrl.report.statistics import ratio_interval
+from tailrl.settings import Arm
+
+ARMS = {
+    "plain": {},
+    "grpo": {"estimator": "grpo"},
+    "safe_is": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "is"}},
+    "is": {"correction": {"sequence": "is"}},
+    "mis": {"correction": {"sequence": "mis"}},
+}
+SETTINGS = {name: Arm.model_validate(arm).model_dump(mode="json") for name, arm in ARMS.items()}
+ZERO = 1e-15
+
+
+def summary(arm: str, mismatch: str, dose: float, bias: float, constrained: float, deviation: float = 1.0) -> Summary:
+    """Values of models that lie a fifth apart on either side."""
+
+    def around(value: float) -> Range:
+        return Range(value, 0.8 * value, 1.2 * value)
+
+    one = around(1.0)
+    biases = around(bias), around(constrained)
+    return Summary(mismatch, dose, arm, 12, 0, 0.01, one, *biases, one, one, one, one, around(deviation), one, one)
+
+
+def gradients(**biases: tuple[float, float, float]) -> list[Summary]:
+    """Of each arm: the bias without mismatch, and at two doses of noise."""
+    doses = (("none", 0.0), ("noise", 0.1), ("noise", 1.0))
+    spread = {"is": 3.0}
+    return [
+        summary(arm, *dose, bias, bias, spread.get(arm, 1.0))
+        for arm, own in biases.items()
+        for dose, bias in zip(doses, own, strict=True)
+    ]
+
+
+def outcomes(claim: str, **biases: tuple[float, float, float]) -> list[str]:
+    return [line.verdict for line in judge_gradients(gradients(**biases), SETTINGS) if line.claim == claim]
+
+
+@pytest.mark.parametrize(
+    ("claim", "biases", "expected"),
+    [
+        (UNBIASED, {"plain": (ZERO, 0.1, 1.0)}, [REPRODUCED]),
+        (UNBIASED, {"plain": (1e-6, 0.1, 1.0)}, [CONTRADICTED]),
+        (BIASED, {"plain": (ZERO, 0.1, 1.0)}, [REPRODUCED]),
+        (BIASED, {"plain": (ZERO, 0.1, 0.05)}, [CONTRADICTED]),  # it does not grow
+        (BIASED, {"plain": (ZERO, ZERO, 0.1)}, [CONTRADICTED]),
+        (CONSTRAINED, {"safe_is": (ZERO, ZERO, ZERO)}, [REPRODUCED, REPRODUCED]),
+        (CONSTRAINED, {"safe_is": (ZERO, ZERO, 0.1)}, [REPRODUCED, CONTRADICTED]),
+        (TRADED, {"is": (ZERO, ZERO, ZERO), "mis": (ZERO, 0.1, 0.5)}, [REPRODUCED]),
+        (TRADED, {"is": (ZERO, ZERO, ZERO), "mis": (ZERO, ZERO, ZERO)}, [UNTESTABLE]),
+        (BIASED, {"grpo": (ZERO, 0.1, 1.0)}, []),  # another estimator
+    ],
+)
+def test_exact_gradients(claim: str, biases: dict[str, Any], expected: list[str]) -> None:
+    assert outcomes(claim, **biases) == expected
+
+
+def test_lines_say_where_they_are_from() -> None:
+    lines = judge_gradients(gradients(plain=(ZERO, 0.1, 1.0)), SETTINGS)
+    (line,) = [line for line in lines if line.claim == BIASED]
+    assert (line.arms, line.seeds, line.effect) == ("plain", 12, 1.0)
+    assert line.dose == "noise σ on every logit (nats)"
+    assert line.seen == "its bias is 0.1 at 0.1 to 1 at 1 |∇J|, above rounding in all 12 models at every dose"
+
+
+PLACES = 200
+
+
+def compared(engine: str = "coarse", **changes: Any) -> Compared:
+    """An engine whose Δ of the sampled token is half of what Prop. 4.2 allows, and whose tail has −Δ around 0."""
+    rng = np.random.default_rng(0)
+    logp_train_P = np.log(rng.uniform(0.1, 0.9, PLACES))
+    half_range_P = np.full(PLACES, 0.02)
+    arrays: dict[str, Any] = {
+        "problem_P": np.arange(PLACES) // 2,
+        "logp_train_P": logp_train_P,
+        "logp_infer_P": logp_train_P + half_range_P * -np.expm1(logp_train_P),
+        "half_range_P": half_range_P,
+        "delta_max_P": np.full(PLACES, 0.03),
+        "kept_train_PS": np.full((PLACES, 1), 10),
+        "kept_both_PS": np.full((PLACES, 1), 10),
+        "mass_PB": np.tile([0.9, 0.1], (PLACES, 1)),
+        "signed_PB": np.column_stack([np.zeros(PLACES), 0.1 * rng.normal(0, 0.01, PLACES)]),
+    }
+    settings = {"engine": ComparedEngine().model_dump(mode="json"), "rho": ["e-13"]}
+    return Compared(engine, {"settings": settings, "edges": [0.0, 5.0]}, arrays | changes)
+
+
+def verdict(claim: str, *engines: Compared) -> list[tuple[str, str]]:
+    return [(line.arms, line.verdict) for line in judge_distributions(engines) if line.claim == claim]
+
+
+def test_the_bound_is_a_fact() -> None:
+    fine = compared()
+    assert verdict(BOUND, fine) == [("coarse", REPRODUCED)]
+    over = fine.arrays["logp_infer_P"].copy()
+    over[7] = fine.arrays["logp_train_P"][7] + 2.1 * 0.02 * -np.expm1(fine.arrays["logp_train_P"][7])
+    (line,) = [line for line in judge_distributions([compared(logp_infer_P=over)]) if line.claim == BOUND]
+    assert (line.verdict, line.effect) == (CONTRADICTED, 1 / PLACES)
+    assert line.seen == f"1 of {PLACES} sampled tokens exceed it, by 5 % at most"
+
+
+def test_the_sign_is_tested_over_problems() -> None:
+    fine = compared()
+    signed_PB = fine.arrays["signed_PB"]
+    assert verdict(SIGN, fine) == [("coarse", UNDECIDED)]
+    assert verdict(SIGN, compared(signed_PB=signed_PB + np.array([0.0, 0.001]))) == [("coarse", REPRODUCED)]
+    assert verdict(SIGN, compared(signed_PB=signed_PB - np.array([0.0, 0.001]))) == [("coarse", CONTRADICTED)]
+    assert verdict(SIGN, compared(mass_PB=np.tile([1.0, 0.0], (PLACES, 1)))) == [("coarse", UNTESTABLE)]
+    (line,) = [line for line in judge_distributions([fine]) if line.claim == SIGN]
+    expected = ratio_interval(signed_PB[:, 1], np.full(PLACES, 0.1), np.arange(PLACES) // 2)
+    assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)
+    assert "nan" not in line.seen
+
+
+def test_sets_and_equality_are_facts() -> None:
+    fine, same = compared(), compared("exact", delta_max_P=np.zeros(PLACES))
+    lacking = np.full((PLACES, 1), 10)
+    lacking[:3] = 9
+    assert verdict(NESTED, fine, compared("other", kept_both_PS=lacking)) == [
+        ("coarse", REPRODUCED),
+        ("other", CONTRADICTED),
+    ]
+    assert verdict(EQUAL, fine, same) == [("coarse", CONTRADICTED), ("exact", REPRODUCED)]
+    assert verdict(BOUND, same) == verdict(SIGN, same) == []  # nothing differs
