@@ -30,7 +30,7 @@ help:  ## print this list
 reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
-# A study of studies/ by its name. These are about their ablations, or about their arms on tiny models, without training:
+# A study of studies/ by its name: its report, or what it is about.
 search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
 smollm2_checks: TARGET = distributions
@@ -41,7 +41,7 @@ results/models/smollm2: | $(STAMP)
 	$(IN_VENV) python benchmarks/smollm2.py $@
 
 # Ablations of what all arms of a study share: a study for each value.
-ablate_length: $(filter ablate_length_%,$(STUDIES))  ## (with ablate_domain) the studies that begin so, one after another
+ablate_length: $(filter ablate_length_%,$(STUDIES))
 ablate_domain: $(filter ablate_domain_%,$(STUDIES))
 
 $(STUDIES): venv

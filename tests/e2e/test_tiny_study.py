@@ -221,15 +221,16 @@ def test_a_changed_setting_plans_what_depends_on_it(
 
 
 def test_an_ablation_adds_its_arms_alone(finished: Workflow) -> None:
-    """The value that the base arm has already is that arm, and is not computed twice."""
-    assert finished.plan("ablate_rho") == sorted(
-        [
-            "train rho=e-13, seed 0",
-            "train rho=e-13, seed 1",
-            "evaluate rho=e-13",
-            "table and figure of the ablation rho",
-        ]
-    )
+    """The value that the base arm has already is that arm, and is not computed twice; nor is anything of the others for
+    a value more."""
+
+    def arms(*names: str) -> list[str]:
+        runs = [f"train {name}, seed {seed}" for name in names for seed in SEEDS]
+        return sorted([*runs, *(f"evaluate {name}" for name in names), "table and figure of the ablation rho"])
+
+    assert finished.plan("ablate_rho") == arms("rho=e-13")
+    more = finished.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
+    assert finished.plan("ablate_rho", study=more) == arms("rho=e-13", "rho=0.34-V")
 
 
 def test_a_misspelt_key_stops_a_finished_study(finished: Workflow, results: Path) -> None:

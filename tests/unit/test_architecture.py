@@ -37,7 +37,7 @@ LAYERS = [
     {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking", "mirror", "dashboard"},
-    {"training", "evaluation", "gradients", "distributions"},
+    {"training", "evaluation", "gradients", "distributions", "trl"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]
@@ -48,6 +48,7 @@ HOMES = {
     "wandb": ["dashboard", "mirror"],
     "wandb_workspaces": ["dashboard"],
     "triton": ["logprobs_kernels"],
+    "trl": ["trl"],
 }
 WITHOUT_TORCH = {
     "errors",

@@ -95,6 +95,16 @@ def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow:
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
 
+def test_what_a_study_extends_is_part_of_it(workflow: Workflow) -> None:
+    """Its file alone is on the command line, which may say more; `ablations` is the target of all ablations."""
+    lines = "extends: studies/tiny.yaml\nname: child\nablations: {rho: {values: [1e-2, 1e-3]}}\n"
+    (workflow.folder / "child.yaml").write_text(lines, encoding="utf-8")
+    planned = workflow.plan("ablations", "--config", "seeds=[5]", study="child.yaml")
+    prepared = ["base policy", "problems of the study results/child"]
+    trained = jobs("dvp_mis", "rho=1e-3", seeds=(5,))
+    assert planned == sorted([*prepared, *trained, "evaluate base", "table and figure of the ablation rho"])
+
+
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
     jobs_alone = ["gradient estimators on tiny models", "table and figure of the gradient estimators"]
     assert workflow.plan("gradient_quality") == jobs_alone
@@ -117,6 +127,7 @@ def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: 
     more = set(workflow.plan("distributions", study=both)) - set(workflow.plan("distributions", study=one))
     assert more == {"distributions of floor"}
     assert len(workflow.plan("distributions")) == len(PREPARED) + 6 + 1, "the default engines"
+    assert workflow.plan("equal_mass") == sorted([*PREPARED, "thresholds of equal kept mass"])
 
 
 def test_a_data_file_is_an_input(workflow: Workflow) -> None:

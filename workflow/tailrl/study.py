@@ -280,11 +280,10 @@ def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for config in configs:
         for key, value in config.items():
-            before = whole.get(key)
-            if isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value):
-                whole[key] = merged(before, value)
-            else:
-                whole[key] = value
+            before, after = whole.get(key), value
+            if isinstance(before, Mapping) and isinstance(after, Mapping) and _same_kind(before, after):
+                after = merged(before, after)
+            whole[key] = after
     return whole
 
 
