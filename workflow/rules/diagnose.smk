@@ -103,7 +103,7 @@ rule equal_mass:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=sampling_code("exact", "tailrl.distributions.equal_mass"),
+        code=sampling_files("exact", "tailrl.distributions.equal_mass"),
     output:
         f"{results}/distributions/equal_mass.csv",
     log:
