@@ -57,9 +57,8 @@ def test_the_nearest_results_of_a_study_speak_and_its_parts_are_studies(roots: l
     found = {study.name: study for study in read_shown(roots)}
     assert set(found) == {"stress", "gradient_quality", "default"}
     assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES]
-    assert [(svg.name, csv and csv.name) for svg, csv in found["stress"].figures] == [
-        ("evaluation.svg", "evaluation.csv")
-    ]
+    (drawn, numbers), (ablation, _) = found["stress"].figures
+    assert (drawn.name, numbers and numbers.name, ablation.name) == ("evaluation.svg", "evaluation.csv", "rho.svg")
     assert found["default"].figures[0][1] is None and found["default"].page is None
     assert [found[name].command for name in ("stress", "default")] == ["make stress", "make reproduce"]
 

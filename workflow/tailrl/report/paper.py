@@ -193,5 +193,5 @@ def _p(line: dict[str, str]) -> str:
 
 def _tally(found: Sequence[Answer]) -> str:
     """How many statements have at least one line of each verdict."""
-    counts = Counter(verdict for _, verdict in {(a.statement.text, a.verdict) for a in found})
+    counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.text, a.verdict) for a in found))
     return "Of them " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
