@@ -58,6 +58,20 @@ def arm_results(arms):
     return runs + [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
 
 
+# What the pages over all studies are made of: whatever is there.
+def finished_runs(wildcards):
+    return sorted(map(str, Path("results").glob("*/train/*/seed*/run.json")))
+
+
+def known_claims(wildcards):
+    roots = ("results", "docs/results")
+    return [
+        str(path)
+        for root in roots
+        for path in sorted(Path(root).glob("**/*claims.csv"))
+    ]
+
+
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 
 check_writable(results)

@@ -87,20 +87,7 @@ rule html:
         "-- {input.page:q} > {log:q} 2>&1"
 
 
-# What the next two look at is what is there: they compute nothing that a study has to.
-def finished_runs(wildcards):
-    return sorted(map(str, Path("results").glob("*/train/*/seed*/run.json")))
-
-
-def known_claims(wildcards):
-    roots = ("results", "docs/results")
-    return [
-        str(path)
-        for root in roots
-        for path in sorted(Path(root).glob("**/*claims.csv"))
-    ]
-
-
+# These look at what is there: they compute nothing that a study has to.
 rule early_warning:
     input:
         runs=finished_runs,
@@ -131,15 +118,15 @@ rule early_warning:
 # It has no output: what it makes is on the server, and what it says is for the terminal.
 rule dashboard:
     input:
-        expand(rules.train.output.run, arm=study.arms, seed=study.seeds),
-        rules.summarise.output.page,
+        runs=expand(rules.train.output.run, arm=study.arms, seed=study.seeds),
+        page=rules.summarise.output.page,
     log:
         f"{results}/logs/dashboard.log",
     localrule: True
     conda:
         conda_env
     params:
-        results=results,
+        results=subpath(input.page, parent=True),
     message:
         "W&B's workspace and report"
     shell:

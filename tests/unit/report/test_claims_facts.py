@@ -81,7 +81,7 @@ def test_lines_say_where_they_are_from() -> None:
 PLACES = 200
 
 
-def compared(engine: str = "coarse", **changes: Any) -> Compared:
+def compared(engine: str = "coarse", *, settings: dict[str, Any] | None = None, **changes: Any) -> Compared:
     """An engine whose Δ of the sampled token is half of what Prop. 4.2 allows, and whose tail has −Δ around 0."""
     rng = np.random.default_rng(0)
     logp_train_P = np.log(rng.uniform(0.1, 0.9, PLACES))
@@ -97,8 +97,8 @@ def compared(engine: str = "coarse", **changes: Any) -> Compared:
         "mass_PB": np.tile([0.9, 0.1], (PLACES, 1)),
         "signed_PB": np.column_stack([np.zeros(PLACES), 0.1 * rng.normal(0, 0.01, PLACES)]),
     }
-    settings = {"engine": ComparedEngine().model_dump(mode="json"), "rho": ["e-13"]}
-    return Compared(engine, {"settings": settings, "edges": [0.0, 5.0]}, arrays | changes)
+    own = ComparedEngine.model_validate(settings or {}).model_dump(mode="json")
+    return Compared(engine, {"settings": {"engine": own, "rho": ["e-13"]}, "edges": [0.0, 5.0]}, arrays | changes)
 
 
 def verdict(claim: str, *engines: Compared) -> list[tuple[str, str]]:
@@ -129,12 +129,15 @@ def test_the_sign_is_tested_over_problems() -> None:
 
 
 def test_sets_and_equality_are_facts() -> None:
-    fine, same = compared(), compared("exact", delta_max_P=np.zeros(PLACES))
+    exact = {"settings": {"sampler": {"engine": "exact", "dtype": "float32"}}}
+    fine, same = compared(), compared("exact", **exact, delta_max_P=np.zeros(PLACES))
     lacking = np.full((PLACES, 1), 10)
     lacking[:3] = 9
     assert verdict(NESTED, fine, compared("other", kept_both_PS=lacking)) == [
         ("coarse", REPRODUCED),
         ("other", CONTRADICTED),
     ]
-    assert verdict(EQUAL, fine, same) == [("coarse", CONTRADICTED), ("exact", REPRODUCED)]
+    assert verdict(EQUAL, fine, same) == [("exact", REPRODUCED)]
+    assert verdict(EQUAL, compared("nearly", **exact)) == [("nearly", CONTRADICTED)]
     assert verdict(BOUND, same) == verdict(SIGN, same) == []  # nothing differs
+    assert judge_distributions([compared("floor", settings={"rescored": 1})]) == []  # no engine

@@ -41,6 +41,7 @@ def roots(tmp_path: Path) -> list[Path]:
     write_claims(here / "stress" / "tables" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp, naive"))
     write_claims(here / "stress" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
     write_claims(here / "stress" / "ablations" / "rho_claims.csv", (f"{ABLATION}vocabulary.rho", CHANGES, "dvp"))
+    (here / "stress" / "ablations" / "rho.svg").write_text(SVG)
     (here / "stress" / "figures").mkdir()
     (here / "stress" / "figures" / "evaluation.svg").write_text(SVG)
     (here / "stress" / "tables" / "evaluation.csv").write_text("a\n1\n")
@@ -56,9 +57,8 @@ def test_the_nearest_results_of_a_study_speak_and_its_parts_are_studies(roots: l
     found = {study.name: study for study in read_shown(roots)}
     assert set(found) == {"stress", "gradient_quality", "default"}
     assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES]
-    assert [(svg.name, csv and csv.name) for svg, csv in found["stress"].figures] == [
-        ("evaluation.svg", "evaluation.csv")
-    ]
+    (drawn, numbers), (ablation, _) = found["stress"].figures
+    assert (drawn.name, numbers and numbers.name, ablation.name) == ("evaluation.svg", "evaluation.csv", "rho.svg")
     assert found["default"].figures[0][1] is None and found["default"].page is None
     assert [found[name].command for name in ("stress", "default")] == ["make stress", "make reproduce"]
 
@@ -117,6 +117,7 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
         assert target[1:] in links.ids if target.startswith("#") else (out / target).is_file(), target
     assert "../stress/tables/evaluation.csv" in links.targets
     assert text.index('id="claims"') < text.index('id="stress"')
+    assert text.count("One field of an arm takes several values") == 1
     assert "<code>make stress</code>" in text and "<script" not in text
     assert "http" not in re.sub(r"xmlns\S*", "", text)  # nothing is fetched
     with (out / "statements.csv").open(encoding="utf-8", newline="") as file:

@@ -187,7 +187,7 @@ STATEMENTS = [
         REFERENCE,
         "Zero-mismatch reference: the engine's log-probs are the trainer's, bit for bit",
         VEXACT,
-        ("The exact engine's k3 is 0 at every step", "An engine's distributions are the trainer's, to the bit"),
+        ("The exact engine's k3 is 0 at every step", "The exact engine's distributions are the trainer's, to the bit"),
         "distributions",
         WHOLE,
     ),

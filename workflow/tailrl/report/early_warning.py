@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy import stats
 
 from tailrl.alarm import SKEW, SKEWED, alarm_step, start_steps
 from tailrl.errors import StudyError
-from tailrl.report.axes import GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
+from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
 from tailrl.report.data import FloatArray, read_metrics, read_text
 from tailrl.report.findings import REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import Interval, collapse_step, holm, median_interval, share_interval
@@ -40,6 +41,8 @@ METRICS = {
     "tokens outside": ("dvp/sampled_outside_train_support_fraction", RISES),
 }
 """The metrics that are tried, each with its signal and its thresholds, in this order where they tie."""
+
+WARNED, ALARMED = ARM_COLOURS[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
                 say_nothing_to_show(ax, "No run that is judged collapsed.")
             return figure
         for place, one in enumerate(judged):
-            for interval, colour, shift in ((one.sensitivity, "#0072B2", -0.13), (one.false_alarms, "#D55E00", 0.13)):
+            for interval, colour, shift in ((one.sensitivity, WARNED, -0.13), (one.false_alarms, ALARMED, 0.13)):
                 shares.hlines(place + shift, interval.low, interval.high, color=colour, linewidth=1)
                 shares.plot(interval.mean, place + shift, "o", markersize=4, color=colour)
             if not math.isnan(one.lead.mean):
@@ -225,8 +228,9 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
             ax.set_ylim(len(judged) - 0.5, -0.5)
         shares.set_xlim(-0.03, 1.03)
         set_percent_axis(shares)
-        shares.set_xlabel("runs warned before a collapse (blue), alarmed without one (orange)")
-        shares.xaxis.label.set_fontsize(7)
+        shares.set_xlabel("share of runs")
+        marks = [Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1) for colour in (WARNED, ALARMED)]
+        figure.legend(marks, ["warned before a collapse", "alarmed without one"], loc="outside upper center", ncols=2)
         leads.set_xlabel("median lead (steps)")
         return figure
 

@@ -153,8 +153,7 @@ def _study(study: Shown, captions: Path, out: Path) -> str:
     chips = " ".join(f"{chip(verdict)} {count}" for verdict, count in counts.items())
     whole = f' · <a href="{html.escape(_relative(study.page, out))}">all of it</a>' if study.page else ""
     drawn = [
-        Drawing(path, _caption(captions, path.stem), _relative(csv, out) if csv else None)
-        for path, csv in study.figures
+        Drawing(path, _caption(captions, path), _relative(csv, out) if csv else None) for path, csv in study.figures
     ]
     return (
         f'<h2 id="{html.escape(study.name)}">{html.escape(study.name)}</h2>'
@@ -179,8 +178,8 @@ def _lines(study: Shown) -> str:
     )
 
 
-def _caption(captions: Path, name: str) -> str:
-    path = captions / f"{name}.rst"
+def _caption(captions: Path, drawn: Path) -> str:
+    path = captions / ("ablation.rst" if drawn.parent.name == "ablations" else f"{drawn.stem}.rst")
     return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
 
 
@@ -194,5 +193,5 @@ def _p(line: dict[str, str]) -> str:
 
 def _tally(found: Sequence[Answer]) -> str:
     """How many statements have at least one line of each verdict."""
-    counts = Counter(verdict for _, verdict in {(a.statement.text, a.verdict) for a in found})
+    counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.text, a.verdict) for a in found))
     return "Of them " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
