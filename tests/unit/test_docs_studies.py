@@ -49,9 +49,7 @@ def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> No
     copy = copy_workflow(tmp_path)
     for patch in blocks("diff"):
         (tmp_path / "patch").write_text(patch, encoding="utf-8")
-        applied = subprocess.run(
-            ["git", "apply", "--unidiff-zero", "patch"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        applied = subprocess.run(["git", "apply", "patch"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, applied.stderr
     script = """
 import json, torch
