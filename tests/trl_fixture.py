@@ -48,7 +48,7 @@ def make_trainer(
         "bf16": False,
         "disable_tqdm": True,
     }
-    return with_dvp(base, rho, correction)(
+    trainer = with_dvp(base, rho, correction)(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
         reward_funcs=reward,
         args=config(output_dir=str(out), **(small | settings)),
@@ -56,6 +56,10 @@ def make_trainer(
         processing_class=tokenizer,
         **(given or {}),
     )
+    # As in the middle of training.
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
 
 
 def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

@@ -48,7 +48,7 @@ HOMES = {
     "wandb": ["dashboard", "mirror"],
     "wandb_workspaces": ["dashboard"],
     "triton": ["logprobs_kernels"],
-    "trl": ["trl"],
+    "trl": ["trl.base"],
 }
 WITHOUT_TORCH = {
     "errors",

@@ -68,8 +68,10 @@ def test_gradients_are_those_of_the_study(
     scale = 1.0 if kind == "rloo" else SCALES[loss](batch["num_items_in_batch"].item(), len(rollouts))
     (scale * trainer._compute_loss(trainer.model, batch)).backward()
     compare(gradients(trainer.model), gradients(exact))
-    for name in trainer._metrics["train"].keys() & metrics.keys():
-        assert trainer._metrics["train"][name] == [pytest.approx(metrics[name], rel=1e-5, abs=1e-9)], name
+    logged = {name: values for name, values in trainer._metrics["train"].items() if name in metrics}
+    assert len(logged) == 7
+    for name, values in logged.items():
+        assert values == [pytest.approx(metrics[name], rel=1e-5, abs=1e-9)], name
 
 
 def old_batch(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -166,3 +168,21 @@ def test_two_steps_of_training(
         assert line["rollout_corr/rollout_rs_seq_masked_fraction"] == line["rollout_corr/veto_seq_fraction"] == 0
         assert 0 < line["dvp/kept_mass_train_mean"] < 0.9
         assert 0 < line["grad_norm"] < math.inf
+    found = trainer.evaluate(trainer.train_dataset)
+    assert math.isfinite(found["eval_loss"]) and 0 < found["eval_dvp/kept_mass_train_mean"] < 1
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_nothing_to_learn_from(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str
+) -> None:
+    """Every response was cut and is masked: no token, a loss without a gradient."""
+    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, mask_truncated_completions=True)
+    batch = batch_of(*make_rollouts())
+    batch["completion_mask"].zero_()
+    if kind == "rloo":
+        batch |= old_batch(trainer, batch)
+    loss = trainer._compute_loss(trainer.model, batch)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(parameter.grad.abs().max() == 0 for parameter in trainer.model.parameters())

@@ -31,7 +31,7 @@ from tailrl.packing import micro_batches
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import Drawn, Responses, draw, response_limits, stop_tokens, token_bytes
-from tailrl.rollout.selftest import record_error
+from tailrl.rollout.selftest import record_error, tolerance
 
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
@@ -41,9 +41,6 @@ ENDED_SHARE = 8
 PREFILL_TOKENS = 4096
 CACHE_BYTES = 2 * 2**30
 """Fewer sequences are in flight where their keys and values would need more."""
-
-RECORD_TOLERANCE = 1e-5
-"""Nats, of the recorded log-probs beside float64 on the same logits."""
 
 DRIFT_TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 """Mean total variation between the distribution of a padded, cached step and that of the sequence alone, run whole."""
@@ -152,7 +149,7 @@ class TransformersSampler:
             The largest difference, nats, of a log π'^mp or log Z' from float64.
 
         Raises:
-            StudyError: it exceeds `RECORD_TOLERANCE`, or the distributions differ by more than `DRIFT_TOLERANCE`.
+            StudyError: it exceeds `selftest.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
         """
         seen: dict[tuple[int, int], Tensor] = {}
         rollouts = self._generate(requests, decoding, seen)
@@ -167,7 +164,7 @@ class TransformersSampler:
             tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]])
             alone_TV = self.model(input_ids=tokens, use_cache=False).logits[0, len(request.prompt_tokens) - 1 :]
             drifts.append((logits_TV.softmax(-1) - alone_TV.float().softmax(-1)).abs().sum(-1).mean().item() / 2)
-        if not max(errors) <= RECORD_TOLERANCE:
+        if not max(errors) <= tolerance(self.model.config.vocab_size):
             raise StudyError(
                 "the log-probs of the transformers engine are not those of the distribution it samples from: they "
                 f"differ by {max(errors):.2g} nats"

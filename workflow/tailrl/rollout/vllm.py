@@ -35,14 +35,12 @@ from tailrl.noise import gumbel
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, is_kept
 from tailrl.rollout.sampling import stop_tokens
-from tailrl.rollout.selftest import record_error
+from tailrl.rollout.selftest import record_error, tolerance
 from tailrl.settings import Disturbance
 from tailrl.vocabulary import logit_cut
 
 SEQUENCES_IN_FLIGHT = 128
 BATCHED_TOKENS = 4096
-SELF_TEST_TOLERANCE = 1e-5
-"""Nats. float32 against float64 differs by 1e-6; raw log-probs in place of processed ones by −log Z, 1e-4 and more."""
 
 
 @dataclass(slots=True)
@@ -283,7 +281,7 @@ class VllmSampler:
             The largest difference, nats, of a log π'^mp or log Z' from a float64 log-softmax of these logits.
 
         Raises:
-            StudyError: it exceeds `SELF_TEST_TOLERANCE` or is no number, |V'_S| differs, or a token was not seen: every
+            StudyError: it exceeds `selftest.tolerance` or is no number, |V'_S| differs, or a token was not seen: every
                 ratio would be off, in silence.
         """
         rollouts = self.generate(requests, replace(decoding, keep_every=1))
@@ -291,7 +289,8 @@ class VllmSampler:
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
         )
-        if not worst <= SELF_TEST_TOLERANCE:
+        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_infer_KV), default=0)
+        if not worst <= tolerance(vocabulary):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )

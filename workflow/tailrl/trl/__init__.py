@@ -1,23 +1,15 @@
-"""DVP and corrections such as MIS for users of TRL: `with_dvp` makes them of RLOOTrainer and GRPOTrainer.
+"""DVP and corrections such as MIS for users of TRL: `with_dvp` brings them to RLOOTrainer and GRPOTrainer.
 
-    Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
-    Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
-
-TRL is no need of the study, so it is imported here alone.
+Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
+Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
 """
 
 from typing import Any
 
 from tailrl.settings import Correction
-from tailrl.trl.checks import TESTED, check_adapter
+from tailrl.trl.base import GRPOTrainer, RLOOTrainer
+from tailrl.trl.checks import check_adapter
 from tailrl.trl.trainer import DVPMixin
-
-try:
-    from trl import GRPOTrainer, RLOOTrainer
-except ImportError as error:
-    raise ImportError(
-        f"tailrl.trl adapts TRL's trainers, and TRL cannot be imported ({error}): pip install trl=={TESTED}"
-    ) from None
 
 __all__ = ["Correction", "with_dvp"]
 

@@ -8,9 +8,6 @@ from tailrl.errors import StudyError
 from tailrl.policy import head_weight
 from tailrl.settings import Correction
 
-TESTED = "1.16.0"
-"""The version of TRL that the adapter overrides parts of."""
-
 LOSSES = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo"})
 """Losses of GRPOTrainer that are linear in the advantage: a weight times the advantage is a weight times the term."""
 
@@ -92,18 +89,15 @@ def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
         raise StudyError(problems[0])
 
 
-def check_trainer(trainer: Any, model: Any, version: str) -> None:
-    """Raises StudyError for a TRL, a model or a way of running that the adapter does not know.
+def check_trainer(trainer: Any, model: Any) -> None:
+    """Raises StudyError for a model or a way of running that the adapter does not know.
 
     Args:
         trainer: TRL's, made.
         model: the causal language model in it.
-        version: of TRL.
     """
     config = model.config
     scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
-    if version.split(".")[:2] != TESTED.split(".")[:2]:
-        raise StudyError(f"TRL {version}: the adapter overrides parts of TRL {TESTED}, and knows no other version")
     if trainer._is_vlm or config.get_text_config() is not config:
         raise StudyError(f"{type(model).__name__}: multimodal models are not supported")
     if scales:

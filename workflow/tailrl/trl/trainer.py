@@ -7,7 +7,6 @@ where no weight says so, it takes no part in any ratio of TRL's, and its term is
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from math import log
 from typing import Any, cast
 
@@ -51,7 +50,7 @@ class DVPMixin:
         super().__init__(*args, **kwargs)
         trainer = cast(Any, self)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        check_trainer(trainer, model, version("trl"))
+        check_trainer(trainer, model)
         score_constrained(model, log(self.rho), trainer.temperature)
         self._found: tuple[Tensor, Tensor, None] | None = None  # what TRL's loss is to get, while it runs
         self._old_NC: Tensor | None = None

@@ -1,0 +1,16 @@
+"""TRL's trainers, or a sentence about the TRL that is missing: no other module imports it."""
+
+TESTED = "1.16"
+"""The series of versions that the adapter overrides parts of."""
+
+try:
+    import trl
+    from trl import GRPOTrainer as GRPOTrainer
+    from trl import RLOOTrainer as RLOOTrainer
+except ImportError as error:
+    raise ImportError(
+        f"tailrl.trl needs TRL, which cannot be imported ({error}): pip install trl=={TESTED}.*"
+    ) from None
+
+if trl.__version__.split(".")[:2] != TESTED.split("."):
+    raise ImportError(f"tailrl.trl overrides parts of TRL {TESTED}, and knows no other: this one is {trl.__version__}")
