@@ -115,16 +115,12 @@ def both(*roles: Role) -> Role:
 
 def arms_as(results: Results, role: Role) -> list[str]:
     """The arms that play a part, in the order of the study; none whose record holds a setting that is not known."""
-    settings = {arm: settings_of(results, arm) for arm in results.arms}
-    return [arm for arm, own in settings.items() if _known(own) and role(own)]
+    return [arm for arm, own in _all_settings(results).items() if role(own)]
 
 
 def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Arms in two parts, alike in all but vocabulary, correction and the settings `apart` (keys or whole blocks)."""
-    for one in arms_as(results, first):
-        for other in arms_as(results, second):
-            if _part(settings_of(results, one), _SHARED, apart) == _part(settings_of(results, other), _SHARED, apart):
-                yield one, other
+    yield from _alike(_all_settings(results), first, second, _SHARED, apart)
 
 
 def references(results: Results) -> list[tuple[str, str, str]]:
@@ -139,12 +135,11 @@ def references(results: Results) -> list[tuple[str, str, str]]:
         ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),
         ("no mismatch", lambda own: not has_exact_engine(own), has_exact_engine, whole, ("sampler", "disturbance")),
     ]
+    settings = _all_settings(results)
     found = [
         (arm, reference, why)
         for why, own, other, blocks, apart in kinds
-        for arm in arms_as(results, own)
-        for reference in arms_as(results, other)
-        if _part(settings_of(results, arm), blocks, apart) == _part(settings_of(results, reference), blocks, apart)
+        for arm, reference in _alike(settings, own, other, blocks, apart)
     ]
     tied = {arm for one, other, _ in found for arm in (one, other)}
     first = results.arms[0]
@@ -170,6 +165,27 @@ def _known(settings: Mapping[str, Any]) -> bool:
     """Whether the settings that make an arm are today's: under an older name a weight would seem not to be there."""
     blocks = {key.split(".")[0] for key in DEFAULTS}
     return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
+
+
+def _all_settings(results: Results) -> dict[str, dict[str, Any]]:
+    """The settings of every arm whose record holds none that is not known."""
+    settings = {arm: settings_of(results, arm) for arm in results.arms}
+    return {arm: own for arm, own in settings.items() if _known(own)}
+
+
+def _alike(
+    settings: Mapping[str, Mapping[str, Any]],
+    first: Role,
+    second: Role,
+    blocks: tuple[str, ...],
+    apart: tuple[str, ...],
+) -> Iterator[tuple[str, str]]:
+    """Arms in two parts that agree in some blocks, but for what is set apart."""
+    parts = {arm: _part(own, blocks, apart) for arm, own in settings.items()}
+    others = [arm for arm, own in settings.items() if second(own)]
+    for one, own in settings.items():
+        if first(own):
+            yield from ((one, other) for other in others if parts[one] == parts[other])
 
 
 def _part(settings: Mapping[str, Any], blocks: tuple[str, ...], apart: tuple[str, ...]) -> dict[str, Any]:
