@@ -54,7 +54,7 @@ test: venv  ## the tests, one tiny whole study among them: under ten minutes
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
 
-chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: about an hour
+chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
 	$(IN_VENV) python tests/chaos.py $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour

@@ -180,6 +180,7 @@ class Chaos:
             kill(victim.process)
         run = victim.run if victim else None
         metrics = run / "metrics.jsonl" if run else None
+        writing = mode != "Snakemake" and victim is not None and victim.stage == "checkpoint"
         own = kill_.aim in (STARTS, RECORDS) and (victim is None or kill_.aim == RECORDS)
         self.struck.append(
             Struck(
@@ -189,7 +190,8 @@ class Chaos:
                 victim.name if victim and mode == "one job" else mode,
                 kill_.aim if own else victim.stage if victim else "Snakemake between jobs",
                 str(metrics.read_text().count("\n")) if metrics and metrics.exists() else "",
-                mode != "Snakemake" and run is not None and half_written(run),
+                # Not what an earlier kill has left.
+                writing and run in self.half_written(),
                 round(time.monotonic() - begun, 1),
             )
         )

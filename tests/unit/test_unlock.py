@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,11 @@ def test_a_job_that_outlived_its_snakemake_is_waited_for(
     try:
         thread.start()
         sentence = f"tailrl: {locked}: {words}, process {process.pid}, outlived its Snakemake; waiting for its end\n"
-        while sentence not in capsys.readouterr().err:
-            assert thread.is_alive()
+        said = ""
+        while said != sentence:
+            said += capsys.readouterr().err
+            assert thread.is_alive() and sentence.startswith(said)
+            time.sleep(0.01)
         assert left(locked) == 2
     finally:
         process.kill()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import struct
@@ -22,7 +23,7 @@ from tailrl.settings import Disturbance, Vocabulary
 from tailrl.training import checkpoints, kept
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.handover import Handover
-from tailrl.training.kept import KeptTokens
+from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.state import RunState
 from tailrl.training.thresholds import Thresholds
 
@@ -49,8 +50,8 @@ def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
     hand_over = Handover(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
-    tokens = KeptTokens(saved.folder, saved.name)
-    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), tokens)
+    kept = KeptMetrics(saved.folder, saved.name), KeptTokens(saved.folder, saved.name)
+    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), *kept)
 
 
 def files(saved: Checkpoints) -> list[Path]:
@@ -65,7 +66,7 @@ def advance(state: RunState) -> None:
     state.hand_over(state.model)
     state.thresholds.observe([state.step], [0.5], 0.2)
     state.tokens.keep(state.step, {"step": np.full(3, state.step), "outside": np.array([True, False, True])})
-    state.lines.append(json.dumps({"train/step": float(state.step)}))
+    state.metrics.add({"train/step": float(state.step), "train/loss": math.nan})
     state.step += 1
 
 
@@ -117,8 +118,13 @@ def folder_instead(file: Path) -> None:
     (file / "inside").mkdir(parents=True)
 
 
-def tokens_of_the_last_step(file: Path) -> Path:
-    return sorted(file.parent.glob("tokens-*"))[-1]
+def metrics_of(file: Path) -> Path:
+    (found,) = file.parent.glob("metrics-*")
+    return found
+
+
+def tokens_of_step_one(file: Path) -> Path:
+    return sorted(file.parent.glob("tokens-*"))[1]
 
 
 NORM = "model.model.norm.weight"
@@ -140,21 +146,25 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         NO_STATE + "its policy has other weights",
     ),
     "a tensor of another kind": (forged(lambda tensors: tensors.update({"x.y": torch.ones(3)})), NO_STATE),
-    "metrics that are no text": (
-        forged(lambda tensors: tensors.update(metrics=torch.tensor([255, 254], dtype=torch.uint8))),
-        NO_STATE,
-    ),
-    "no metrics": (forged(lambda tensors: tensors.pop("metrics")), NO_STATE),
     "no step": (forged(header=lambda numbers: numbers.pop("step")), NO_STATE),
     "no thresholds": (forged(header=lambda numbers: numbers.pop("thresholds")), NO_STATE),
     "thresholds that are a list": (forged(header=lambda numbers: numbers.update(thresholds=[])), NO_STATE),
     "no tokens": (forged(header=lambda numbers: numbers.pop("tokens")), NO_STATE),
+    "no metrics": (forged(header=lambda numbers: numbers.pop("metrics")), NO_STATE),
+    "metrics cut short": (
+        lambda file: os.truncate(metrics_of(file), metrics_of(file).stat().st_size // 2),
+        "the metrics in metrics-",
+    ),
+    "metrics with one digit changed": (
+        lambda file: metrics_of(file).write_bytes(metrics_of(file).read_bytes().replace(b"1.0", b"1.5")),
+        "the metrics in metrics-",
+    ),
     "a step's tokens that are gone": (
-        lambda file: tokens_of_the_last_step(file).unlink(),
+        lambda file: tokens_of_step_one(file).unlink(),
         "cannot be read: No such file",
     ),
     "a step's tokens with one bit changed": (
-        lambda file: flip(tokens_of_the_last_step(file)),
+        lambda file: flip(tokens_of_step_one(file)),
         "the tokens of step 1 in tokens-00000001-",
     ),
 }
@@ -177,6 +187,8 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_used(
     assert snapshot(state) == before and state.resumed == [1]
     assert files(saved) == [first], "what is bad is removed"
     assert state.tokens.joined()["step"].tolist() == [0, 0, 0]
+    advance(state)
+    assert [line["train/step"] for line in state.metrics.read()] == [0.0, 1.0], "what was written since is written over"
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
@@ -186,9 +198,10 @@ def test_a_bad_checkpoint_alone_changes_nothing(
     """Of a file that cannot be taken up nothing is."""
     advance(state)
     advance(state)
-    DAMAGED[damage][0](saved.save(state))
+    file = saved.save(state)
     advance(state)
     before = snapshot(state)
+    DAMAGED[damage][0](file)
     assert not saved.resume(state)
     assert capsys.readouterr().err.count("left out\n") == 1
     assert snapshot(state) == before and state.resumed == []
@@ -234,5 +247,33 @@ def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunS
     assert state.tokens.checksums == {} and list(saved.folder.iterdir()) == []
 
 
-def test_a_run_that_kept_nothing_has_no_arrays(state: RunState) -> None:
-    assert state.tokens.joined() == {}
+def test_metrics_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState) -> None:
+    state.metrics.file.symlink_to("/dev/full")
+    with pytest.raises(StudyError, match=r"a step's metrics could not be kept: "):
+        state.metrics.add({"train/step": 0.0})
+    assert state.metrics.length == 0
+
+
+def test_a_run_that_kept_nothing_has_nothing(state: RunState) -> None:
+    assert (state.tokens.joined(), state.metrics.read()) == ({}, [])
+
+
+def test_metrics_that_are_all_gone_are_named(
+    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every checkpoint needs their beginning: the run starts anew."""
+    advance(state)
+    saved.save(state)
+    state.metrics.file.unlink()
+    assert not saved.resume(state)
+    assert "cannot be read: No such file or directory, left out\n" in capsys.readouterr().err
+
+
+def test_a_checkpoint_does_not_grow_with_the_steps(state: RunState, saved: Checkpoints) -> None:
+    """But for the checksum of a kept step."""
+    sizes = []
+    for steps in (2, 20):
+        for _ in range(steps):
+            advance(state)
+        sizes.append(saved.save(state).stat().st_size)
+    assert sizes[1] - sizes[0] < 20 * 100

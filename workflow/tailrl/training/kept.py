@@ -1,11 +1,16 @@
-"""The per-token records of the steps that are kept, each in a file of its own until the run is finished.
+"""What grows with the steps of a run: their metrics, and the per-token records of those that are kept.
 
-They grow with the run: neither the trainer's memory nor a checkpoint holds more of them than steps and checksums.
+It lies in files beside the run's checkpoints until the run is finished. Neither the trainer's memory nor a checkpoint
+holds more of it than lengths and checksums. The files' names have the run's: what a run with other settings has kept is
+no part of this one.
 """
 
 import hashlib
+import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +21,77 @@ from tailrl.training.files import checksum, write_whole
 
 ASIDE = "writing-tokens.safetensors"
 
-Arrays = Mapping[str, NDArray[np.generic]]
+
+class KeptMetrics:
+    """The metrics of every step until now, a line of JSON each.
+
+    The file may be longer than `length`: what an earlier process wrote after its last checkpoint is written over.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = folder / f"metrics-{name}.jsonl"
+        self.length = 0
+        self.hash = hashlib.sha256()
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Write the next step's; raises StudyError where the disk refuses."""
+        line = json.dumps(metrics).encode() + b"\n"
+        try:
+            self.file.touch()
+            with self.file.open("r+b") as file:
+                file.truncate(self.length)
+                file.seek(self.length)
+                file.write(line)
+        except OSError as error:
+            raise StudyError(f"{self.file}: a step's metrics could not be kept: {reason(error)}") from None
+        self.length += len(line)
+        self.hash.update(line)
+
+    def read(self) -> list[dict[str, float]]:
+        """Those of every step until now."""
+        return [json.loads(line) for line in self._bytes(self.length).splitlines()]
+
+    def settle(self) -> dict[str, Any]:
+        """Bring the lines to the disk; returns what a checkpoint holds of them, ready for JSON."""
+        if self.length:
+            with self.file.open("rb") as file:
+                os.fsync(file.fileno())
+        return {"length": self.length, "checksum": self.hash.hexdigest()}
+
+    def check(self, settled: Mapping[str, Any]) -> bytes:
+        """The lines of which `settle` spoke; raises StudyError where they are not there any more."""
+        lines = self._bytes(settled["length"])
+        if hashlib.sha256(lines).hexdigest() != settled["checksum"]:
+            raise StudyError(f"the metrics in {self.file.name} are damaged")
+        return lines
+
+    def restore(self, lines: bytes) -> None:
+        """Go on from these lines, which `check` gave."""
+        self.length, self.hash = len(lines), hashlib.sha256(lines)
+
+    def _bytes(self, length: int) -> bytes:
+        if not length:
+            return b""
+        try:
+            with self.file.open("rb") as file:
+                return file.read(length)
+        except OSError as error:
+            raise StudyError(f"{self.file}: cannot be read: {reason(error)}") from None
 
 
 class KeptTokens:
-    """The records of one run.
+    """The per-token records of the steps that are kept, a file each.
 
     Attributes:
         checksums: SHA-256 of each step's file, by the step, in the steps' order.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Args:
-        folder: where the files lie, beside the run's checkpoints.
-        name: of the run, part of each file's name: what a run with other settings has kept is no part of this one.
-        """
         self.folder = folder
         self.name = name
         self.checksums: dict[int, str] = {}
 
-    def keep(self, step: int, arrays: Arrays) -> None:
+    def keep(self, step: int, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Write the arrays of a step, which have a length in common; raises StudyError where the disk refuses."""
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         try:

@@ -35,7 +35,7 @@ from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker, json_line
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.engine import Engine
-from tailrl.training.kept import KeptTokens
+from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
@@ -97,22 +97,22 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         settings.rollout_timeout,
     )
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
-    tokens = KeptTokens(checkpoints.folder, checkpoints.name)
-    state = RunState(model, make_optimizer(model, settings), engine.hand_over, thresholds, tokens)
+    kept = KeptMetrics(checkpoints.folder, checkpoints.name), KeptTokens(checkpoints.folder, checkpoints.name)
+    state = RunState(model, make_optimizer(model, settings), engine.hand_over, thresholds, *kept)
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
     state.startup_seconds += time.perf_counter() - started
     started -= state.wall_seconds
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
-    watch = Watch(settings, state.metrics())
-    with Tracker(run, job.seed, job.out, wandb_folder, state.metrics()) as tracker:
+    watch = Watch(settings, state.metrics.read())
+    with Tracker(run, job.seed, job.out, wandb_folder, state.metrics.read()) as tracker:
         while state.step < settings.steps and not watch.alarm():
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
             begun = time.perf_counter()
             tracker.log(metrics)
             watch.see(metrics)
-            state.lines.append(json.dumps(metrics))
+            state.metrics.add(metrics)
             state.step += 1
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
             state.wall_seconds = begun - started
@@ -251,7 +251,7 @@ def _is_finished(out: Path, identity: Mapping[str, str]) -> bool:
 
 def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> None:
     # Whole: Snakemake has removed the file under a job that outlived it.
-    lines = "".join(json_line(metrics) for metrics in state.metrics())
+    lines = "".join(json_line(metrics) for metrics in state.metrics.read())
     (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
     np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.tokens.joined())
     save_policy(state.model, job.tokenizer, job.out / "policy")

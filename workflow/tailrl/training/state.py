@@ -4,7 +4,6 @@ No random state is among it: the order of the problems and every random stream a
 the place in the batch (`seed_libraries` makes the generators of the libraries so too).
 """
 
-import json
 import random
 from collections.abc import Mapping
 from copy import copy
@@ -17,10 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.training.handover import Handover
-from tailrl.training.kept import KeptTokens
+from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.thresholds import Thresholds
 
-LINES = "metrics"
 NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
 
 
@@ -31,10 +29,10 @@ class RunState:
     optimizer: its optimizer; the rate is a function of the step.
     hand_over: the weights that a stale engine still waits for.
     thresholds: the adapted thresholds.
+    metrics: those of every step.
     tokens: the per-token records of the steps that are kept.
     step: steps done, and the number of the next one.
     skipped_in_a_row: steps until now, without a break, whose update was skipped.
-    lines: the metrics of every step, as JSON: a long run does not write them out anew at every checkpoint.
     resumed: the steps at which the run went on after an interruption.
     startup_seconds, wall_seconds: spent until now, in earlier processes too; what an interruption lost is not in.
     """
@@ -43,17 +41,13 @@ class RunState:
     optimizer: torch.optim.Optimizer
     hand_over: Handover
     thresholds: Thresholds
+    metrics: KeptMetrics
     tokens: KeptTokens
     step: int = 0
     skipped_in_a_row: int = 0
-    lines: list[str] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     startup_seconds: float = 0.0
     wall_seconds: float = 0.0
-
-    def metrics(self) -> list[dict[str, float]]:
-        """Those of every step until now."""
-        return [json.loads(line) for line in self.lines]
 
     def tensors(self) -> dict[str, Tensor]:
         """The large part, by name; the tensors are the live ones where they need no copy."""
@@ -62,25 +56,23 @@ class RunState:
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
         for age, weights in enumerate(self.hand_over.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
-        text = bytearray("\n".join(self.lines).encode())
-        # As a tensor: a header of safetensors may not grow with the steps.
-        found[LINES] = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
         return {name: tensor.contiguous() for name, tensor in found.items()}
 
     def numbers(self) -> dict[str, Any]:
-        """The small part, ready for JSON."""
+        """The small part, ready for JSON; brings what was kept to the disk, since it is named in it."""
         small = {name: getattr(self, name) for name in NUMBERS}
-        return small | {"thresholds": self.thresholds.state(), "tokens": self.tokens.state()}
+        kept = {"metrics": self.metrics.settle(), "tokens": self.tokens.state()}
+        return small | kept | {"thresholds": self.thresholds.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take up what `tensors` and `numbers` gave, in a run of the same settings; adds the step to `resumed`.
 
         Raises:
-            StudyError: the tokens of a step that was kept are not there any more; nothing is changed.
+            StudyError: metrics or tokens that were kept are not there any more; nothing is changed.
             KeyError, RuntimeError, TypeError, ValueError: it is the state of another kind of run; likewise.
         """
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}, LINES: {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
             groups[group][rest] = tensor
@@ -88,10 +80,9 @@ class RunState:
         # Before anything is changed: a state is taken up whole or not at all.
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise ValueError("its policy has other weights")
-        lines = groups[LINES][""].numpy().tobytes().decode().splitlines()
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
         small = {name: numbers[name] for name in NUMBERS}
-        kept = self.tokens.check(numbers["tokens"])
+        lines, kept = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
         copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
@@ -99,7 +90,7 @@ class RunState:
         self.hand_over.past.clear()
         self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])
-        self.lines = lines
+        self.metrics.restore(lines)
         self.tokens.checksums = kept
         for name, number in small.items():
             setattr(self, name, number)
