@@ -48,7 +48,8 @@ def test_every_output_exists(results: Path) -> None:
     for folder in ("base", *(f"train/{arm}/seed{seed}/policy" for arm, seed in RUNS)):
         files += [f"{folder}/{name}" for name in ("model.safetensors", "config.json", "tokenizer.json")]
     for arm, seed in RUNS:
-        files += [f"train/{arm}/seed{seed}/{name}" for name in ("metrics.jsonl", "tokens.npz", "run.json")]
+        names = ("metrics.jsonl", "tokens.npz", "run.json", "policy/README.md")
+        files += [f"train/{arm}/seed{seed}/{name}" for name in names]
     files += [f"figures/{figure}.svg" for figure in FIGURES] + [f"tables/{figure}.csv" for figure in FIGURES]
     files += [f"tables/{table}.csv" for table in ("policies", "differences", "claims")]
     files += ["summary.md", "summary.html", "report.html", "data/problems.json", "base/warm_start.json"]

@@ -34,9 +34,22 @@ def policy(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train one arm with one seed."""
+    from tailrl.model_card import write_card
     from tailrl.training.loop import train as train_run
 
     train_run(parse_settings(Run, args.settings), args.seed, args.policy, args.problems, args.out, args.wandb)
+    # Not in the loop: an edit of the card's words makes no run stale, and for want of a card no run is lost.
+    try:
+        write_card(args.out)
+    except StudyError as error:
+        print(f"tailrl: {error}", file=sys.stderr)
+
+
+def card(args: argparse.Namespace) -> None:
+    """Write the model card of a trained policy again, with what its evaluation found."""
+    from tailrl.model_card import write_card
+
+    print(write_card(args.run, args.evaluation))
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -199,6 +212,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--out": path,
             "--wandb": path,
         },
+        card: {"run": {"type": Path}, "--evaluation": path},
         evaluate: {
             "--arm": text,
             "--settings": text,

@@ -71,7 +71,9 @@ def test_a_trainer_that_samples_nothing() -> None:
 class Head:
     """A model as far as the checks look: its configuration and its head."""
 
-    def __init__(self, bias: object = None, **config: Any) -> None:
+    def __init__(self, bias: object = None, peft: bool = False, **config: Any) -> None:
+        if peft:
+            self.peft_config: dict[str, Any] = {}
         self.config = LlamaConfig(**config)
         self.head = SimpleNamespace(weight=None, bias=bias)
 
@@ -100,6 +102,7 @@ def trainer_of(**settings: Any) -> SimpleNamespace:
         ({}, {"logits_scaling": 8.0}, r"^logits_scaling: 8\.0"),
         ({}, {"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: 30\.0"),
         ({}, {"bias": 1}, "output bias"),
+        ({}, {"peft": True}, "PEFT"),
     ],
 )
 def test_a_model_or_a_way_of_running_that_is_not_known(

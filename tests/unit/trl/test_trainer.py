@@ -1,14 +1,17 @@
 """TRL's losses under the adapter: gradients against the study's own update, and real training on a CPU."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from trl_fixture import LONGEST, TEMPERATURE, TRAINERS, batch_of, gradients, make_trainer
+from trl import RLOOTrainer
+from trl_fixture import LONGEST, TEMPERATURE, TRAINERS, batch_of, gradients, make_trainer, reward
 
 from tailrl.policy import named_weights
 from tailrl.records import Rollout
@@ -16,6 +19,7 @@ from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients, ol
 from tailrl.trl import Correction
 from tailrl.vocabulary import token_logprobs
 
+ROOT = Path(__file__).parents[3]
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "mis": {"sequence": "mis", "veto": 1e-4},
@@ -82,30 +86,37 @@ def old_batch(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.T
         old, _, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, batch["completion_ids"].shape[1], 3
         )
-    return {"old_per_token_logps": old, "old_logps": (old * batch["completion_mask"]).sum(1)}
+    found = {"old_per_token_logps": old}
+    if isinstance(trainer, RLOOTrainer):
+        found["old_logps"] = (old * batch["completion_mask"]).sum(1)
+    return found
 
 
+@pytest.mark.parametrize("correction", [{}, {"sequence": "tis"}])
 def test_several_updates_on_the_same_rollouts(
-    exact: PreTrainedModel, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    exact: PreTrainedModel,
+    policy_folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    correction: dict[str, Any],
 ) -> None:
     """Weights from the log-probs before the first update, ratios from there too; a token outside either set drops."""
     rollouts, advantages = make_rollouts()
-    arm = {"vocabulary": DVP, "correction": {"sequence": "tis"}, "clip": {"ratio": "recompute"}}
+    arm = {"vocabulary": DVP, "correction": correction, "clip": {"ratio": "recompute"}}
     run = run_of(arm, temperature=TEMPERATURE, minibatches=2)
     samples = samples_of(rollouts, advantages, run)
     trainer = make_trainer("grpo", policy_folder, tokenizer, tmp_path, run.correction, torch.float64, loss_type="dapo")
     batch = batch_of(rollouts, advantages)
     batch |= old_batch(trainer, batch)
     old = old_logprobs(exact, samples, run)
-    torch.manual_seed(0)
-    for name, weight in named_weights(exact):
-        weight += 0.004 * torch.randn_like(weight)
-        trainer.model.state_dict()[name].copy_(weight)
+    move(exact, trainer.model)
+    left_T, right_T = (torch.cat(logprobs).isneginf() for logprobs in (old, old_logprobs(exact, samples, run)))
     record = StepRecord()
     accumulate_gradients(exact, samples, run, Stopwatch(), record, old)
-    moved = torch.cat([found.outside_T for found in record.logprobs]) != torch.cat(old).isneginf()
-    assert moved.any() and torch.cat(record.clipped).any()
-    (batch["num_items_in_batch"] / len(rollouts) * trainer._compute_loss(trainer.model, batch)).backward()
+    assert (left_T & ~right_T).any() and (right_T & ~left_T).any() and torch.cat(record.clipped).any()
+    loss = trainer._compute_loss(trainer.model, batch)
+    assert loss.isfinite()
+    (batch["num_items_in_batch"] / len(rollouts) * loss).backward()
     compare(gradients(trainer.model), gradients(exact))
 
 
@@ -119,23 +130,29 @@ def test_a_ratio_of_a_response_leaves_out_what_is_outside(
     plain = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float64, attn_implementation="eager")
     batch |= old_batch(trainer, batch)
     before = [definition(plain, rollout) for rollout in rollouts]
-    torch.manual_seed(0)
-    for name, weight in named_weights(plain):
-        weight += 0.01 * torch.randn_like(weight)
-        trainer.model.state_dict()[name].copy_(weight)
-    loss, clipped = torch.zeros((), dtype=torch.float64), 0
+    move(plain, trainer.model)
+    loss, clipped, returned = torch.zeros((), dtype=torch.float64), 0, 0
     for rollout, advantage, (old_T, gone_T) in zip(rollouts, advantages, before, strict=True):
         logp_T, outside_T = definition(plain, rollout)
+        returned += int((gone_T & ~outside_T).sum())
         ratio = (logp_T - old_T.detach())[~(outside_T | gone_T)].sum().exp()
         terms = [ratio * advantage, ratio.clamp(0.5, 1.5) * advantage]
         clipped += int(terms[1] < terms[0])
         loss = loss - torch.minimum(*terms) / len(rollouts)
-    assert 0 < clipped < len(rollouts)
+    assert 0 < clipped < len(rollouts) and returned
     loss.backward()
     found = trainer._compute_loss(trainer.model, batch)
     found.backward()
     assert found.item() == pytest.approx(loss.item(), rel=1e-6)
     compare(gradients(trainer.model), gradients(plain))
+
+
+def move(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """The same small step of both, which takes tokens out of the set and others into it."""
+    torch.manual_seed(7)
+    for name, weight in named_weights(model):
+        weight += 0.004 * torch.randn_like(weight)
+        other.state_dict()[name].copy_(weight)
 
 
 def definition(model: PreTrainedModel, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +171,9 @@ def test_two_steps_of_training(
     policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str
 ) -> None:
     correction = Correction(sequence="mis", veto=1e-4)
-    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, correction)
+    # Half a batch at a time: TRL shuffles and splits what generation left.
+    halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(kind, policy_folder, tokenizer, tmp_path, correction, **halves)
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.train()
     assert any(not torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
@@ -186,3 +205,19 @@ def test_nothing_to_learn_from(
     loss.backward()
     assert loss.isfinite()
     assert all(parameter.grad.abs().max() == 0 for parameter in trainer.model.parameters())
+
+
+def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/trl.md, on the tiny policy, two steps, in the mixed precision that TRL has by itself."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trl.md").read_text(encoding="utf-8"), flags=re.S)
+    small = "max_completion_length=4, max_steps=2, use_cpu=True, save_strategy='no', report_to='none'"
+    code = code.replace("max_completion_length=512", small).replace("Qwen/Qwen3-0.6B", str(policy_folder))
+    names: dict[str, Any] = {"reward": reward, "problems": Dataset.from_dict({"prompt": ["1+2=", "3+4="]})}
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)
+    trainer = names["trainer"]
+    assert trainer.args.bf16 and trainer.state.global_step == 2
+    [line] = [line for line in trainer.state.log_history if "rollout_corr/k3_kl" in line]
+    # It samples in float32 and trains in bfloat16.
+    assert 1e-9 < line["rollout_corr/k3_kl"] < 1e-3
+    assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=0.2)

@@ -100,6 +100,8 @@ def check_trainer(trainer: Any, model: Any) -> None:
     scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
     if trainer._is_vlm or config.get_text_config() is not config:
         raise StudyError(f"{type(model).__name__}: multimodal models are not supported")
+    if hasattr(model, "peft_config"):
+        raise StudyError(f"{type(model).__name__}: PEFT's adapters are not supported")
     if scales:
         raise StudyError(
             f"{scales[0]}: {getattr(config, scales[0])}: the objective knows no logits that are scaled after the head"
