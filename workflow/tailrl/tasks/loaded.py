@@ -9,6 +9,9 @@ from tailrl.errors import StudyError
 from tailrl.records import Problem
 from tailrl.settings import GeneratedTask
 
+MOST_IN_VAIN = 10_000
+"""Draws in a row that give no new problem, after which there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -31,9 +34,11 @@ def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> 
     """
     rng = random.Random(task.seed)
     problems: dict[str, Problem] = {}
-    for _ in range(100 * task.problems + 1):
+    in_vain = 0
+    while len(problems) < task.problems:
         problem = draw(rng)
+        in_vain = in_vain + 1 if problem.prompt in problems else 0
+        if in_vain == MOST_IN_VAIN:
+            raise StudyError(f"task {task.name}: {task.problems} different problems with its settings do not exist")
         problems.setdefault(problem.prompt, problem)
-        if len(problems) == task.problems:
-            return Loaded(list(problems.values()))
-    raise StudyError(f"task {task.name}: {task.problems} different problems with its settings do not exist")
+    return Loaded(list(problems.values()))
