@@ -158,3 +158,17 @@ def test_training_ends_with_a_card_and_is_not_lost_for_want_of_one(
     (run / "run.json").unlink()
     call(monkeypatch, "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
     assert "run.json: cannot be read" in capsys.readouterr().err
+
+
+def test_a_full_disk_at_the_card_loses_no_run(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loop, "train", lambda *_: None)
+    monkeypatch.setattr("tailrl.model_card.write_card", full)
+    settings = json.dumps(json.loads((trained / "run.json").read_text(encoding="utf-8"))["settings"])
+    rest = [x for name in ("policy", "problems", "wandb") for x in (f"--{name}", tmp_path)]
+    call(monkeypatch, "train", "--settings", settings, "--seed", 5, "--out", trained, *rest)
+    assert capsys.readouterr().err.endswith("no model card: No space left on device\n")

@@ -41,8 +41,8 @@ def train(args: argparse.Namespace) -> None:
     # Not in the loop: an edit of the card's words makes no run stale, and for want of a card no run is lost.
     try:
         write_card(args.out)
-    except StudyError as error:
-        print(f"tailrl: {error}", file=sys.stderr)
+    except (StudyError, OSError) as error:
+        print(f"tailrl: {args.out}: no model card: {reason(error)}", file=sys.stderr)
 
 
 def card(args: argparse.Namespace) -> None:
