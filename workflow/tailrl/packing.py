@@ -56,18 +56,19 @@ def pack(
     index_NL = offset_L + torch.where(in_prefix_NL, (end_U - prefix_U)[owner_N, None], (start_N - before_N)[:, None])
     real_NL = offset_L < (before_N + own_N)[:, None]
     place_NL = torch.arange(index_NL.numel()).view_as(index_NL)
+    owners = [(owner_N == prefix).nonzero().squeeze(1) for prefix in range(len(prefixes))]
     # The first sequence of each prefix stands for all of them.
-    first_U = [int((owner_N == prefix).nonzero()[0]) for prefix in range(len(prefixes))]
-    firsts_NL = torch.isin(torch.arange(len(lengths)), torch.tensor(first_U))[:, None] & in_prefix_NL
-    token_P = torch.cat([*(place_NL[first][firsts_NL[first]] for first in first_U), place_NL[real_NL & ~in_prefix_NL]])
-    owners = [(owner_N == prefix).nonzero().squeeze(1).to(device) for prefix in range(len(prefixes))]
+    firsts = [place_NL[own[0], :length] for own, length in zip(owners, prefixes, strict=True)]
+    token_P = torch.cat([*firsts, place_NL[real_NL & ~in_prefix_NL]])
     runs = [slice(end - length, end) for end, length in zip(end_U.tolist(), prefixes, strict=True)]
     return Packing(
         index_NL=index_NL.masked_fill(~real_NL, 0).to(device),
         token_P=token_P.to(device),
         positions_P=offset_L.expand_as(index_NL).flatten()[token_P].to(device),
         shared=tuple(
-            (run, own) for run, own in zip(runs, owners, strict=True) if len(own) > 1 < run.stop - run.start + 1
+            (run, own.to(device))
+            for run, own in zip(runs, owners, strict=True)
+            if len(own) > 1 and run.start < run.stop
         ),
     )
 
@@ -171,11 +172,12 @@ def micro_batches(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], 
     seen: set[tuple[int, ...]] = set()
     room = 0
     for index in sorted(range(len(prompts)), key=lambda i: (longest[prompts[i]], first[prompts[i]], responses[i], i)):
-        prompt, needed = prompts[index], responses[index]
-        if needed + (0 if prompt in seen else len(prompt)) > room or not groups:
+        prompt, own = prompts[index], responses[index]
+        needed = own if prompt in seen else len(prompt) + own
+        if needed > room or not groups:
             groups.append([])
-            room, seen = token_budget, set()
-        room -= needed + (0 if prompt in seen else len(prompt))
+            room, seen, needed = token_budget, set(), len(prompt) + own
+        room -= needed
         seen.add(prompt)
         groups[-1].append(index)
     return groups

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from tailrl.report.data import Evaluation, Results, Score, Tokens, TrainedRun
+from tailrl.report.findings import CLAIMS
+from tailrl.report.verdicts import Verdict, judge
 from tailrl.settings import ArithmeticTask, Arm, ScratchPolicy, Training
 
 STEPS, SEEDS, PROBLEMS = 50, 8, 10_000
@@ -81,3 +83,9 @@ def _run(arm: str, seed: int, settings: Mapping[str, Any], numbers: Mapping[str,
 
 def _score(seed: int, share: float) -> Score:
     return Score(seed, (np.arange(PROBLEMS)[:, None] < round(share * PROBLEMS)).astype(np.float64))
+
+
+def verdicts(claim: str, **arms: Made) -> list[Verdict]:
+    """Those on the claims whose function has this name."""
+    (statement,) = [known.statement for known in CLAIMS if known.find.__name__ == claim]
+    return [verdict for verdict in judge(results_of(**arms)) if verdict.claim == statement]

@@ -20,20 +20,15 @@ from claims_fixture import (
     falling,
     made,
     results_of,
+    verdicts,
 )
 
 from tailrl.report.claims import CLAIMS
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference, holm, share_difference
-from tailrl.report.verdicts import Verdict, judge
+from tailrl.report.verdicts import judge
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-def verdicts(claim: str, **arms: Made) -> list[Verdict]:
-    """Those on the claims whose function has this name."""
-    (statement,) = [known.statement for known in CLAIMS if known.find.__name__ == claim]
-    return [verdict for verdict in judge(results_of(**arms)) if verdict.claim == statement]
 
 
 def deltas(head: list[float], tail: list[float]) -> dict[str, list[list[float]]]:

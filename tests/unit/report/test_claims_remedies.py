@@ -5,12 +5,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, SEEDS, STEPS, Made, around, made, results_of
+from claims_fixture import (
+    DVP,
+    DVP_MIS,
+    EXACT,
+    MATCHED,
+    NAIVE,
+    NOISE,
+    SEEDS,
+    STEPS,
+    Made,
+    around,
+    made,
+    verdicts,
+)
 
 from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference
-from tailrl.report.verdicts import Verdict, judge
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -98,11 +110,6 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("bound_says_something", UNTESTABLE, {"a": made(DVP)}),
     ("bound_says_something", UNTESTABLE, {"a": made(NAIVE, bound=SPREAD)}),
 ]  # fmt: skip
-
-
-def verdicts(claim: str, **arms: Made) -> list[Verdict]:
-    (statement,) = [known.statement for known in CLAIMS if known.find.__name__ == claim]
-    return [verdict for verdict in judge(results_of(**arms)) if verdict.claim == statement]
 
 
 @pytest.mark.parametrize(("claim", "outcome", "arms"), OUTCOMES)

@@ -25,7 +25,7 @@ from tailrl.report.axes import (
 from tailrl.report.catalogue import ABLATION
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
-from tailrl.report.findings import CHANGES, UNDECIDED
+from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, gains_over_base
 from tailrl.report.statistics import CONFIDENCE, Difference, Interval, holm, mean_interval, problem_interval
 from tailrl.report.summary import LOST, count, p_value, percent, points, table
@@ -187,7 +187,7 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
     collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
     return Verdict(
         claim=f"{ABLATION}{field}",
-        source="open question",
+        source=OPEN,
         verdict=CHANGES if decided else UNDECIDED,
         policy=roles.policy_name(settings),
         task=str(settings.get("task.name", "not recorded")),

@@ -7,7 +7,7 @@ yet names the command that makes one.
 
 from dataclasses import dataclass
 
-DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
+from tailrl.report.findings import DVP, VEXACT
 
 ABLATION = "ablation of "
 """How the claims of an ablation begin; the field follows."""

@@ -16,9 +16,12 @@ from tailrl.report.endpoints import MASKED, UNMASKED, growth, log10, mean, power
 from tailrl.report.findings import (
     CLAIMS,
     CONTRADICTED,
+    DVP,
+    OPEN,
     REPRODUCED,
     UNDECIDED,
     UNTESTABLE,
+    VEXACT,
     Finding,
     claim,
     interval,
@@ -34,8 +37,6 @@ from tailrl.report.statistics import (
 from tailrl.report.survival import collapses, deepest_loss
 
 __all__ = ["CLAIMS"]
-
-DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
 
 TAIL, HEAD = 5.0, -math.log(0.9)
 """-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
@@ -239,7 +240,7 @@ def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> 
 
 @claim(
     "DVP ends above naive with zero mismatch too",
-    "open question",
+    OPEN,
     unit="share of samples",
     family="zero",
     needs="DVP arm beside a naive arm, both with the exact engine",

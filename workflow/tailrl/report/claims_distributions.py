@@ -9,11 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrl.report.distribution_tables import Compared
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
+from tailrl.report.findings import CONTRADICTED, DVP, REPRODUCED, UNDECIDED, UNTESTABLE, VEXACT, interval
 from tailrl.report.statistics import CONFIDENCE, Interval, holm, ratio_interval
 from tailrl.report.verdicts import LEVEL, Verdict
-
-DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
 
 TAIL = 5.0
 """-ln π_train from which on a token is in the tail, as in the claims on training runs."""

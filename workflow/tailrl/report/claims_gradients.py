@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tailrl.report import roles
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNTESTABLE
+from tailrl.report.findings import CONTRADICTED, DVP, REPRODUCED, UNTESTABLE
 from tailrl.report.gradients import MISMATCHES, NO_MISMATCH, Summary
 from tailrl.report.provenance import DEFAULTS, flatten
 from tailrl.report.summary import short
 from tailrl.report.verdicts import Verdict
-
-DVP = "arXiv 2512.23087"
 
 EXACT = 1e-9
 """A bias below this share of the gradient is rounding: the sums are in float64."""

@@ -10,14 +10,16 @@ from dataclasses import replace
 import numpy as np
 
 from tailrl.report import roles
-from tailrl.report.claims import DVP, VEXACT
 from tailrl.report.data import FloatArray, Results
 from tailrl.report.endpoints import UNMASKED, growth, log10, mean, powers, scores
 from tailrl.report.findings import (
     CLAIMS,
     CONTRADICTED,
+    DVP,
+    OPEN,
     REPRODUCED,
     UNTESTABLE,
+    VEXACT,
     Finding,
     claim,
     interval,
@@ -27,8 +29,6 @@ from tailrl.report.findings import (
 from tailrl.report.statistics import arm_difference, difference_from, one_sided
 
 __all__ = ["CLAIMS"]
-
-OPEN = "open question"
 
 BOUND = "dvp/bias_bound_paper"
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from tailrl.report.data import Results
 from tailrl.report.statistics import Difference
 
+DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
+OPEN = "open question"
+"""Where claims come from: the papers, and what they leave open."""
+
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
 UNTESTABLE = "not testable at this scale"
 CHANGES = "a difference is shown"

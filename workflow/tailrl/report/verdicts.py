@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.report import roles
-from tailrl.report.claims_remedies import CLAIMS
+from tailrl.report import claims, claims_remedies, roles  # noqa: F401 - each puts its own into CLAIMS, in this order
 from tailrl.report.data import Results
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
+from tailrl.report.findings import CLAIMS, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
 from tailrl.report.statistics import CONFIDENCE, holm
 
 LEVEL = (1 - CONFIDENCE) / 2

@@ -105,8 +105,9 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     state.startup_seconds += time.perf_counter() - started
     started -= state.wall_seconds
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
-    watch = Watch(settings, state.metrics.read())
-    with Tracker(run, job.seed, job.out, wandb_folder, state.metrics.read()) as tracker:
+    recorded = state.metrics.read()
+    watch = Watch(settings, recorded)
+    with Tracker(run, job.seed, job.out, wandb_folder, recorded) as tracker:
         while state.step < settings.steps and not watch.alarm():
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
             begun = time.perf_counter()
