@@ -30,6 +30,7 @@ LAYERS = [
         "records",
         "metrics",
         "alarm",
+        "deadline",
         "model_card",
         "modules",
         "provenance",

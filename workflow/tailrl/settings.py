@@ -237,7 +237,10 @@ class Training(Settings):
         None, description="ends the run early, at the alarm of a metric; its policy is evaluated as it is then"
     )
     rollout_timeout: float = Field(
-        3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"
+        3600.0,
+        gt=0,
+        description="seconds after which the engine's start, its test, a hand-over of weights or a step's generation "
+        "counts as hung and the job is ended",
     )
 
     @model_validator(mode="after")
@@ -308,6 +311,9 @@ class Evaluation(Settings):
     temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples: the same for every policy")
+    rollout_timeout: float = Field(
+        14400.0, gt=0, description="seconds after which the responses of one policy count as hung and the job is ended"
+    )
 
     @model_validator(mode="after")
     def _without_trainer(self) -> Self:
