@@ -308,3 +308,17 @@ def test_values_that_there_are_not(arm: dict[str, Any], words: str) -> None:
 def test_a_budget_needs_a_trainer_that_prunes() -> None:
     vocabulary = {"rule": "min_p", "rho": "e-13", "adapt": "budget", "budget": 0.01, "side": "sampler"}
     assert "budget is measured in the trainer" in refusal({"vocabulary": vocabulary, "deliberate": True})
+
+
+# --- what the exact engine cannot meet ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [{"engine": "exact", "dtype": "float32"}, {"verify": True}])
+def test_the_trainers_own_bits_are_float32(sampler: dict[str, Any]) -> None:
+    assert refusal({"sampler": sampler}, dtype="bfloat16") == (
+        "arms.a: an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
+        "sample with another engine and without verify"
+    )
+    own = {"sampler": sampler, "training": {"dtype": "float32"}}
+    assert study_with(own, dtype="bfloat16").run("a").training.dtype == "float32"
+    assert study_with({}, dtype="bfloat16").run("a").training.dtype == "bfloat16"

@@ -228,6 +228,11 @@ class Study(Settings):
                 f"arms.{arm_name}: with disturbance.side: both, staleness takes one gradient a step, at the engine's "
                 "old weights; set minibatches: 1"
             )
+        if arm.sampler.exact and training.dtype != "float32":
+            raise ValueError(
+                f"arms.{arm_name}: an engine with the trainer's own bits has them in float32 alone; set "
+                "training.dtype: float32, or sample with another engine and without verify"
+            )
         return Run(
             study=self.name,
             arm=arm_name,
