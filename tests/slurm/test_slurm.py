@@ -115,10 +115,13 @@ class Study:
     def strike(self, what: str) -> Blow:
         """Choose a run that trains, and note it."""
         begun = {run: self.step(run) for run in RUNS}
-        # One that has got on since: it is past its start, not waiting for Python to import torch.
-        self.wait_for(lambda: (found := self.training()) and found.step > begun[found.run])
-        blow = self.training()
-        assert blow is not None
+
+        def got_on() -> Blow | None:
+            """Not one that waits for Python to import torch."""
+            found = self.training()
+            return found if found and found.step > begun[found.run] else None
+
+        blow: Blow = self.wait_for(got_on)
         blow.what = what
         self.blows.append(blow)
         return blow

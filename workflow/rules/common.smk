@@ -89,9 +89,12 @@ RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 check_writable(results)
 
 
-# For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
+# For `tailrl unlock`, which can look for a running Snakemake and its jobs on its own machine alone.
 onstart:
-    Path(".snakemake/host").write_text(platform.node())
+    executor = (
+        f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
+    )
+    Path(".snakemake/host").write_text(platform.node() + executor)
 
 
 # A finished run's results have a second name until Snakemake has seen all ends (`tailrl.training.results`).
