@@ -49,14 +49,19 @@ def arm_seeds(arm):
     return (0,) if arm == BASE_ARM else study.seeds
 
 
-def arm_results(arms):
-    runs = [
-        f"{results}/train/{arm}/seed{seed}/{file}"
+# Paths, not `rules.train.output`: that is no pattern for `expand` where a profile says `default-storage-provider`.
+def run_files(arms, *names):
+    return [
+        f"{results}/train/{arm}/seed{seed}/{name}"
         for arm in arms
         for seed in study.seeds
-        for file in RUN_FILES
+        for name in names
     ]
-    return runs + [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+
+
+def arm_results(arms):
+    evaluated = [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+    return run_files(arms, *RUN_FILES) + evaluated
 
 
 # What the pages over all studies are made of: whatever is there.
