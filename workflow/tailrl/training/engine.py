@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
+from tailrl import ranks
 from tailrl.errors import StudyError
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, Sampler
@@ -43,6 +44,9 @@ class Engine:
     def generate(self, requests: Sequence[Request], decoding: Decoding, model: PreTrainedModel) -> list[Rollout]:
         """`Sampler.generate`, on a new engine with the same weights where the first one fails.
 
+        One rank of several cannot be handed weights alone: its process ends where its engine fails, with a code by
+        which the rule knows that another one may succeed.
+
         Raises:
             StudyError: bad input, or the new engine fails too; then with the last lines of the error.
         """
@@ -52,6 +56,9 @@ class Engine:
             raise
         except Exception as error:
             first = _last_lines(error)
+        if ranks.count() > 1:
+            print(f"tailrl: the engine of rank {ranks.number()} failed: {first}", file=sys.stderr, flush=True)
+            os._exit(os.EX_SOFTWARE)
         print(f"tailrl: the engine failed and is started anew, the batch repeated: {first}", file=sys.stderr)
         try:
             del self.sampler, self.hand_over.sampler

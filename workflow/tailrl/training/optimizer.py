@@ -6,6 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tailrl.errors import NumericalError
+from tailrl.ranks import whole
 from tailrl.settings import Training
 
 
@@ -24,7 +25,7 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     Raises:
         NumericalError: the norm is not finite; nothing is changed.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
+    norm = whole(nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)).item()
     if not np.isfinite(norm):
         raise NumericalError(f"the gradient's norm is {norm}")
     optimizer.step()
