@@ -6,6 +6,7 @@ torchrun starts the same processes: `torchrun --no-python ... tailrl train ...`.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -38,8 +39,6 @@ def launch(ranks: int, command: Sequence[str]) -> None:
     Raises:
         StudyError: a rank told what must be mended (`tell_launcher`).
     """
-    # What the agent would say in many lines is said here in one.
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -57,6 +56,7 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         program, *arguments = command
+        logging.disable(logging.ERROR)  # what the agent says in many lines is said below in one
         try:
             elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
@@ -65,6 +65,8 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             sys.exit(128 + error.sigval)
         else:
             return
+        finally:
+            logging.disable(logging.NOTSET)
     if failure.error_file != NO_FILE:
         raise StudyError(failure.message)
     print(f"tailrl: rank {rank} of {ranks} ended with {failure.exitcode}", file=sys.stderr)
