@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-SECONDS = 120.0
+SECONDS = 100.0
 
 
 def on_ranks(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -21,14 +22,15 @@ def on_ranks(count: int, folder: Path, function: Callable[..., Any], *arguments:
 
     Args:
         count: how many.
-        folder: an empty one, by which they find one another.
+        folder: gets a folder by which they find one another.
         function: gets the arguments; what it changes in memory is lost with its process.
         arguments: likewise.
     """
+    meeting = tempfile.mkdtemp(dir=folder)
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     processes = [
-        context.Process(target=_rank, args=(rank, count, folder, writer, function, arguments))
+        context.Process(target=_rank, args=(rank, count, meeting, writer, function, arguments))
         for rank, (_, writer) in enumerate(pipes)
     ]
     for process in processes:
@@ -47,13 +49,13 @@ def on_ranks(count: int, folder: Path, function: Callable[..., Any], *arguments:
 
 
 def _rank(
-    rank: int, count: int, folder: Path, writer: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int, count: int, meeting: str, writer: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/ranks",
+            init_method=f"file://{meeting}/ranks",
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=SECONDS),

@@ -59,9 +59,7 @@ def on_two_ranks(runs: Runs, run: Run, name: str = "out", expect: type[BaseExcep
             runs.train_rank(run, 5, name)
         return str(caught.value)
 
-    meeting = runs.folder / f"meeting {len(list(runs.folder.iterdir()))}"
-    meeting.mkdir()
-    return on_ranks(2, meeting, rank)
+    return on_ranks(2, runs.folder, rank)
 
 
 def assert_same(found: Result, expected: Result) -> None:
