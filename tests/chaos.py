@@ -26,7 +26,7 @@ from statistics import mean
 from typing import Any
 
 from kills import RECORDS, STARTS, Kill, Struck, plan, table
-from outcome import compare, final
+from outcome import compare, final, resumed
 from study_fixture import Workflow, copy_workflow
 from victims import MARK, Job, half_written, jobs, kill, kill_all
 
@@ -44,6 +44,8 @@ COMMAND = "tailrl unlock && exec snakemake --cores 2 --configfile {study}"
 """What `make reproduce` does; exec, so that the process that is killed alone is Snakemake."""
 RECORDING = 0.5
 """Seconds after a job's end within which Snakemake is struck: it looks at the outputs and notes them."""
+SECOND_START = ("engine starts", "training", "checkpoint", "evaluation")
+"""Stages of processes that their rule starts once more."""
 WRITING = 0.01
 """Seconds after a checkpoint's file appeared within which its writer is struck."""
 PATIENCE = 1800
@@ -64,6 +66,9 @@ class Chaos:
         self.struck: list[Struck] = []
         self.writing: Path | None = None
         self.finished = 0
+        self.to_resume: set[Path] = set()
+        self.resumed = 0
+        self.second: set[str] = set()
 
     @property
     def results(self) -> Path:
@@ -71,6 +76,7 @@ class Chaos:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The one command; its output goes to a file that the next start writes over."""
+        self.second.clear()
         with (self.folder / "output").open("wb") as output:
             return subprocess.Popen(
                 ["bash", "-c", COMMAND.format(study=self.study)],
@@ -107,26 +113,28 @@ class Chaos:
 
     def disturb(self, planned: Sequence[Kill], spans: Mapping[str, float], expected: Mapping[str, Any]) -> None:
         """Carry the kills out, and compare every study that finishes, the last one among them."""
-        process, harmed, begun = self.start(), False, time.monotonic()
+        process, begun = self.start(), time.monotonic()
+        harmed: set[str] = set()
         for kill_ in planned:
             while not self.reach(kill_, spans, process):
-                # A study may fail because a job of it was killed, and for no other reason.
+                # A study may fail because a job of it was killed that nothing starts again, and for no other reason.
                 if process.returncode and not harmed:
                     self.fail()
                 if not process.returncode:
                     self.compare(expected)
                     shutil.rmtree(self.results)
-                process, harmed = self.start(), False
-            self.strike(kill_, process, begun)
-            harmed = True
+                process, harmed = self.start(), set()
+            harmed |= self.strike(kill_, process, begun)
             if process.poll() is not None:
-                process, harmed = self.start(), False
+                process, harmed = self.start(), set()
         if process.wait(timeout=PATIENCE) and harmed:
             process = self.start()
             process.wait(timeout=PATIENCE)
         if process.returncode:
             self.fail()
         self.compare(expected)
+        if not self.resumed and any(row.at == "checkpoint" for row in self.struck):
+            sys.exit("training was killed beside its checkpoints, and no run has gone on from one")
 
     def reach(self, kill_: Kill, spans: Mapping[str, float], process: "subprocess.Popen[bytes]") -> bool:
         """Wait for the aim and a share of its time; False where the study has ended before."""
@@ -161,11 +169,18 @@ class Chaos:
     def half_written(self) -> set[Path]:
         return {run for run in self.runs() if half_written(run)}
 
-    def strike(self, kill_: Kill, process: "subprocess.Popen[bytes]", begun: float) -> None:
-        """One SIGKILL, or one for everything; a row for the table."""
-        victim = self.writer(self.writing) if kill_.aim == "checkpoint" and self.writing else None
-        if victim is not None:
-            kill(victim.process)  # at once: to look at all processes takes longer than to write
+    def strike(self, kill_: Kill, process: "subprocess.Popen[bytes]", begun: float) -> set[str]:
+        """One SIGKILL, or one for everything; a row for the table.
+
+        Returns:
+            What may now make the running Snakemake fail: the name of a job that was killed alone. Of one with an engine
+            the rule itself starts the process again, once.
+        """
+        writer = self.writer(self.writing) if kill_.aim == "checkpoint" and self.writing else None
+        if writer is not None and self.writing:
+            kill(writer)  # at once: to look at all processes takes longer than to write
+            name = f"train {self.writing.parent.name} {self.writing.name}"
+            victim: Job | None = Job(writer, "checkpoint", name, self.writing)
         else:
             now = jobs(self.folder)
             victim = next((job for job in now if job.stage == kill_.aim), now[0] if now else None)
@@ -179,6 +194,7 @@ class Chaos:
         elif victim is not None:
             kill(victim.process)
         run = victim.run if victim else None
+        self.note_states(victim, mode)
         metrics = run / "metrics.jsonl" if run else None
         writing = mode != "Snakemake" and victim is not None and victim.stage == "checkpoint"
         own = kill_.aim in (STARTS, RECORDS) and (victim is None or kill_.aim == RECORDS)
@@ -196,14 +212,27 @@ class Chaos:
             )
         )
         print(self.struck[-1], flush=True)
+        if mode != "one job" or victim is None:
+            return set()
+        again = victim.stage in SECOND_START and victim.name not in self.second
+        self.second.add(victim.name)
+        return set() if again else {victim.name}
 
-    def writer(self, run: Path) -> Job | None:
-        """The process that writes the run's checkpoint."""
+    def note_states(self, victim: Job | None, mode: str) -> None:
+        """Which runs must go on from a state: those whose process was killed when they had one and no results yet."""
+        killed = self.runs() if mode == "everything" else []
+        if mode == "one job" and victim and victim.run and self.writer(victim.run) == victim.process:
+            killed = [victim.run]
+        for run in killed:
+            if any(run.glob("checkpoints/step-*")) and not any(run.glob("checkpoints/finished-*")):
+                self.to_resume.add(run)
+
+    def writer(self, run: Path) -> int | None:
+        """The process that has the run's checkpoints, and not one that waits for them."""
         try:
-            process = int((run / "checkpoints" / "lock").read_text())
+            return int((run / "checkpoints" / "lock").read_text())
         except (OSError, ValueError):
             return None  # the run has just ended
-        return Job(process, "checkpoint", f"train {run.parent.name} {run.name}", run)
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -211,6 +240,11 @@ class Chaos:
         """Count a study that has finished; ends the script where it is not as undisturbed."""
         kill_all(self.folder)
         compare(final(self.results), expected)
+        for run in sorted(self.to_resume):
+            if not resumed(run):
+                sys.exit(f"{run.relative_to(self.results)}: trained from the first step, though it had a state")
+        self.resumed += len(self.to_resume)
+        self.to_resume.clear()
         self.finished += 1
         print(f"{len(self.struck)} kills: study {self.finished} is as undisturbed", flush=True)
 
@@ -234,7 +268,8 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     print(f"\n{table(disturbed.struck)}\n")
     print(
         f"{kills} kills (seed {seed}, {left} left a half-written checkpoint): {disturbed.finished} studies finished, "
-        "each the same as the undisturbed one in files, metrics, weights, tokens, evaluation and tables"
+        f"each the same as the undisturbed one in every file that no clock has a part in; {disturbed.resumed} runs "
+        "went on from a state, all that had one"
     )
     return disturbed.struck
 

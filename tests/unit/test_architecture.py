@@ -31,6 +31,7 @@ LAYERS = [
         "records",
         "metrics",
         "alarm",
+        "deadline",
         "model_card",
         "modules",
         "provenance",

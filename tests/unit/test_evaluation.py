@@ -203,7 +203,7 @@ def test_prompts_reach_the_encoder_as_written_and_get_the_policys_template_once(
 
 
 def test_sampler_lm_does_not_score_text() -> None:
-    lm = make_lm(FakeSampler(), CharTokenizer(), 0, 100)
+    lm = make_lm(FakeSampler(), CharTokenizer(), Evaluation(), 100)
     for method in (lm.loglikelihood, lm.loglikelihood_rolling):
         with pytest.raises(NotImplementedError, match="a sampler does not score given text"):
             method([SimpleNamespace(args=("a", "b"))])
@@ -259,7 +259,7 @@ def test_definition_alone_is_a_task_for_lm_evals_own_command_line(tmp_path: Path
     write_problems(PROBLEMS, tmp_path / "problems.jsonl")
     metadata = {"problems_file": str(tmp_path / "problems.jsonl")}
     manager = TaskManager(include_path=str(evaluation.TASKS_FOLDER), include_defaults=False, metadata=metadata)
-    lm = make_lm(sampler := FakeSampler(), CharTokenizer(), 0, 100)
+    lm = make_lm(sampler := FakeSampler(), CharTokenizer(), Evaluation(), 100)
     outcome = lm_eval.evaluate(lm, manager.load(["boxed"]), bootstrap_iters=0)
     assert [text_of(request) for request in sampler.calls[0][0]] == [problem.prompt for problem in PROBLEMS]
     right = sum(rollout.stopped for rollout in lm.rollouts)

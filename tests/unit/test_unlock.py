@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tailrl.errors import StudyError
-from tailrl.unlock import remove_stale_lock, running_snakemakes
+from tailrl.unlock import is_snakemake, remove_stale_lock, running_snakemakes
 
 
 @pytest.fixture
@@ -106,6 +106,52 @@ def test_a_job_that_outlived_its_snakemake_is_waited_for(
         process.communicate()
     thread.join()
     assert left(locked) == 0
+
+
+PYTHON = "/usr/bin/python3.11"
+COMMANDS = {
+    (PYTHON, "/venv/bin/snakemake", "--cores", "all"): True,
+    ("/venv/bin/snakemake", "--cores", "all"): True,
+    (PYTHON, "-m", "snakemake", "--cores", "all"): True,
+    (PYTHON, "-X", "dev", "-m", "snakemake"): True,
+    (PYTHON, "-Xdev", "-W", "error", "-Im", "snakemake"): True,
+    (PYTHON, "-u", "-O", "-msnakemake"): True,
+    (PYTHON, "-m", "snakemake.cli"): True,
+    (PYTHON, "-m", "pytest", "snakemake"): False,
+    (PYTHON, "-c", "import snakemake", "snakemake"): False,
+    (PYTHON, "-X", "snakemake", "other.py"): False,
+    (PYTHON, "read.py", "snakemake"): False,
+    ("less", "snakemake"): False,
+    (PYTHON,): False,
+    ("",): False,
+    (): False,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_snakemake_is_known_by_its_command(command: tuple[str, ...]) -> None:
+    assert is_snakemake(list(command)) == COMMANDS[command]
+
+
+def test_another_users_snakemake_may_be_here(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system shows its command and not its folder."""
+    process = pretend(locked.parent, "--cores", "all")
+
+    def same(path: Path, _: Path) -> bool:
+        if path == Path(f"/proc/{process.pid}/cwd"):
+            raise PermissionError(13, "Permission denied")
+        return False
+
+    monkeypatch.setattr(Path, "samefile", same)
+    words = f": another user's Snakemake is running, as process {process.pid}, here or elsewhere; "
+    try:
+        with pytest.raises(StudyError, match=words):
+            remove_stale_lock(locked)
+        assert left(locked) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    assert remove_stale_lock(locked)
 
 
 def test_another_machine_cannot_be_looked_at(locked: Path) -> None:

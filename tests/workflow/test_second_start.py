@@ -1,4 +1,4 @@
-"""A training process that was killed is started once more by its job; one that named bad input is not."""
+"""A process with an engine that was killed is started once more by its job; one that named bad input is not."""
 
 import os
 import subprocess
@@ -9,17 +9,21 @@ from study_fixture import Workflow, copy_workflow
 
 # In place of the real one. Its arms fail by their names; every call is noted.
 TAILRL = """#!/usr/bin/env bash
-echo "$@" | grep -o 'train/[a-z]*' >> "$CALLS"
-case "$*" in
-  problems*) mkdir -p results/changed/data && touch results/changed/data/{train,evaluation,warm_start}.jsonl \\
+arm=$(echo "$@" | grep -o 'train/[a-z]*' | tail -1)
+echo "$1/${arm#train/}" >> "$CALLS"
+calls() { grep -c "$1" "$CALLS"; }
+case "$1/$arm" in
+  problems/*) mkdir -p results/changed/data && touch results/changed/data/{train,evaluation,warm_start}.jsonl \\
     results/changed/data/problems.json; exit ;;
-  policy*) mkdir -p results/changed/base; exit ;;
-  *train/bad/*) echo "tailrl: bad input" >&2; exit 1 ;;
-  *train/hung/*) echo "tailrl: the engine hangs" >&2; exit 70 ;;
-  *train/killed/*) echo "step" >&2; [ "$(grep -c train/killed "$CALLS")" -gt 1 ] || kill -KILL $$ ;;
+  policy/*) mkdir -p results/changed/base; exit ;;
+  train/train/bad) echo "tailrl: bad input" >&2; exit 1 ;;
+  train/train/hung) echo "tailrl: the engine hangs" >&2; exit 70 ;;
+  train/train/killed) echo "step" >&2; [ "$(calls train/killed)" -gt 1 ] || kill -KILL $$ ;;
+  evaluate/*) [ "$(calls evaluate/killed)" -gt 1 ] || kill -KILL $$
+    mkdir -p results/changed/eval && touch results/changed/eval/killed.{json,samples.jsonl}; exit ;;
 esac
 out=results/changed/train/killed/seed0
-mkdir -p $out/policy && touch $out/{metrics.jsonl,tokens.npz,run.json}
+mkdir -p $out/policy $out/checkpoints/finished-0 && touch $out/{metrics.jsonl,tokens.npz,run.json}
 """
 
 
@@ -38,17 +42,21 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     arms = ("bad", "hung", "killed")
     study = workflow.write_study({"name": "changed", "seeds": [0], "arms": {arm: {} for arm in arms}, "ablations": {}})
     targets = [f"train_{arm}" for arm in arms]
-    ended = subprocess.run(
-        ["snakemake", "--cores", "2", *targets, "--configfile", study],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 1, output
+
+    def snakemake(*targets: str) -> tuple[int, str]:
+        ended = subprocess.run(
+            ["snakemake", "--cores", "2", *targets, "--configfile", study],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        return ended.returncode, ended.stdout + ended.stderr
+
+    code, output = snakemake(*targets)
+    assert code == 1, output
     calls = (folder / "calls").read_text().split()
     assert {arm: calls.count(f"train/{arm}") for arm in arms} == {"bad": 1, "hung": 2, "killed": 2}, output
     logs = {arm: (folder / f"results/changed/logs/train/{arm}/seed0.log").read_text() for arm in arms}
@@ -57,4 +65,15 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     assert logs["hung"] == "tailrl: the engine hangs\n" + again.format(70) + "tailrl: the engine hangs\n"
     assert logs["killed"] == "step\n" + again.format(137) + "step\n"
     assert "tailrl: bad input" in output, "Snakemake shows the sentence"
-    assert (folder / "results/changed/train/killed/seed0/metrics.jsonl").is_file()
+    killed, other = (folder / f"results/changed/train/{arm}/seed0" for arm in ("killed", "hung"))
+    assert (killed / "metrics.jsonl").is_file()
+    assert (killed / "checkpoints/finished-0").is_dir(), "Snakemake has not come to the end of what it was asked for"
+
+    (other / "checkpoints").mkdir(parents=True)
+    (other / "checkpoints/step-1").touch()
+    code, output = snakemake("results/changed/eval/killed.json")
+    assert code == 0, output
+    assert (folder / "calls").read_text().split().count("evaluate/killed") == 2, output
+    assert again.format(137) in (folder / "results/changed/logs/evaluate/killed.log").read_text()
+    assert not (killed / "checkpoints").exists()
+    assert (other / "checkpoints/step-1").exists(), "of a run that is not finished"

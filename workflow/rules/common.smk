@@ -2,6 +2,7 @@
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -72,6 +73,17 @@ def known_claims(wildcards):
     ]
 
 
+# The shell of a job with an engine in it. A process that was killed or hung is started once more. One that exits with 1
+# has said what must be mended: `retries` would repeat that too, since it knows no exit codes.
+def once_more(command):
+    return (
+        f"job() {{{{ {command} 2>> {{log:q}}; }}}}\n"
+        ": > {log:q}\n"
+        "job || {{ code=$?; [ $code -gt 1 ] && "
+        'echo "tailrl: the process ended with $code and is started once more" >> {log:q} && job; }}'
+    )
+
+
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 
 check_writable(results)
@@ -80,6 +92,14 @@ check_writable(results)
 # For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
 onstart:
     Path(".snakemake/host").write_text(platform.node())
+
+
+# A finished run's results have a second name until Snakemake has seen all ends (`tailrl.training.results`).
+onsuccess:
+    for folder in Path(results, "train").glob("*/seed*/checkpoints"):
+        # Neither a run that was interrupted nor one that a killed Snakemake's job has just begun.
+        if any(folder.glob("finished-*")) and not any(folder.glob("step-*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 wildcard_constraints:

@@ -32,5 +32,7 @@ rule evaluate:
     message:
         "evaluate {wildcards.arm}"
     shell:
-        "tailrl evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
-        "--problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q} 2> {log:q}"
+        once_more(
+            "tailrl evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
+            "--problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q}"
+        )

@@ -27,15 +27,12 @@ rule train:
         wandb=subpath(output.metrics, ancestor=4),
     message:
         "train {wildcards.arm}, seed {wildcards.seed}"
-    # A process that was killed or hung is started once more, and goes on from its last checkpoint. One that exits with
-    # 1 has said what must be mended: `retries` would repeat that too, since it knows no exit codes.
+    # Started once more, it goes on from its last checkpoint.
     shell:
-        "train() {{ tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
-        "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks} "
-        "2>> {log:q}; }}\n"
-        ": > {log:q}\n"
-        "train || {{ code=$?; [ $code -gt 1 ] && "
-        'echo "tailrl: the process ended with $code and is started once more" >> {log:q} && train; }}'
+        once_more(
+            "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
+            "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks}"
+        )
 
 
 for arm in study.arms:

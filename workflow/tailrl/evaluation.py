@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from tailrl.deadline import deadline
 from tailrl.errors import StudyError, reason
 from tailrl.policy import (
     check_vocabulary,
@@ -138,8 +139,11 @@ def make_requests(
     return requests
 
 
-def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", seed: int, max_length: int) -> Any:
-    """An lm-eval model that samples from all tokens with `sampler`; its `rollouts` are those of the last call."""
+def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Evaluation, max_length: int) -> Any:
+    """An lm-eval model that samples from all tokens with `sampler`; its `rollouts` are those of the last call.
+
+    The settings give the seed of the samples, and how long they may take.
+    """
     from lm_eval.api.model import LM
 
     class SamplerLM(LM):  # type: ignore[misc]  # lm-eval is untyped
@@ -148,7 +152,9 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", seed: int, m
         def generate_until(self, requests: list[Any]) -> list[str]:
             options = requests[0].args[1]
             decoding = Decoding(temperature=options["temperature"], max_new_tokens=options["max_gen_toks"])
-            self.rollouts = sampler.generate(make_requests(requests, tokenizer, seed, max_length), decoding)
+            made = make_requests(requests, tokenizer, settings.seed, max_length)
+            with deadline(settings.rollout_timeout, f"a batch of {len(made)} responses"):
+                self.rollouts = sampler.generate(made, decoding)
             return [tokenizer.decode(list(rollout.tokens), skip_special_tokens=True) for rollout in self.rollouts]
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
@@ -214,8 +220,10 @@ def evaluate(
     records, samples = [], []
     for seed, folder in policies:
         # By way of the model, not straight from the file: a tied head is not in the file, and the engine needs it.
-        sampler.load_weights(named_weights(load_policy(folder)))
-        lm = make_lm(sampler, tokenizer, settings.seed, max_length)
+        policy = load_policy(folder)
+        with deadline(settings.rollout_timeout, "the hand-over of the weights"):
+            sampler.load_weights(named_weights(policy))
+        lm = make_lm(sampler, tokenizer, settings, max_length)
         # Not simple_evaluate, which would add a survey of the machine, 3 s, to each policy.
         outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
         scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
@@ -261,7 +269,8 @@ def evaluate_arm(
     check_vocabulary(config, tokenizer, folder)
     prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
     length = required_length(problems, prompts, settings.max_new_tokens, config)
-    sampler = make_sampler(settings.sampler, folder, length, settings.seed)
+    with deadline(settings.rollout_timeout, "the engine's start"):
+        sampler = make_sampler(settings.sampler, folder, length, settings.seed)
     return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length)
 
 

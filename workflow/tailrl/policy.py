@@ -246,15 +246,24 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder; from every rank, of which
-    the first writes."""
-    # A tied head once: put together from shares it would be a tensor of its own.
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
+
+    The weights are the model's own, which is then not sharded, or as `whole_weights` gave them.
+    """
+    model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
+    tokenizer.save_pretrained(folder)
+
+
+def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Every weight by its name, whole, on the first rank's CPU, a tied head not twice; every rank must ask."""
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    weights = ranks.on_first((name, weight) for name, weight in model.state_dict().items() if name in once)
-    if ranks.is_first():
-        model.save_pretrained(folder, state_dict=weights)
-        tokenizer.save_pretrained(folder)
+    return ranks.on_first((name, weight) for name, weight in model.state_dict().items() if name in once)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

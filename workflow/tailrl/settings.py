@@ -210,6 +210,22 @@ class Ablation(Settings):
     )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
     values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+    contrast: tuple[str, str] | None = Field(
+        None,
+        description="two of the base arms: whether the field changes how much higher the first one's score is than the "
+        "second's, each value against the first",
+    )
+
+    @model_validator(mode="after")
+    def _contrasted(self) -> Self:
+        if self.contrast is None:
+            return self
+        for arm in self.contrast:
+            if arm not in self.bases:
+                raise ValueError(f"contrast: {arm!r} is none of the base arms")
+        if self.contrast[0] == self.contrast[1] or len(self.values) < 2:
+            raise ValueError("contrast: needs two different base arms and two values")
+        return self
 
     @property
     def bases(self) -> tuple[str, ...]:
@@ -226,6 +242,9 @@ class Evaluation(Settings):
     temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples: the same for every policy")
+    rollout_timeout: float = Field(
+        14400.0, gt=0, description="seconds after which the responses of one policy count as hung and the job is ended"
+    )
 
     @model_validator(mode="after")
     def _without_trainer(self) -> Self:

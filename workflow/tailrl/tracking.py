@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tailrl.errors import reason
+from tailrl.errors import StudyError, reason
 from tailrl.mirror import FINISH_SECONDS
 from tailrl.settings import Run
 
@@ -53,8 +53,18 @@ class Tracker:
         return self
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Write one step; a value that is not finite becomes null (JSON has no nan)."""
-        self.file.write(json_line(metrics))
+        """Write one step; a value that is not finite becomes null (JSON has no nan).
+
+        Raises:
+            StudyError: the disk refuses.
+        """
+        line = json_line(metrics)
+        try:
+            self.file.write(line)
+        except OSError as error:
+            raise StudyError(
+                f"{self.file.name}: a step's metrics, {len(line)} bytes, could not be written: {reason(error)}"
+            ) from None
         shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
@@ -68,7 +78,12 @@ class Tracker:
     ) -> None:
         if self.progress:
             self.progress.stop()
-        self.file.close()
+        try:
+            self.file.close()
+        except OSError:
+            # What a full disk did not take is still to be written; of that the error in hand has spoken.
+            if kind is None:
+                raise
         self.mirror.close(0 if kind is None else 1)
 
 

@@ -87,7 +87,10 @@ class Training(Settings):
         None, description="ends the run early, at the alarm of a metric; its policy is evaluated as it is then"
     )
     rollout_timeout: float = Field(
-        3600.0, gt=0, description="seconds after which a step's generation counts as hung and the job is ended"
+        3600.0,
+        gt=0,
+        description="seconds after which the engine's start, its test, a hand-over of weights or a step's generation "
+        "counts as hung and the job is ended",
     )
 
     @model_validator(mode="after")

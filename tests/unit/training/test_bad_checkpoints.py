@@ -1,5 +1,6 @@
 """The catalogue of bad checkpoints: each is named in one sentence and left out, and the one before it is used."""
 
+import errno
 import hashlib
 import json
 import math
@@ -136,7 +137,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "zeros, as after a power cut": (lambda file: file.write_bytes(bytes(file.stat().st_size)), CHECKSUM),
     "something behind its end": (lambda file: file.write_bytes(file.read_bytes() + b"x"), CHECKSUM),
     "a pickle": (lambda file: file.write_bytes(pickle.dumps({"model": 1})), CHECKSUM),
-    "a folder": (folder_instead, "cannot be read: Is a directory"),
+    "a folder": (folder_instead, CHECKSUM),
     "a pickle with its checksum": (lambda file: put(file, pickle.dumps({"model": 1})), NO_STATE),
     "a header that lies": (lambda file: put(file, struct.pack("<Q", 1 << 60) + b"{}"), NO_STATE),
     "no header of our own": (without_header, NO_STATE),
@@ -151,6 +152,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "thresholds that are a list": (forged(header=lambda numbers: numbers.update(thresholds=[])), NO_STATE),
     "no tokens": (forged(header=lambda numbers: numbers.pop("tokens")), NO_STATE),
     "no metrics": (forged(header=lambda numbers: numbers.pop("metrics")), NO_STATE),
+}
+SHARED: dict[str, tuple[Callable[[Path], object], str]] = {
     "metrics cut short": (
         lambda file: os.truncate(metrics_of(file), metrics_of(file).stat().st_size // 2),
         "the metrics in metrics-",
@@ -161,7 +164,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a step's tokens that are gone": (
         lambda file: tokens_of_step_one(file).unlink(),
-        "cannot be read: No such file",
+        "the tokens of step 1 in tokens-00000001-",
     ),
     "a step's tokens with one bit changed": (
         lambda file: flip(tokens_of_step_one(file)),
@@ -170,11 +173,11 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("damage", DAMAGED | SHARED)
 def test_a_bad_checkpoint_is_named_and_the_one_before_it_used(
     state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
-    change, words = DAMAGED[damage]
+    change, words = (DAMAGED | SHARED)[damage]
     advance(state)
     first, before = saved.save(state), snapshot(state)
     advance(state)
@@ -205,6 +208,21 @@ def test_a_bad_checkpoint_alone_changes_nothing(
     assert not saved.resume(state)
     assert capsys.readouterr().err.count("left out\n") == 1
     assert snapshot(state) == before and state.resumed == []
+
+
+@pytest.mark.parametrize("damage", SHARED)
+def test_checkpoints_stay_where_what_all_rest_on_is_damaged(state: RunState, saved: Checkpoints, damage: str) -> None:
+    """They are whole, and of what is beside them there may be a copy somewhere."""
+    for _ in range(3):
+        advance(state)
+    whole = [saved.save(state)]
+    advance(state)
+    whole.append(saved.save(state))
+    before = snapshot(state)
+    SHARED[damage][0](whole[0])
+    with pytest.raises(StudyError, match=r"damaged, and all 2 checkpoints of this run rest on it; put it back from"):
+        saved.resume(state)
+    assert files(saved) == whole and snapshot(state) == before and state.resumed == []
 
 
 OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -249,7 +267,7 @@ def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunS
 
 def test_metrics_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState) -> None:
     state.metrics.file.symlink_to("/dev/full")
-    with pytest.raises(StudyError, match=r"a step's metrics could not be kept: "):
+    with pytest.raises(StudyError, match=r"a step's metrics, \d+ bytes, could not be kept: "):
         state.metrics.add({"train/step": 0.0})
     assert state.metrics.length == 0
 
@@ -258,15 +276,38 @@ def test_a_run_that_kept_nothing_has_nothing(state: RunState) -> None:
     assert (state.tokens.joined(), state.metrics.read()) == ({}, [])
 
 
-def test_metrics_that_are_all_gone_are_named(
-    state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every checkpoint needs their beginning: the run starts anew."""
+def test_metrics_that_are_all_gone_are_named(state: RunState, saved: Checkpoints) -> None:
     advance(state)
     saved.save(state)
     state.metrics.file.unlink()
-    assert not saved.resume(state)
-    assert "cannot be read: No such file or directory, left out\n" in capsys.readouterr().err
+    with pytest.raises(StudyError, match=rf"^{state.metrics.file}: damaged, and all 1 checkpoints of this run rest"):
+        saved.resume(state)
+
+
+def test_metrics_that_were_cut_short_are_not_filled_up(state: RunState) -> None:
+    """To write at a place beyond a file's end would leave zeros before it."""
+    advance(state)
+    os.truncate(state.metrics.file, 3)
+    with pytest.raises(StudyError, match=rf"^the metrics in {state.metrics.file.name} are damaged$"):
+        state.metrics.add({"train/step": 1.0})
+    assert state.metrics.file.stat().st_size == 3
+
+
+def test_metrics_that_cannot_be_brought_to_the_disk_leave_the_last_checkpoint(
+    state: RunState, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance(state)
+    first = saved.save(state)
+    advance(state)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = r"the checkpoint of step 2 could not be saved \(No space left on device\): it needs \d+\.\d MB, and "
+    with pytest.raises(StudyError, match=words):
+        saved.save(state)
+    assert files(saved) == [first]
 
 
 def test_a_checkpoint_does_not_grow_with_the_steps(state: RunState, saved: Checkpoints) -> None:

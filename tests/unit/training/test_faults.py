@@ -223,8 +223,8 @@ HANGING = {
 @pytest.mark.parametrize("how", HANGING)
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     script = (
-        "import ctypes, time\nfrom tailrl.training import engine\nengine.GRACE = 1.0\n"
-        f"with engine.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
+        "import ctypes, time\nfrom tailrl import deadline\ndeadline.GRACE = 1.0\n"
+        f"with deadline.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == (os.EX_SOFTWARE if how == "asleep" else -signal.SIGALRM)
@@ -235,8 +235,8 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
 
 def test_what_ends_in_time_is_left_alone() -> None:
     script = (
-        "import time\nfrom tailrl.training import engine\nengine.GRACE = 0.1\n"
-        "with engine.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
+        "import time\nfrom tailrl import deadline\ndeadline.GRACE = 0.1\n"
+        "with deadline.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert_same(resumed, undisturbed)
     assert (resumed.record["resumed_at_steps"], resumed.record["ranks"]) == ([2], after)
     assert len({line["train/grad_norm"] for line in undisturbed.lines}) == 4
-    assert not runs.checkpoints.exists()
+    assert not runs.saved()
 
 
 def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,13 @@ from tailrl.errors import StudyError, reason
 from tailrl.modules import training_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
-from tailrl.training.files import checksum, write_whole
+from tailrl.training.files import DamagedError, checksum, write_whole
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
 """The steps done, whose run it is (a digest of the fingerprint), and the start of the file's checksum."""
 ASIDE = "writing.safetensors"
+LOCK = "lock"
 OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
 """Training settings that change no number."""
 
@@ -63,8 +64,8 @@ class Checkpoints:
 
     def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
         aside = self.folder / ASIDE
-        header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
         try:
+            header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
             data = save(tensors, metadata=header)
             path = (
                 self.folder / f"step-{state.step:08d}-{self.name}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
@@ -90,7 +91,8 @@ class Checkpoints:
         half-written one (both are removed), another run's. The others read the same file.
 
         Raises:
-            StudyError: another rank cannot read it.
+            StudyError: a file cannot be read, or every state that is whole rests on metrics or tokens that are damaged.
+                All files stay, since only the user can know whether a copy is left.
         """
         chosen = ranks.said(self._resume(state) if ranks.is_first() else None)[0]
         if chosen is not None and not ranks.is_first():
@@ -106,67 +108,82 @@ class Checkpoints:
         if aside.exists():
             _say(f"{aside}: half-written, left out")
             aside.unlink()
+        unusable: dict[Path, DamagedError] = {}
         for file in reversed(self._files()):
             try:
                 self._restore(file, state)
-            except StudyError as error:
+            except DamagedError as error:
                 _say(f"{file}: {error}, left out")
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
+                if error.file == file:
+                    _remove(file)
+                else:
+                    unusable[file] = error
                 continue
+            for later in unusable:
+                _remove(later)
             _say(f"{file}: the run goes on from step {state.step}")
             return file.name
+        if unusable:
+            first = list(unusable.values())[-1]
+            raise StudyError(
+                f"{first.file}: damaged, and all {len(unusable)} checkpoints of this run rest on it; put it back "
+                f"from a copy, or remove {self.folder} to train from the first step"
+            )
         for file in sorted(self.folder.glob("step-*"))[-1:]:
             _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
         return None
 
     def _restore(self, file: Path, state: RunState) -> None:
         match = NAME.fullmatch(file.name)
-        if match is None or checksum(file)[:16] != match[2]:
-            raise StudyError("damaged, for its checksum is not the one in its name")
+        if match is None or file.is_dir() or checksum(file)[:16] != match[2]:
+            raise DamagedError(file, "damaged, for its checksum is not the one in its name")
         try:
             with safe_open(file, framework="pt") as opened:
                 numbers = json.loads(opened.metadata()["numbers"])
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             state.restore(tensors, numbers)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise StudyError(f"no state could be read from it ({reason(error)})") from None
+            raise DamagedError(file, f"no state could be read from it ({reason(error)})") from None
 
     def _files(self) -> list[Path]:
         """This run's checkpoints, the oldest first."""
         files = sorted(self.folder.glob("step-*"))
         return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
 
+    @property
+    def finished(self) -> Path:
+        """Folder of the results, which is there once the run is finished."""
+        return self.folder / f"finished-{self.name}"
+
     def clear(self) -> None:
-        """Remove all of them, as after a run that is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove all states, another run's too, and what they rest on; the lock and the results stay."""
+        for path in self.folder.iterdir():
+            if path not in (self.folder / LOCK, self.finished):
+                _remove(path)
 
     @contextmanager
-    def held(self) -> Iterator[bool]:
+    def held(self) -> Iterator[None]:
         """Keeps every other process out of the folder within the block.
 
-        Yields:
-            Whether another process had it, whose end was waited for: the job of a Snakemake that was killed alone,
-            which goes on by itself.
+        Where another has it, waits for its end: the job of a Snakemake that was killed alone goes on by itself.
         """
-        waited = False
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                file = (self.folder / "lock").open("a+")
+                file = (self.folder / LOCK).open("a+")
             except FileNotFoundError:
-                continue  # a run that ended just now took the folder with it
+                continue  # a study that ended just now took the folder with it
             with file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     file.seek(0)
                     _say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
-                    waited = True
                     fcntl.flock(file, fcntl.LOCK_EX)
-                if _same_file(file.fileno(), self.folder / "lock"):
+                if _same_file(file.fileno(), self.folder / LOCK):
                     file.truncate(0)
                     print(os.getpid(), file=file, flush=True)
-                    yield waited
+                    yield
                     return
 
 
@@ -197,6 +214,10 @@ def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

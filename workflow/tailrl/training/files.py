@@ -7,6 +7,18 @@ from pathlib import Path
 from tailrl.errors import StudyError, reason
 
 
+class DamagedError(StudyError):
+    """A file is not as it was written: that is known by its checksum."""
+
+    def __init__(self, file: Path, words: str) -> None:
+        """Args:
+        file: the one that is damaged.
+        words: what is wrong.
+        """
+        super().__init__(words)
+        self.file = file
+
+
 def checksum(file: Path) -> str:
     """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
     try:
@@ -23,8 +35,18 @@ def write_whole(data: bytes, aside: Path, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Bring a folder and everything in it to the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)

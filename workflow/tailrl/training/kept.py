@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from tailrl.errors import StudyError, reason
-from tailrl.training.files import checksum, write_whole
+from tailrl.training.files import DamagedError, write_whole
 
 ASIDE = "writing-tokens.safetensors"
 
@@ -34,40 +34,53 @@ class KeptMetrics:
         self.hash = hashlib.sha256()
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Write the next step's; raises StudyError where the disk refuses."""
+        """Write the next step's; raises StudyError where the disk refuses, or has lost what was written."""
         line = json.dumps(metrics).encode() + b"\n"
         try:
             self.file.touch()
             with self.file.open("r+b") as file:
+                # To go on beyond the end would fill the gap with zeros.
+                if file.seek(0, os.SEEK_END) < self.length:
+                    raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
                 file.truncate(self.length)
                 file.seek(self.length)
                 file.write(line)
         except OSError as error:
-            raise StudyError(f"{self.file}: a step's metrics could not be kept: {reason(error)}") from None
+            raise StudyError(
+                f"{self.file}: a step's metrics, {len(line)} bytes, could not be kept: {reason(error)}"
+            ) from None
         self.length += len(line)
         self.hash.update(line)
 
     def read(self) -> list[dict[str, float]]:
-        """Those of every step until now."""
-        return [json.loads(line) for line in self._bytes(self.length).splitlines()]
+        """Those of every step until now; raises StudyError as `check` does."""
+        return [json.loads(line) for line in self.check(self._state()).splitlines()]
 
     def settle(self) -> dict[str, Any]:
-        """Bring the lines to the disk; returns what a checkpoint holds of them, ready for JSON."""
+        """Bring the lines to the disk; returns what a checkpoint holds of them, ready for JSON. Raises OSError."""
         if self.length:
             with self.file.open("rb") as file:
                 os.fsync(file.fileno())
-        return {"length": self.length, "checksum": self.hash.hexdigest()}
+        return self._state()
 
     def check(self, settled: Mapping[str, Any]) -> bytes:
-        """The lines of which `settle` spoke; raises StudyError where they are not there any more."""
+        """The lines of which `settle` spoke.
+
+        Raises:
+            DamagedError: they are not there any more, or others are.
+            StudyError: they may be there, but cannot be read.
+        """
         lines = self._bytes(settled["length"])
         if hashlib.sha256(lines).hexdigest() != settled["checksum"]:
-            raise StudyError(f"the metrics in {self.file.name} are damaged")
+            raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
         return lines
 
     def restore(self, lines: bytes) -> None:
         """Go on from these lines, which `check` gave."""
         self.length, self.hash = len(lines), hashlib.sha256(lines)
+
+    def _state(self) -> dict[str, Any]:
+        return {"length": self.length, "checksum": self.hash.hexdigest()}
 
     def _bytes(self, length: int) -> bytes:
         if not length:
@@ -75,6 +88,8 @@ class KeptMetrics:
         try:
             with self.file.open("rb") as file:
                 return file.read(length)
+        except FileNotFoundError:
+            return b""
         except OSError as error:
             raise StudyError(f"{self.file}: cannot be read: {reason(error)}") from None
 
@@ -105,8 +120,8 @@ class KeptTokens:
         self.checksums[step] = hashlib.sha256(data).hexdigest()
 
     def joined(self) -> dict[str, NDArray[np.generic]]:
-        """All arrays, one step after the other; none where no step was kept."""
-        parts = [load(self._file(step).read_bytes()) for step in self.checksums]
+        """All arrays, one step after the other; none where no step was kept. Raises StudyError as `check` does."""
+        parts = [load(self._bytes(step, digest)) for step, digest in self.checksums.items()]
         return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
     def state(self) -> list[tuple[int, str]]:
@@ -114,12 +129,26 @@ class KeptTokens:
         return list(self.checksums.items())
 
     def check(self, state: Iterable[tuple[int, str]]) -> dict[int, str]:
-        """`checksums` as `state` gave them; raises StudyError where a file is missing or damaged."""
+        """`checksums` as `state` gave them.
+
+        Raises:
+            DamagedError: a file is missing or damaged.
+            StudyError: one may be whole, but cannot be read.
+        """
         given = {int(step): str(digest) for step, digest in state}
         for step, digest in given.items():
-            if checksum(self._file(step)) != digest:
-                raise StudyError(f"the tokens of step {step} in {self._file(step).name} are damaged")
+            self._bytes(step, digest)
         return given
+
+    def _bytes(self, step: int, digest: str) -> bytes:
+        file = self._file(step)
+        try:
+            data = file.read_bytes() if file.exists() else b""
+        except OSError as error:
+            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DamagedError(file, f"the tokens of step {step} in {file.name} are damaged")
+        return data
 
     def _file(self, step: int) -> Path:
         return self.folder / f"tokens-{step:08d}-{self.name}.safetensors"

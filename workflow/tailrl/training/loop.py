@@ -7,12 +7,11 @@ sample the same problems with the same random numbers. What the steps change is 
 interrupted takes up the last one that was saved, and ends as it would have ended.
 """
 
-import json
 import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -27,14 +26,13 @@ from tailrl import ranks
 from tailrl.errors import NumericalError, StudyError
 from tailrl.metrics import METRICS
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import EXACT_ATTENTION, encode_prompt, load_policy, load_tokenizer, required_length, save_policy
-from tailrl.provenance import provenance
+from tailrl.policy import EXACT_ATTENTION, encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
 from tailrl.settings import Run
 from tailrl.tasks.scoring import score
-from tailrl.tracking import Tracker, json_line
+from tailrl.tracking import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.engine import Engine
 from tailrl.training.exchange import of_all_ranks
@@ -42,6 +40,7 @@ from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.record import Stopwatch, response_metrics, reward_metrics
+from tailrl.training.results import give, write_results
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
@@ -65,8 +64,8 @@ class Job:
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
     """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`.
 
-    Goes on from the last whole state in `out/checkpoints`, a folder that is gone when the run is finished. The batches
-    of skipped updates stay in `out/skipped`.
+    Goes on from the last whole state in `out/checkpoints`. Of a run that is finished there are its results alone, which
+    are given again where Snakemake has removed them. The batches of skipped updates stay in `out/skipped`.
 
     Args:
         run: the arm's settings.
@@ -84,10 +83,14 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
-    with ranks.joined(), checkpoints.held() if ranks.is_first() else nullcontext(False) as waited:
-        if not ranks.said(waited and _is_finished(out, identity))[0]:
+    with ranks.joined(), checkpoints.held() if ranks.is_first() else nullcontext():
+        # What the first rank finds, which holds the folder.
+        if not ranks.said(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
+        elif ranks.is_first():
+            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
         if ranks.is_first():
+            give(checkpoints.finished, out)
             checkpoints.clear()
 
 
@@ -143,7 +146,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
     found = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
-    _write_results(job, state, found)
+    write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished)
 
 
 def take_step(
@@ -185,7 +188,7 @@ def take_step(
         updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.hand_over.delayed)
     except NumericalError as error:
         fault = _skip(job, state, samples, error)
-    with watch.phase("weights"):
+    with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         engine.hand_over(state.model)
     with watch.phase("metrics"):
         metrics = dict.fromkeys(METRICS, math.nan) | {
@@ -249,48 +252,17 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
             stacklevel=1,
         )
     hand_over = engine.hand_over.again if resumed else engine.hand_over
-    hand_over(state.model)
+    with engine.in_time("the hand-over of the weights"):
+        hand_over(state.model)
     prompts = job.prompts[:4]
     requests = step_requests(prompts, [state.thresholds.of(0)] * len(prompts), 2, job.seed, step=-1)
-    tested: float = max(ranks.said(engine.sampler.self_test(requests, job.decoding)))
+    with engine.in_time("the engine's self-test"):
+        tested = engine.sampler.self_test(requests, job.decoding)
     if resumed:
         # As after any other step: without what the engine cached in its test.
-        engine.hand_over.again(state.model)
-    return tested
-
-
-def _is_finished(out: Path, identity: Mapping[str, str]) -> bool:
-    """Whether the process that was waited for has finished this very run."""
-    try:
-        record = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    files = ("metrics.jsonl", "tokens.npz", "policy/config.json")
-    return bool(record.get("fingerprint") == identity) and all((out / file).is_file() for file in files)
-
-
-def _write_results(job: Job, state: RunState, found: Mapping[str, object]) -> None:
-    save_policy(state.model, job.tokenizer, job.out / "policy")
-    if not ranks.is_first():
-        return
-    # Whole: Snakemake has removed the file under a job that outlived it.
-    lines = "".join(json_line(metrics) for metrics in state.metrics.read())
-    (job.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    np.savez_compressed(job.out / "tokens.npz", allow_pickle=False, **state.tokens.joined())
-    record = {
-        "study": job.run.study,
-        "arm": job.run.arm,
-        "seed": job.seed,
-        "settings": job.run.model_dump(mode="json"),
-        **provenance(),
-        "threads": torch.get_num_threads(),
-        "ranks": ranks.count(),
-        "startup_seconds": round(state.startup_seconds, 3),
-        "wall_seconds": round(state.wall_seconds, 3),
-        "resumed_at_steps": state.resumed,
-        **found,
-    }
-    (job.out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        with engine.in_time("the hand-over of the weights"):
+            engine.hand_over.again(state.model)
+    return float(max(ranks.said(tested)))
 
 
 # --- parts of a step ---------------------------------------------------------------------------------

@@ -1,0 +1,282 @@
+"""What a finished run gives is not lost, whatever Snakemake saw of its end."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_fixture import Interrupted, Runs, interrupt_at, make_runs
+
+from tailrl.errors import StudyError
+from tailrl.records import Problem
+from tailrl.training import loop, results
+from tailrl.training.checkpoints import Checkpoints
+from tailrl.training.kept import KeptMetrics, KeptTokens
+
+OUTPUTS = ("metrics.jsonl", "policy", "run.json", "tokens.npz")
+FEW = {"steps": 3}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, policy_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return make_runs(tmp_path, policy_folder, problems, monkeypatch)
+
+
+def remove_outputs(out: Path) -> None:
+    """As Snakemake does before it starts a job again."""
+    for name in OUTPUTS:
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        else:
+            (out / name).unlink()
+
+
+def files_of(out: Path) -> list[Path]:
+    return [path for name in OUTPUTS for path in (out / name, *(out / name).rglob("*")) if path.is_file()]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """The outputs, file for file."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in files_of(out)}
+
+
+def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "take_step", lambda *_: pytest.fail("a step was taken"))
+
+
+# --- a run that is finished ----------------------------------------------------------------------------
+
+
+def test_a_finished_run_whose_outputs_were_removed_is_not_trained_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when Snakemake was killed alone: its job went on to its end, which nobody saw."""
+    out, run = runs.folder / "out", runs.settings(**FEW)
+    runs.train(run)
+    before, inode = contents(out), (out / "tokens.npz").stat().st_ino
+    assert {name.partition("/")[0] for name in before} == set(OUTPUTS)
+    remove_outputs(out)
+    no_step(monkeypatch)
+    capsys.readouterr()
+    for _ in range(2):  # with the outputs removed, and with them there
+        runs.train(run)
+        assert contents(out) == before
+        assert f"tailrl: {out}: this run is finished; its results are given again\n" in capsys.readouterr().err
+    assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
+
+
+def test_what_is_given_again_is_newer_than_what_it_was_made_from(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Snakemake would start the job again, and again."""
+    out, run, problems = runs.folder / "out", runs.settings(**FEW), runs.folder / "problems.jsonl"
+    runs.train(run)
+    remove_outputs(out)
+    problems.touch()
+    no_step(monkeypatch)
+    runs.train(run)
+    assert min(path.stat().st_mtime for path in files_of(out)) >= problems.stat().st_mtime
+
+
+@pytest.mark.parametrize("other", [{"steps": 4}, {"learning_rate": 2e-2}])
+def test_another_run_in_the_same_folder_is_trained(runs: Runs, other: dict[str, Any]) -> None:
+    first = runs.train(runs.settings(**FEW))
+    second = runs.train(runs.settings(**{**FEW, **other}))
+    assert not second.same(first)
+    assert len(list(runs.checkpoints.glob("finished-*"))) == 1, "what the folder held before is gone"
+
+
+def test_without_hard_links_there_are_copies(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    out, run = runs.folder / "out", runs.settings(**FEW)
+    runs.train(run)
+    before = contents(out)
+    remove_outputs(out)
+    no_step(monkeypatch)
+    runs.train(run)
+    assert contents(out) == before
+
+
+def test_a_run_that_another_process_finished_is_not_trained_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is waited for, and its results are taken."""
+    runs.train(runs.settings(**FEW), name="other")
+    before, held, begun = contents(runs.folder / "other"), Checkpoints.held, threading.Event()
+
+    def hold(self: Checkpoints) -> Any:
+        begun.set()
+        return held(self)
+
+    monkeypatch.setattr(Checkpoints, "held", hold)
+    no_step(monkeypatch)
+    with held(Checkpoints(runs.checkpoints, 1, {})):
+        thread = threading.Thread(target=lambda: runs.train(runs.settings(**FEW)))
+        thread.start()
+        begun.wait()
+        (finished,) = (runs.folder / "other" / "checkpoints").glob("finished-*")
+        finished.rename(runs.checkpoints / finished.name)
+    thread.join()
+    assert contents(runs.folder / "out") == before
+
+
+# --- the moment of the end -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["save_policy", "sync", "give"])
+def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
+
+    def die(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop if moment == "give" else results, moment, die)
+        with pytest.raises(Interrupted):
+            runs.train(runs.settings())
+    assert len(runs.saved()) == 2, "no checkpoint goes before the results are there"
+    if moment == "give":
+        no_step(monkeypatch)
+    again = runs.train(runs.settings())
+    assert again.same(undisturbed)
+    assert again.record["resumed_at_steps"] == ([] if moment == "give" else [6])
+
+
+def test_the_results_are_on_the_disk_before_the_checkpoints_go(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file of them, and the folders that name them."""
+    synced: set[Path] = set()
+    fsync, clear = os.fsync, Checkpoints.clear
+
+    def note(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
+        fsync(descriptor)
+
+    def look(self: Checkpoints) -> None:
+        aside = self.folder / "writing-results"
+        written = {aside / path.relative_to(self.finished) for path in self.finished.rglob("*")}
+        assert len(written) > len(OUTPUTS)
+        assert written | {aside, self.folder} <= synced
+        clear(self)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Checkpoints, "clear", look)
+    runs.train(runs.settings(**FEW))
+
+
+def test_a_full_disk_at_the_end_leaves_the_checkpoints(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = r"could not be written \(No space left on device\): \d+\.\d MB are free; the checkpoints are kept$"
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "save_policy", full)
+        with pytest.raises(StudyError, match=words):
+            runs.train(runs.settings())
+    assert not (runs.checkpoints / "writing-results").exists()
+    assert runs.train(runs.settings()).same(undisturbed)
+
+
+def test_a_full_disk_under_the_metrics_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the file that one looks at while a run goes on; the state before is taken up."""
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    take_step, metrics = loop.take_step, runs.folder / "out" / "metrics.jsonl"
+
+    def full(job: Any, state: Any, *others: Any) -> Any:
+        if state.step == 3:
+            opened = next(fd for fd in Path("/proc/self/fd").iterdir() if fd.resolve() == metrics)
+            with Path("/dev/full").open("wb") as device:
+                os.dup2(device.fileno(), int(opened.name))
+        return take_step(job, state, *others)
+
+    words = rf"{metrics}: a step's metrics, \d+ bytes, could not be written: No space left on device$"
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "take_step", full)
+        with pytest.raises(StudyError, match=words):
+            runs.train(runs.settings())
+    assert runs.train(runs.settings()).same(undisturbed)
+
+
+# --- what was kept until then --------------------------------------------------------------------------
+
+
+Which = Callable[[KeptMetrics, KeptTokens], Path]
+DAMAGE: dict[str, tuple[Which, Callable[[bytes], bytes], str]] = {
+    "metrics with one digit changed": (lambda m, _: m.file, lambda b: b.replace(b"1.0", b"1.5", 1), "the metrics in "),
+    "metrics that are no text": (lambda m, _: m.file, lambda b: b"\xff" + b[1:], "the metrics in "),
+    "metrics cut short": (lambda m, _: m.file, lambda b: b[: len(b) // 2], "the metrics in "),
+    "tokens with one bit changed": (
+        lambda _, t: t.folder / f"tokens-00000000-{t.name}.safetensors",
+        lambda b: b[:-1] + bytes([b[-1] ^ 1]),
+        "the tokens of step 0 in ",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_while_a_run_goes_on_gets_into_no_result(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    which, change, words = DAMAGE[damage]
+    take_step = loop.take_step
+
+    def spoil(job: Any, state: Any, *others: Any) -> Any:
+        if state.step == 6:
+            file = which(state.metrics, state.tokens)
+            file.write_bytes(change(file.read_bytes()))
+        return take_step(job, state, *others)
+
+    monkeypatch.setattr(loop, "take_step", spoil)
+    with pytest.raises(StudyError, match=words + r"\S+ are damaged$"):
+        runs.train(runs.settings())
+    assert not list(runs.checkpoints.glob("finished-*"))
+
+
+def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To put the file back is the user's to do, and to train days again the user's to decide."""
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    interrupt_at(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings())
+    saved = runs.saved()
+    (metrics,) = runs.checkpoints.glob("metrics-*")
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b"x" + whole[1:])
+    words = rf"{metrics}: damaged, and all 2 checkpoints of this run rest on it; put it back from a copy, or remove "
+    with pytest.raises(StudyError, match=words):
+        runs.train(runs.settings())
+    assert runs.saved() == saved
+    metrics.write_bytes(whole)
+    resumed = runs.train(runs.settings())
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
+
+
+def test_a_file_that_cannot_be_read_now_costs_no_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings())
+    saved, opened = runs.saved(), Path.open
+
+    def refuse(self: Path, *arguments: Any, **others: Any) -> Any:
+        if self.name.startswith("metrics-") and arguments == ("rb",):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(self, *arguments, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(StudyError, match=r"metrics-\w+\.jsonl: cannot be read: Input/output error$"):
+            runs.train(runs.settings())
+    assert runs.saved() == saved
+    assert runs.train(runs.settings()).record["resumed_at_steps"] == [4]
+
+
+def test_the_record_says_what_was_trained(runs: Runs) -> None:
+    run = runs.settings(**FEW)
+    record = runs.train(run).record
+    assert (record["arm"], record["seed"], record["settings"]) == (run.arm, 5, run.model_dump(mode="json"))

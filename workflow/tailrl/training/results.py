@@ -1,0 +1,112 @@
+"""The results of a finished run: written whole beside its checkpoints, then given to the rule as hard links.
+
+Snakemake deletes the outputs of a job whose end it has not seen. Trained twice would be every run whose Snakemake was
+killed alone, since the job goes on to its end. So the results have a second name where no rule looks, which costs no
+space, and `give` puts them back; the Snakefile removes it when Snakemake has come to the end of a study.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+from tailrl import ranks
+from tailrl.errors import StudyError, reason
+from tailrl.policy import save_policy, whole_weights
+from tailrl.provenance import provenance
+from tailrl.settings import Run
+from tailrl.tracking import json_line
+from tailrl.training.files import sync
+from tailrl.training.state import RunState
+
+
+def write_results(
+    state: RunState,
+    tokenizer: PreTrainedTokenizerBase,
+    run: Run,
+    seed: int,
+    found: Mapping[str, object],
+    folder: Path,
+) -> None:
+    """Write `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` of a run: the folder is there whole, or not at all.
+
+    Every rank must ask, and the first writes.
+
+    Args:
+        state: after the last step.
+        tokenizer: goes with the policy.
+        run: the arm's settings.
+        seed: of the run.
+        found: what else the record is to hold.
+        folder: is made; after a power cut too it holds everything, since all of it is brought to the disk first.
+
+    Raises:
+        StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
+    """
+    weights = whole_weights(state.model)
+    if not ranks.is_first():
+        return
+    aside = folder.with_name("writing-results")
+    shutil.rmtree(aside, ignore_errors=True)
+    record = {
+        "study": run.study,
+        "arm": run.arm,
+        "seed": seed,
+        "settings": run.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "ranks": ranks.count(),
+        "startup_seconds": round(state.startup_seconds, 3),
+        "wall_seconds": round(state.wall_seconds, 3),
+        "resumed_at_steps": state.resumed,
+        **found,
+    }
+    lines = "".join(map(json_line, state.metrics.read()))
+    tokens = state.tokens.joined()
+    try:
+        aside.mkdir()
+        (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
+        save_policy(state.model, tokenizer, aside / "policy", weights)
+        (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        sync(aside)
+        aside.replace(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free / 1e6
+        raise StudyError(
+            f"{folder}: the results could not be written ({reason(error)}): {free:.1f} MB are free; the "
+            "checkpoints are kept"
+        ) from None
+
+
+def give(folder: Path, out: Path) -> None:
+    """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
+
+    The files are the same ones under a second name, or copies where the file system has no hard links. Their time is
+    now, so that Snakemake takes them for newer than what they were made from.
+    """
+    for source in sorted(folder.iterdir()):
+        target = out / source.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=_link)
+        else:
+            _link(source, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    os.utime(target)
