@@ -70,8 +70,8 @@ SLURM_CONF={folder}/slurm.conf exec {srun} "$@"
 """
 SACCT = """\
 #!/bin/sh
-# There is no accounting. The plugin turns to sacct where the controller was slow to answer, and an error would let it wait
-# for ever: let it hear what squeue says of the run that its last argument names.
+# There is no accounting. The plugin turns to sacct where the controller was slow to answer, and an error would let it
+# wait for ever: let it hear what squeue says of the run that its last argument names.
 for run; do :; done
 exec squeue --noheader --states=all --format='%i|%T' --name "$run"
 """
