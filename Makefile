@@ -35,10 +35,12 @@ search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
 smollm2_checks: TARGET = distributions
 smollm2_checks: results/models/smollm2
+smollm2: results/models/smollm2_shots
 
-results/models/smollm2: | $(STAMP)
+results/models/smollm2_shots: SHOTS = --shots
+results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
-	$(IN_VENV) python benchmarks/smollm2.py $@
+	$(IN_VENV) python benchmarks/smollm2.py $@ $(SHOTS)
 
 # Ablations of what all arms of a study share: a study for each value.
 ablate_length: $(filter ablate_length_%,$(STUDIES))

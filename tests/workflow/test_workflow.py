@@ -124,6 +124,7 @@ def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: 
     both = workflow.write_study({"distributions": {"engines": two}}, name="b.yaml")
     reported = "tables and figure of the distributions"
     assert workflow.plan("distributions", study=one) == sorted([*PREPARED, "distributions of fp16", reported])
+    assert {"distributions of fp16", reported} < set(workflow.plan(study=one)), "engines that are named are compared"
     more = set(workflow.plan("distributions", study=both)) - set(workflow.plan("distributions", study=one))
     assert more == {"distributions of floor"}
     assert len(workflow.plan("distributions")) == len(PREPARED) + 6 + 1, "the default engines"
