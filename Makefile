@@ -45,6 +45,8 @@ results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
 # Ablations of what all arms of a study share: a study for each value.
 ablate_length: $(filter ablate_length_%,$(STUDIES))
 ablate_domain: $(filter ablate_domain_%,$(STUDIES))
+ablate_length ablate_domain:
+	$(IN_VENV) tailrl across $(^:%=studies/%.yaml) --results results --out results/$@
 
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)

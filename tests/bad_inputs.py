@@ -98,6 +98,14 @@ STUDIES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         ("study.yaml", "arms.a.vocabulary.rho", "e-13"),
     ),
     "an unknown base": (ARM + "ablations: {x: {base: b, field: estimator, values: [grpo]}}\n", ("x.base", "'b'")),
+    "a contrast with an arm that is no base": (
+        ARM + "ablations: {x: {base: [a], field: estimator, values: [rloo, grpo], contrast: [a, b]}}\n",
+        ("ablations.x", "'b' is none of the base arms"),
+    ),
+    "a contrast of an arm with itself": (
+        ARM + "ablations: {x: {base: a, field: estimator, values: [rloo, grpo], contrast: [a, a]}}\n",
+        ("ablations.x", "two different base arms and two values"),
+    ),
     "an unknown field": (ARM + "ablations: {x: {base: a, field: nothing, values: [1]}}\n", ("x.field", "'nothing'")),
     "an unknown task": (ARM + "task: {name: gsm8k}\n", ("study.yaml", "task", "gsm8k")),
     "a data file that is not there": (

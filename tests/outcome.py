@@ -14,7 +14,12 @@ CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 """Files of which no more is compared than that they are there."""
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps"}
 """Of a run's record, what tells how it came about."""
-PRICES = ("- Wall time of the jobs", "- Generation, forward, backward and optimizer")
+TOLD = (
+    "- Wall time of the jobs",
+    "- Generation, forward, backward and optimizer",
+    "- Went on from a checkpoint after an interruption",
+)
+"""Beginnings of the summary's lines that tell how it came about, and how long it took."""
 
 
 def final(results: Path) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def _content(file: Path) -> object:
             with np.load(file) as arrays:
                 return {name: (str((a := arrays[name]).dtype), a.shape, a.tobytes()) for name in arrays.files}
         case "summary.md":
-            return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith(PRICES)]
+            return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith(TOLD)]
         case _:
             return file.read_bytes()
 

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tailrl import dashboard
 from tailrl.dashboard import SECTIONS, make_dashboard
 from tailrl.errors import StudyError
 from tailrl.metrics import METRICS
@@ -61,8 +62,9 @@ def test_a_workspace_and_a_report_are_made(
     workspaces.Workspace.return_value.save.assert_called_once_with()
     reports.Report.return_value.save.assert_called_once_with()
     assert [call.kwargs["name"] for call in workspaces.Section.call_args_list] == list(SECTIONS)
-    assert {call.args for call in workspaces.Config.call_args_list} == {("study",), ("arm",)}
-    assert keywords(workspaces.RunsetSettings)["groupby"] == [workspaces.Config.return_value]
+    assert {call.args for call in workspaces.Config.call_args_list} == {("arm",)}
+    settings = keywords(workspaces.RunsetSettings)
+    assert settings == {"filters": "Config('study') = 'stress'", "groupby": [workspaces.Config.return_value]}
     for call in reports.Runset.call_args_list:
         assert call.kwargs["filters"] == "Config('study') = 'stress'" and call.kwargs["groupby"] == ["config.arm"]
     plotted = [call.kwargs["y"][0] for call in reports.LinePlot.call_args_list]
@@ -92,13 +94,26 @@ def test_offline_it_says_what_shows_the_study(
     assert said.count("\n") == 1
 
 
-def test_a_missing_package_is_named(
-    results: Path, wandb: dict[str, MagicMock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
-    with pytest.raises(StudyError, match=r"pip install wandb-workspaces=="):
-        make_dashboard(results)
-    wandb["workspaces"].Workspace.assert_not_called()
+def test_the_library_takes_what_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own objects, as it would send them; the server that it asks for the project is mocked."""
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2 as reports
+
+    server = {"_get_api": MagicMock(), "execute_graphql": lambda *_: {"project": {"internalId": "1"}}}
+    for name, answer in server.items():
+        monkeypatch.setattr(sys.modules["wandb_workspaces.reports.v2.interface"], name, answer)
+    place = {"entity": "us", "project": "rl"}
+    workspace = dashboard._workspace(workspaces, reports, "stress", place)._to_model().model_dump_json(by_alias=True)
+    grids = [
+        block._to_model().model_dump_json(by_alias=True)
+        for block in dashboard._report(reports, "stress", place).blocks
+        if isinstance(block, reports.PanelGrid)
+    ]
+    assert len(grids) == len(SECTIONS)
+    for sent, sections in ((workspace, list(SECTIONS)), *zip(grids, [[name] for name in SECTIONS], strict=True)):
+        assert all(metric in sent for name in sections for metric, _ in SECTIONS[name].values())
+        assert '"stress"' in sent and "study" in sent, "of this study's runs alone"
+        assert sent.count("minmax") >= len(SECTIONS[sections[0]])
 
 
 def test_a_server_that_refuses_is_one_sentence(results: Path, wandb: dict[str, MagicMock]) -> None:

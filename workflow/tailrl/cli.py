@@ -110,6 +110,13 @@ def equal_mass(args: argparse.Namespace) -> None:
     write_equal_mass(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
 
 
+def across(args: argparse.Namespace) -> None:
+    """Hold studies against one another that have their arms in common."""
+    from tailrl.report import write_across
+
+    write_across([read_study(path) for path in args.study], args.results, args.out)
+
+
 def early_warning(args: argparse.Namespace) -> None:
     """Say which metric announces a collapse, over the runs of one or more studies."""
     from tailrl.report import write_early_warning
@@ -228,6 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
         distributions: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
         distribution_report: {"--results": path, "--engine": {"required": True, "action": "append"}, "--out": path},
         equal_mass: {"--settings": text, "--policy": path, "--problems": path, "--out": path},
+        across: {"study": {"nargs": "+"}, "--results": path, "--out": path},
         early_warning: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         paper: {"results": {"type": Path, "nargs": "+"}, "--out": path},
         claims: {"results": {"type": Path}},

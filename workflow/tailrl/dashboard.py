@@ -1,7 +1,4 @@
-"""A study's workspace and report on a W&B server, made by code: the same panels for every study, its arms as groups.
-
-`wandb-workspaces` is no part of the pinned environment: W&B calls it a preview, and only a server takes what it makes.
-"""
+"""A study's workspace and report on a W&B server, made by code: the same panels for every study, its arms as groups."""
 
 import json
 import os
@@ -9,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.errors import StudyError, reason
-
-PACKAGE = "wandb-workspaces==0.4.13"
-"""What an environment needs besides for this; the version that it was written against."""
 
 STEP = "train/step"
 
@@ -47,7 +41,7 @@ def make_dashboard(results: Path) -> None:
         results: the study's results folder, with its finished runs; `tailrl mirror` sends them.
 
     Raises:
-        StudyError: there is no finished run, wandb-workspaces is not installed, or the server refuses.
+        StudyError: there is no finished run, or the server refuses.
     """
     study = _study(results)
     if os.environ.get("WANDB_MODE") != "online":
@@ -57,12 +51,10 @@ def make_dashboard(results: Path) -> None:
             "WANDB_MODE=online."
         )
         return
-    try:
-        import wandb
-        import wandb_workspaces.reports.v2 as reports
-        import wandb_workspaces.workspaces as workspaces
-    except ImportError as error:
-        raise StudyError(f"W&B's dashboards need a package that is missing: pip install {PACKAGE} ({error})") from None
+    import wandb
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+
     try:
         entity = os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
         place = {"entity": entity, "project": os.environ.get("WANDB_PROJECT", "tailrl")}
@@ -110,7 +102,7 @@ def _workspace(workspaces: Any, reports: Any, study: str, place: dict[str, str])
         ],
         settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=100),
         runset_settings=workspaces.RunsetSettings(
-            filters=[workspaces.Config("study") == study], groupby=[workspaces.Config("arm")]
+            filters=f"Config('study') = '{study}'", groupby=[workspaces.Config("arm")]
         ),
     )
 

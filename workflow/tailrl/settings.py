@@ -210,6 +210,22 @@ class Ablation(Settings):
     )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
     values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+    contrast: tuple[str, str] | None = Field(
+        None,
+        description="two of the base arms: whether the field changes how much higher the first one's score is than the "
+        "second's, each value against the first",
+    )
+
+    @model_validator(mode="after")
+    def _contrasted(self) -> Self:
+        if self.contrast is None:
+            return self
+        for arm in self.contrast:
+            if arm not in self.bases:
+                raise ValueError(f"contrast: {arm!r} is none of the base arms")
+        if self.contrast[0] == self.contrast[1] or len(self.values) < 2:
+            raise ValueError("contrast: needs two different base arms and two values")
+        return self
 
     @property
     def bases(self) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from run_fixture import SIZES, make_runs
+from run_fixture import SIZES, Interrupted, interrupt_at, make_runs
 
 from tailrl.records import Problem
 from tailrl.settings import Training
+from tailrl.training import loop
 from tailrl.training.stopping import Watch
 
 RULE = {"metric": "train/learning_rate", "factor": 1.01}
@@ -35,6 +36,34 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     assert (tmp_path / "out" / "policy" / "model.safetensors").is_file() and not runs.saved()
     six = runs.train(runs.settings(steps=6), name="six")
     assert ended.policy == six.policy  # nothing else was done to it
+
+
+@pytest.mark.parametrize("interrupted_in", [5, 6])
+def test_an_interrupted_run_ends_at_the_same_alarm(
+    policy_folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted_in: int,
+) -> None:
+    """Before the step of the alarm; and after it, the alarm's own checkpoint being the last, before the results."""
+    runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
+    run = runs.settings(stop_when=RULE)
+    undisturbed = runs.train(run, name="undisturbed")
+    with monkeypatch.context() as patched:
+        if interrupted_in == 5:
+            interrupt_at(patched, 5)
+        else:
+            patched.setattr(loop, "write_results", interrupt)
+        with pytest.raises(Interrupted):
+            runs.train(run)
+    resumed = runs.train(run)
+    assert resumed.same(undisturbed) and resumed.record["stopped"] == SENTENCE
+    assert resumed.record["resumed_at_steps"] == [4 if interrupted_in == 5 else 6]
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted
 
 
 def test_a_watch_that_takes_up_recorded_steps_ends_where_it_would_have() -> None:

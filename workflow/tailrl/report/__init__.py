@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrl.report import ablation, distributions, figures, gradients, scores, tables
+from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.claims_distributions import judge_distributions
 from tailrl.report.claims_gradients import judge_gradients
@@ -27,6 +28,7 @@ __all__ = [
     "claims_page",
     "read_shown",
     "write_ablation",
+    "write_across",
     "write_distribution_report",
     "write_early_warning",
     "write_gradients",

@@ -27,7 +27,15 @@ from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
 from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, gains_over_base
-from tailrl.report.statistics import CONFIDENCE, Difference, Interval, holm, mean_interval, problem_interval
+from tailrl.report.statistics import (
+    CONFIDENCE,
+    Difference,
+    Interval,
+    arm_contrast,
+    holm,
+    mean_interval,
+    problem_interval,
+)
 from tailrl.report.summary import LOST, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
@@ -87,9 +95,14 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
     verdicts = [_verdict(read, ablation.field, [p for p in points_A if p.base == base]) for base in ablation.bases]
+    if ablation.contrast:
+        verdicts += _contrasts(read, ablation.field, points_A, ablation.contrast)
     write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
-    (folder / f"{name}.md").write_text(_page(study, name, points_A, untrained, samples), encoding="utf-8")
+    page = _page(study, name, points_A, untrained, samples)
+    for verdict in verdicts[len(ablation.bases) :]:
+        page += f"\n{verdict.endpoint} {verdict.seen}: {verdict.verdict}, p by Holm {p_value(verdict.p_holm)}.\n"
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, samples: int) -> Figure:
@@ -204,6 +217,43 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
         endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
         "Holm over the values. The effect is the largest change.",
     )
+
+
+def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
+    """Whether a value changes how far one base arm is above another: a difference of two differences, a value each."""
+    arms = {(p.base, p.value): p.arm for p in points_A}
+    reference, *others = dict.fromkeys(p.value for p in points_A)
+    found = []
+    for value in others:
+        four = [arms[base, at] for at in (value, reference) for base in pair]
+        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
+        found.append((value, arm_contrast(scores_A, (1, -1, -1, 1))))
+    settings = roles.settings_of(results, arms[pair[0], reference])
+    endpoint = (
+        f"Held-out avg@k of {pair[0]} less that of {pair[1]} at a value, less the same difference at {reference}, over "
+        "seeds (Welch over the four arms), by Holm over the values."
+    )
+    return [
+        Verdict(
+            claim=f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
+            source=OPEN,
+            verdict=CHANGES if p <= 1 - CONFIDENCE else UNDECIDED,
+            policy=roles.policy_name(settings),
+            task=str(settings.get("task.name", "not recorded")),
+            dose=roles.dose(settings),
+            arms=", ".join(pair),
+            seeds=change.n,
+            effect=change.mean,
+            low=change.low,
+            high=change.high,
+            unit="share of samples",
+            p=change.p,
+            p_holm=p,
+            seen=f"{value} against {reference}: {points(change)} points",
+            endpoint=endpoint,
+        )
+        for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True)
+    ]
 
 
 def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:

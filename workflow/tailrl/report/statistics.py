@@ -179,6 +179,28 @@ def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
     return _difference(mean, test, n)
 
 
+def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> Difference:
+    """A weighted sum of arms' means, such as a difference of two differences, by their seeds' scores.
+
+    Welch's test for any number of arms: the squared errors add up, with Satterthwaite's degrees of freedom. Of two arms
+    with weights 1 and -1 it is `arm_difference`.
+
+    Args:
+        scores_A: for each arm (S,), one score per seed; n is the smallest number of them.
+        weights_A: for each arm, not 0.
+    """
+    scores = [np.asarray(scores_S, dtype=np.float64) for scores_S in scores_A]
+    mean = float(sum(w * s.mean() for s, w in zip(scores, weights_A, strict=True)))
+    n = min(s.size for s in scores)
+    if n < 2 or max(np.ptp(s) for s in scores) < _CONSTANT:
+        return _constant_difference(mean, n, repeated=n > 1)
+    squares_A = np.array([w**2 * s.var(ddof=1) / s.size for s, w in zip(scores, weights_A, strict=True)])
+    error = math.sqrt(squares_A.sum())
+    freedom = squares_A.sum() ** 2 / sum(square**2 / (s.size - 1) for s, square in zip(scores, squares_A, strict=True))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)
+
+
 def holm(p_M: ArrayLike) -> NDArray[np.float64]:
     """Holm's adjusted p of M tests, (M,): below α each with probability at most α that any of them is wrong.
 

@@ -1,0 +1,78 @@
+"""Studies with the same arms, held against one another."""
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tailrl.errors import StudyError
+from tailrl.report.across import QUANTITIES, write_across
+from tailrl.report.data import read_results
+from tailrl.study import Study
+
+Make = Callable[..., tuple[Study, Path]]
+
+
+def made(make_study: Make, name: str, **changes: Any) -> tuple[Study, Path]:
+    """A study and its results, in a folder that has its name."""
+    study, folder = make_study(name=name, ablations={}, **changes)
+    return study, folder.rename(folder.with_name(name))
+
+
+def two(make_study: Make) -> tuple[list[Study], Path]:
+    """The first has an arm that the second has not."""
+    arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}}}
+    first, folder = made(make_study, "first", seeds=[0, 1, 2], training={"steps": 4})
+    second, _ = made(make_study, "second", seeds=[0, 1, 2], training={"steps": 4}, arms=arms)
+    return [first, second], folder.parent
+
+
+def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
+    studies, folder = two(make_study)
+    write_across(studies, folder, tmp_path / "both")
+    with (tmp_path / "both.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["quantity"], row["arm"], row["study"]) for row in rows] == [
+        (name, arm, study) for name in QUANTITIES for arm in ("naive", "dvp") for study in ("first", "second")
+    ]
+    read = [read_results(study, folder / study.name, ["naive", "dvp"]) for study in studies]
+    for row in rows:
+        measure = QUANTITIES[row["quantity"]]
+        value = {study.name: measure(results, row["arm"]) for study, results in zip(studies, read, strict=True)}
+        if not np.isnan(value["first"]).any():
+            assert float(row["value_mean"]) == pytest.approx(value[row["study"]].mean(), rel=1e-8)
+        if row["study"] == "first":
+            assert row["change_p"] == "" == row["change_p_holm"]
+        elif np.ptp(value["first"]) > 0 and not np.isnan(value["first"]).any():
+            test = stats.ttest_ind(value["second"], value["first"], equal_var=False)
+            assert float(row["change_p"]) == pytest.approx(test.pvalue, rel=1e-6)
+            assert float(row["change_p_holm"]) >= float(row["change_p"])
+    text = (tmp_path / "both.md").read_text(encoding="utf-8")
+    assert text.startswith("# first, second\n\n- first: ") and text.count("\n| naive | ") == len(QUANTITIES)
+    assert "mis" not in text, "the second study has no such arm"
+
+
+def test_kept_mass_is_that_of_the_metrics(make_study: Make) -> None:
+    """Made with 1 - Z near 2e-3 where the arm prunes, and 0 where it does not."""
+    studies, folder = two(make_study)
+    results = read_results(studies[0], folder / "first", ["naive", "dvp"])
+    lost = {arm: QUANTITIES["1 − Z"](results, arm) for arm in ("naive", "dvp")}
+    assert (lost["naive"] == 0).all() and (abs(lost["dvp"] - 2e-3) < 1e-3).all()
+    assert all(math.isnan(value) for value in QUANTITIES["1 − Z of a response, summed"](results, "dvp")), "not recorded"
+
+
+def test_what_cannot_be_compared_is_named(make_study: Make, tmp_path: Path) -> None:
+    first, folder = made(make_study, "first", seeds=[0], training={"steps": 2}, arms={"a": {}})
+    other, _ = made(make_study, "other", seeds=[0], training={"steps": 2}, arms={"b": {}})
+    with pytest.raises(StudyError, match=r"^the studies first, other have no arm in common$"):
+        write_across([first, other], folder.parent, tmp_path / "x")
+    with pytest.raises(StudyError, match=r"^to compare studies takes two of them at least$"):
+        write_across([first], folder.parent, tmp_path / "x")
+    (folder / "eval" / "a.json").unlink()
+    with pytest.raises(StudyError, match=r"eval/a\.json: is missing"):
+        write_across([first, first], folder.parent, tmp_path / "x")

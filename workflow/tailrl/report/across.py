@@ -1,0 +1,107 @@
+"""Studies that have their arms in common and differ in what all arms share, a task or a length: arm by arm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tailrl.errors import StudyError
+from tailrl.report.data import FloatArray, Results, read_results
+from tailrl.report.statistics import Difference, Interval, arm_difference, holm, mean_interval
+from tailrl.report.summary import LOST, p_value, table
+from tailrl.report.tables import flat_rows, mean_of, write_csv
+from tailrl.study import Study
+
+
+def _gain(results: Results, arm: str) -> FloatArray:
+    base = results.base.scores[0].avg_at_k
+    return 100 * np.array([score.avg_at_k - base for score in results.evaluations[arm].scores])
+
+
+def _metric(key: str) -> Callable[[Results, str], FloatArray]:
+    return lambda results, arm: mean_of(results.runs[arm], key)
+
+
+QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
+    "gain over base, points": _gain,
+    LOST: lambda results, arm: 1 - mean_of(results.runs[arm], "dvp/kept_mass_train_mean"),
+    "1 − Z of a response, summed": _metric("dvp/lost_mass_per_response"),
+    "outside": _metric("dvp/sampled_outside_train_support_fraction"),
+    "k3 masked, nats": _metric("rollout_corr/k3_kl"),
+    "k3 unmasked, nats": _metric("rollout_corr_unmasked/k3_kl"),
+}
+"""What is compared: a number for each seed; of metrics the mean over a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One quantity of one arm in one study, with its t interval over seeds.
+
+    Attributes:
+        change: against the first of the studies, Welch over seeds; NaN in that one.
+        change_p_holm: its p by Holm over the arms and studies of the quantity.
+    """
+
+    quantity: str
+    arm: str
+    study: str
+    value: Interval
+    change: Difference
+    change_p_holm: float
+
+
+def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
+    """Writes out.csv and out.md: the arms that all studies have, side by side.
+
+    Args:
+        studies: at least two; the later ones are held against the first.
+        folder: that holds the results folder of each.
+        out: path of the two files, without their endings.
+
+    Raises:
+        StudyError: a single study, none of whose arms another has, or a missing result.
+    """
+    if len(studies) < 2:
+        raise StudyError("to compare studies takes two of them at least")
+    shared = [arm for arm in studies[0].arms if all(arm in study.arms for study in studies)]
+    if not shared:
+        raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
+    read = [read_results(study, folder / study.name, shared) for study in studies]
+    places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
+    write_csv(out.with_suffix(".csv"), flat_rows(places))
+    out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
+
+
+def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]) -> list[Place]:
+    found = []
+    for arm in arms:
+        first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
+        for study, value_S in zip(studies, values, strict=True):
+            change = arm_difference(value_S, first_S) if value_S is not first_S else _NONE
+            found.append((arm, study.name, mean_interval(value_S), change))
+    adjusted = holm([change.p for *_, change in found]).tolist()
+    return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
+
+
+_NONE = Difference(np.nan, np.nan, np.nan, np.nan, 0)
+
+
+def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
+    parts = [f"# {', '.join(study.name for study in studies)}"]
+    parts += [f"- {study.name}: {study.description}" for study in studies]
+    parts.append(
+        "Means over seeds with t intervals at 95 %; of metrics, over all steps. In brackets p against "
+        f"{studies[0].name} (Welch over seeds), by Holm over the lines of a table."
+    )
+    for name in QUANTITIES:
+        own = {(place.arm, place.study): place for place in places if place.quantity == name}
+        rows = [[arm, *(_cell(own[arm, study.name]) for study in studies)] for arm in arms]
+        parts.append(f"## {name}\n\n{table(['arm', *(study.name for study in studies)], rows)}")
+    return "\n\n".join([parts[0], "\n".join(parts[1 : 1 + len(studies)]), *parts[1 + len(studies) :]]) + "\n"
+
+
+def _cell(place: Place) -> str:
+    value = place.value
+    text = f"{value.mean:.3g}" if np.isnan(value.low) else f"{value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]"
+    return text if np.isnan(place.change_p_holm) else f"{text} (p {p_value(place.change_p_holm)})"
