@@ -44,7 +44,8 @@ from tailrl.settings import SamplerSettings
 from tailrl.study import parse_study
 from tailrl.tokenizer import prose, train_tokenizer
 from tailrl.training.loop import step_requests
-from tailrl.training.step import Sample, Stopwatch, update
+from tailrl.training.record import Stopwatch
+from tailrl.training.step import Sample, update
 
 ENGINES = {
     "ours, vLLM bfloat16": {"engine": "vllm"},

@@ -41,7 +41,8 @@ from tailrl.records import Rollout
 from tailrl.settings import Run
 from tailrl.study import parse_study
 from tailrl.tokenizer import prose, train_tokenizer
-from tailrl.training.step import Sample, Stopwatch, old_logprobs, update
+from tailrl.training.record import Stopwatch
+from tailrl.training.step import Sample, old_logprobs, update
 
 ARMS = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}}}
 

@@ -53,8 +53,16 @@ class Runs:
         return run_of({**exact, **(arm or {})}, **{**SIZES, **training})
 
     def train(self, run: Run, seed: int = 5, name: str = "out") -> Result:
+        self.train_rank(run, seed, name)
+        return self.result(name)
+
+    def train_rank(self, run: Run, seed: int, name: str) -> None:
+        """What one rank does, be it the only one."""
+        loop.train(run, seed, self.policy, self.folder / "problems.jsonl", self.folder / name, self.folder)
+
+    def result(self, name: str) -> Result:
+        """What a run has left."""
         out = self.folder / name
-        loop.train(run, seed, self.policy, self.folder / "problems.jsonl", out, self.folder)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         with np.load(out / "tokens.npz") as arrays:
             tokens = {key: arrays[key].tobytes() for key in arrays.files}

@@ -36,8 +36,9 @@ LAYERS = [
         "modules",
         "provenance",
         "unlock",
+        "launch",
     },
-    {"packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
+    {"ranks", "packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking", "mirror", "dashboard"},
     {"training", "evaluation", "gradients", "distributions", "trl"},

@@ -24,7 +24,8 @@ from tailrl.records import Problem, Rollout, write_problems
 from tailrl.rollout import Decoding
 from tailrl.settings import Run
 from tailrl.training.loop import problem_order, rewards, step_requests, train
-from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients
+from tailrl.training.record import StepRecord, Stopwatch
+from tailrl.training.step import accumulate_gradients
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},

@@ -18,6 +18,9 @@ rule train:
     conda:
         conda_env
     threads: 1
+    # Processes that share a run, each with a GPU where there are any: `--set-resources train:ranks=2`, or a profile.
+    resources:
+        ranks=1,
     params:
         settings=lambda wildcards: study.run(wildcards.arm).model_dump_json(),
         out=subpath(output.metrics, parent=True),
@@ -28,7 +31,7 @@ rule train:
     shell:
         once_more(
             "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
-            "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q}"
+            "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks}"
         )
 
 

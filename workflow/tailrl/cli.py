@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from tailrl.distribution_settings import Distributions
 from tailrl.errors import StudyError, reason
 from tailrl.gradient_settings import Gradients
+from tailrl.launch import launch, tell_launcher
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
 from tailrl.study import Study, parse_settings, read_study
 
@@ -34,10 +35,15 @@ def policy(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train one arm with one seed."""
+    if args.ranks > 1 and "RANK" not in os.environ:
+        launch(args.ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
+        return
     from tailrl.model_card import write_card
     from tailrl.training.loop import train as train_run
 
     train_run(parse_settings(Run, args.settings), args.seed, args.policy, args.problems, args.out, args.wandb)
+    if os.environ.get("RANK", "0") != "0":
+        return
     # Not in the loop: an edit of the card's words makes no run stale, and for want of a card no run is lost.
     try:
         write_card(args.out)
@@ -190,8 +196,16 @@ def _seed_and_folder(text: str) -> tuple[int, Path]:
 
 
 def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"not a whole number from 0 on: {text!r}")
+    return _whole_number(text, 0)
+
+
+def _ranks(text: str) -> int:
+    return _whole_number(text, 1)
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"not a whole number from {least} on: {text!r}")
     return int(text)
 
 
@@ -218,6 +232,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--problems": path,
             "--out": path,
             "--wandb": path,
+            "--ranks": {"type": _ranks, "default": 1},
         },
         card: {"run": {"type": Path}, "--evaluation": path},
         evaluate: {
@@ -264,9 +279,13 @@ def main() -> None:
         args = build_parser().parse_args()
         args.function(args)
     except StudyError as error:
-        sys.exit(f"tailrl: {error}")
+        _end(str(error))
     except OSError as error:
         # A file that the system refuses, or a full disk; an error without a number is a library's own.
         if error.errno is None:
             raise
-        sys.exit(f"tailrl: {f'{error.filename}: ' if error.filename else ''}{reason(error)}")
+        _end(f"{f'{error.filename}: ' if error.filename else ''}{reason(error)}")
+
+
+def _end(sentence: str) -> NoReturn:
+    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {sentence}")

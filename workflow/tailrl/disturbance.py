@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tailrl.errors import StudyError
 from tailrl.noise import normal
+from tailrl.ranks import sharded_like
 from tailrl.settings import Disturbance
 
 UNDISTURBED = Disturbance()
@@ -85,15 +86,18 @@ def computing_with(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> 
 
     A gradient that is taken within is that at the given weights, and is left on the parameters themselves: straight
     through where the weights are the parameters rounded, a delayed gradient where they are those of an earlier step.
-    Names that the module has no parameter for, such as a tied head's, are passed over.
+    Names that the module has no parameter for, such as a tied head's, are passed over. The given weights are whole,
+    also where the module is sharded; then every rank must be here.
     """
-    parameters = dict(module.named_parameters())
-    own = {name: parameter.data for name, parameter in parameters.items()}
+    parameters = {name: parameter.data for name, parameter in module.named_parameters()}
+    own: dict[str, Tensor] = {}
     try:
         for name, weight in weights:
             if name in parameters:
-                parameters[name].data = weight
+                # In place, for a sharded module gathers what lies there.
+                own[name] = parameters[name].clone()
+                parameters[name].copy_(sharded_like(weight, parameters[name]))
         yield
     finally:
         for name, weight in own.items():
-            parameters[name].data = weight
+            parameters[name].copy_(weight)

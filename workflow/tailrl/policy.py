@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from tailrl import operators
+from tailrl import operators, ranks
 from tailrl.errors import StudyError, one_line, reason
 from tailrl.operators import Attend, PackedAttention, pad_rows
 from tailrl.packing import Packing, pack, padded, unpadded
@@ -246,15 +246,33 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder."""
-    model.save_pretrained(folder)
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
+
+    The weights are the model's own, which is then not sharded, or as `whole_weights` gave them.
+    """
+    model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
     tokenizer.save_pretrained(folder)
 
 
+def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Every weight by its name, whole, on the first rank's CPU, a tied head not twice; every rank must ask."""
+    once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return ranks.on_first((name, weight) for name, weight in model.state_dict().items() if name in once)
+
+
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, detached: what an engine is handed. A tied head comes too."""
-    yield from model.state_dict().items()
+    """Every weight by its name in a checkpoint, whole and detached: what an engine is handed. A tied head comes too.
+
+    Where the model is sharded, they are put together one at a time, and every rank must ask for all of them.
+    """
+    for name, weight in model.state_dict().items():
+        yield name, ranks.whole(weight)
 
 
 def required_length(

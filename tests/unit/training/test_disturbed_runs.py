@@ -23,7 +23,8 @@ from tailrl.records import Problem, write_problems
 from tailrl.settings import Disturbance
 from tailrl.training.handover import Handover
 from tailrl.training.loop import train
-from tailrl.training.step import Stopwatch, update
+from tailrl.training.record import Stopwatch
+from tailrl.training.step import update
 
 STEPS = 4
 CAUSES: dict[str, dict[str, Any]] = {

@@ -25,7 +25,8 @@ from tailrl.rollout import Decoding
 from tailrl.seeding import derive_seed
 from tailrl.settings import Arm, Run, ScratchPolicy, Vocabulary
 from tailrl.training.loop import step_requests
-from tailrl.training.step import Sample, StepRecord, Stopwatch, update
+from tailrl.training.record import StepRecord, Stopwatch
+from tailrl.training.step import Sample, update
 from tailrl.training.thresholds import Thresholds
 
 SOUND = [vocabulary for vocabulary in every_vocabulary() if not vocabulary_reasons(vocabulary)]

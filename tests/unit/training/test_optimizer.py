@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from tailrl.errors import StudyError
 from tailrl.settings import Training
 from tailrl.training.optimizer import make_optimizer, optimizer_step
-from tailrl.training.step import Sample, StepRecord, Stopwatch, update
+from tailrl.training.record import StepRecord, Stopwatch
+from tailrl.training.step import Sample, update
 
 RATE, GRADIENTS = 0.1, ([3.0, -4.0], [1.0, 0.5], [-2.0, 0.0])
 

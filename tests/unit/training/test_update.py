@@ -21,7 +21,8 @@ from tailrl.metrics import METRICS
 from tailrl.policy import named_weights
 from tailrl.settings import Run
 from tailrl.training import step
-from tailrl.training.step import Sample, StepRecord, Stopwatch, accumulate_gradients, old_logprobs, update
+from tailrl.training.record import StepRecord, Stopwatch
+from tailrl.training.step import Sample, accumulate_gradients, old_logprobs, update
 
 RATIOS = ("recompute", "bypass", "decoupled")
 

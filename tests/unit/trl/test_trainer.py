@@ -15,7 +15,8 @@ from trl_fixture import LONGEST, TEMPERATURE, TRAINERS, batch_of, gradients, mak
 
 from tailrl.policy import named_weights
 from tailrl.records import Rollout
-from tailrl.training.step import StepRecord, Stopwatch, accumulate_gradients, old_logprobs
+from tailrl.training.record import StepRecord, Stopwatch
+from tailrl.training.step import accumulate_gradients, old_logprobs
 from tailrl.trl import Correction
 from tailrl.vocabulary import token_logprobs
 

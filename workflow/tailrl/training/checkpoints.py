@@ -20,7 +20,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
+from tailrl import ranks
 from tailrl.errors import StudyError, reason
 from tailrl.modules import training_files
 from tailrl.provenance import provenance
@@ -51,12 +53,17 @@ class Checkpoints:
         self.name = _digest(self.fingerprint)[:8]
 
     def save(self, state: RunState) -> Path:
-        """Write a checkpoint, then remove the oldest; returns its file.
+        """Write a checkpoint, then remove the oldest; returns its file. Every rank must ask, and the first writes.
 
         Raises:
             StudyError: it could not be written, for want of space or otherwise; those before it are untouched.
         """
-        tensors, aside = state.tensors(), self.folder / ASIDE
+        tensors = state.tensors()
+        name = self._write(state, tensors).name if ranks.is_first() else None
+        return self.folder / str(ranks.said(name)[0])
+
+    def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
+        aside = self.folder / ASIDE
         try:
             header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
             data = save(tensors, metadata=header)
@@ -80,13 +87,23 @@ class Checkpoints:
     def resume(self, state: RunState) -> bool:
         """Put the state of the last whole checkpoint into a new run; False where there is none.
 
-        Says on stderr what is taken up, and what is not and why: a damaged file, a half-written one (both are
-        removed), another run's.
+        The first rank chooses the file and says on stderr what is taken up, and what is not and why: a damaged file, a
+        half-written one (both are removed), another run's. The others read the same file.
 
         Raises:
             StudyError: a file cannot be read, or every state that is whole rests on metrics or tokens that are damaged.
                 All files stay, since only the user can know whether a copy is left.
         """
+        chosen = ranks.said(self._resume(state) if ranks.is_first() else None)[0]
+        if chosen is not None and not ranks.is_first():
+            try:
+                self._restore(self.folder / chosen, state)
+            except StudyError as error:
+                raise StudyError(f"{self.folder / chosen}: rank {ranks.number()}: {error}") from None
+        return chosen is not None
+
+    def _resume(self, state: RunState) -> str | None:
+        """The name of the file that was taken up."""
         aside = self.folder / ASIDE
         if aside.exists():
             _say(f"{aside}: half-written, left out")
@@ -105,7 +122,7 @@ class Checkpoints:
             for later in unusable:
                 _remove(later)
             _say(f"{file}: the run goes on from step {state.step}")
-            return True
+            return file.name
         if unusable:
             first = list(unusable.values())[-1]
             raise StudyError(
@@ -114,7 +131,7 @@ class Checkpoints:
             )
         for file in sorted(self.folder.glob("step-*"))[-1:]:
             _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
-        return False
+        return None
 
     def _restore(self, file: Path, state: RunState) -> None:
         match = NAME.fullmatch(file.name)

@@ -4,6 +4,7 @@ Every response has a seed of its own, so that a step which is repeated on a new 
 """
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager
 
 from transformers import PreTrainedModel
 
+from tailrl import ranks
 from tailrl.deadline import deadline
 from tailrl.errors import StudyError
 from tailrl.records import Request, Rollout
@@ -44,6 +46,9 @@ class Engine:
     def generate(self, requests: Sequence[Request], decoding: Decoding, model: PreTrainedModel) -> list[Rollout]:
         """`Sampler.generate`, on a new engine with the same weights where the first one fails.
 
+        One rank of several cannot be handed weights alone: its process ends where its engine fails, with a code by
+        which the rule knows that another one may succeed.
+
         Raises:
             StudyError: bad input, or the new engine fails too; then with the last lines of the error.
         """
@@ -53,6 +58,9 @@ class Engine:
             raise
         except Exception as error:
             first = _last_lines(error)
+        if ranks.count() > 1:
+            print(f"tailrl: the engine of rank {ranks.number()} failed: {first}", file=sys.stderr, flush=True)
+            os._exit(os.EX_SOFTWARE)
         print(f"tailrl: the engine failed and is started anew, the batch repeated: {first}", file=sys.stderr)
         try:
             del self.sampler, self.hand_over.sampler

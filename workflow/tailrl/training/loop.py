@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from tailrl import ranks
 from tailrl.errors import NumericalError, StudyError
 from tailrl.metrics import METRICS
 from tailrl.objective.advantages import ESTIMATORS
@@ -33,12 +35,15 @@ from tailrl.tasks.scoring import score
 from tailrl.tracking import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.engine import Engine
+from tailrl.training.exchange import of_all_ranks
 from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.optimizer import make_optimizer
+from tailrl.training.placement import give_up_forward, place
+from tailrl.training.record import Stopwatch, response_metrics, reward_metrics
 from tailrl.training.results import give, write_results
 from tailrl.training.skipped import write_batch
 from tailrl.training.state import RunState, seed_libraries
-from tailrl.training.step import Sample, Stopwatch, update
+from tailrl.training.step import Sample, update
 from tailrl.training.stopping import Watch
 from tailrl.training.thresholds import Thresholds
 
@@ -78,20 +83,27 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
-    with checkpoints.held():
-        if checkpoints.finished.is_dir():
-            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
-        else:
+    with ranks.joined(), checkpoints.held() if ranks.is_first() else nullcontext():
+        # What the first rank finds, which holds the folder.
+        if not ranks.said(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
-        give(checkpoints.finished, out)
-        checkpoints.clear()
+        elif ranks.is_first():
+            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
+        if ranks.is_first():
+            give(checkpoints.finished, out)
+            checkpoints.clear()
 
 
 def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path, started: float) -> None:
     run, settings = job.run, job.run.training
     model = load_policy(policy_folder)
     if run.sampler.exact:
+        if ranks.count() > 1:
+            raise StudyError(
+                f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
+            )
         model.set_attn_implementation(EXACT_ATTENTION)
+    place(model, settings)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = Engine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),
@@ -109,13 +121,15 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
     recorded = state.metrics.read()
     watch = Watch(settings, recorded)
-    with Tracker(run, job.seed, job.out, wandb_folder, recorded) as tracker:
+    first = ranks.is_first()
+    with Tracker(run, job.seed, job.out, wandb_folder, recorded) if first else nullcontext() as tracker:
         while state.step < settings.steps and not watch.alarm():
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
             begun = time.perf_counter()
-            tracker.log(metrics)
             watch.see(metrics)
-            state.metrics.add(metrics)
+            if tracker is not None:
+                tracker.log(metrics)
+                state.metrics.add(metrics)
             state.step += 1
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
             state.wall_seconds = begun - started
@@ -129,7 +143,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         # It stopped so in its last step, and was started again.
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
-    if stopped := watch.alarm():
+    if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
     found = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
     write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished)
@@ -158,10 +172,11 @@ def take_step(
     thresholds = [state.thresholds.of(problem) for problem in chosen]
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
     with watch.phase("rollout"):
-        rollouts = engine.generate(requests, job.decoding, state.model)
+        rollouts = engine.generate(ranks.share(requests), job.decoding, state.model)
     with watch.phase("reward"):
-        posed = [job.problems[i] for i in chosen for _ in range(settings.group_size)]
-        rewards_PG = rewards(rollouts, posed, job.tokenizer).reshape(settings.prompts, settings.group_size)
+        posed = ranks.share([job.problems[i] for i in chosen for _ in range(settings.group_size)])
+        rollouts, rewards_B = of_all_ranks(requests, rollouts, rewards(rollouts, posed, job.tokenizer))
+        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
     advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
     samples = [
         Sample(rollout, advantage, request.threshold, request.seed)
@@ -181,33 +196,38 @@ def take_step(
             "train/skipped": float(fault is not None),
             "train/learning_rate": state.optimizer.param_groups[0]["lr"],
             "dvp/threshold": float(np.mean(thresholds)),
-            **_reward_metrics(rewards_PG),
-            **_response_metrics(rollouts),
+            **reward_metrics(rewards_PG),
+            **response_metrics(rollouts),
             **engine.sampler.metrics(),
         }
         if updated is not None:
             loss, norm, record = updated
             metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
-            lost_mass = metrics["dvp/lost_mass_per_response"]
-            state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
-            if step % settings.keep_tokens_every == 0 or not state.tokens.checksums:
+            if ranks.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 kept = record.tokens()
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
     metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
     metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
+    # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
+    metrics = ranks.said(metrics)[0]
+    if updated is not None:
+        lost_mass = metrics["dvp/lost_mass_per_response"]
+        state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
     return metrics, fault
 
 
 def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
     """Drop the gradient, keep the batch, say so; returns the sentence."""
+    give_up_forward(state.model)
     state.optimizer.zero_grad(set_to_none=True)
     file = job.out / "skipped" / f"step-{state.step:08d}.npz"
-    write_batch(samples, file)
     where = f"arm {job.run.arm}, seed {job.seed}, step {state.step}"
     sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+    if ranks.is_first():
+        write_batch(samples, file)
+        print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
     return sentence
 
 
@@ -225,7 +245,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
 def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
     """Hand the engine its first weights and test it; returns what its self-test found."""
     run, size = job.run, state.model.config.vocab_size
-    if run.floor_defeats_pruning(size):
+    if run.floor_defeats_pruning(size) and ranks.is_first():
         warnings.warn(
             f"arm {run.arm}: the floor of {run.disturbance.floor:g} lifts every token over the cut of "
             f"{run.vocabulary.rule}, which prunes nothing on the disturbed side at the rho that it starts from",
@@ -242,7 +262,7 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
         # As after any other step: without what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
             engine.hand_over.again(state.model)
-    return tested
+    return float(max(ranks.said(tested)))
 
 
 # --- parts of a step ---------------------------------------------------------------------------------
@@ -278,21 +298,3 @@ def rewards(
     texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
     pairs = zip(texts, problems, strict=True)
     return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
-
-
-def _reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
-    means_P = rewards_PG.mean(axis=1)
-    return {
-        "reward/mean": float(means_P.mean()),
-        "reward/all_right_fraction": float((means_P == 1).mean()),
-        "reward/all_wrong_fraction": float((means_P == 0).mean()),
-    }
-
-
-def _response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    lengths = [len(rollout.tokens) for rollout in rollouts]
-    return {
-        "response/length_mean": float(np.mean(lengths)),
-        "response/length_max": float(max(lengths)),
-        "response/stopped_fraction": float(np.mean([rollout.stopped for rollout in rollouts])),
-    }

@@ -6,14 +6,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tailrl.errors import NumericalError
+from tailrl.ranks import whole
 from tailrl.settings import Training
+from tailrl.training.placement import is_sharded
 
 
 def make_optimizer(model: PreTrainedModel, settings: Training) -> torch.optim.Optimizer:
     """AdamW, whose steps have the rate's size whatever the gradient's, or SGD with momentum, whose steps have not."""
     rate, (first, _) = settings.learning_rate, settings.betas
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=first, fused=True)
+        # No kernel of torch's updates shares of several tensors at once by this rule.
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=first, fused=not is_sharded(model))
     decay = settings.weight_decay
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=settings.betas, weight_decay=decay, fused=True)
 
@@ -24,7 +27,7 @@ def optimizer_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, max
     Raises:
         NumericalError: the norm is not finite; nothing is changed.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
+    norm = whole(nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)).item()
     if not np.isfinite(norm):
         raise NumericalError(f"the gradient's norm is {norm}")
     optimizer.step()

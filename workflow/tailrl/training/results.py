@@ -16,8 +16,9 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
+from tailrl import ranks
 from tailrl.errors import StudyError, reason
-from tailrl.policy import save_policy
+from tailrl.policy import save_policy, whole_weights
 from tailrl.provenance import provenance
 from tailrl.settings import Run
 from tailrl.tracking import json_line
@@ -35,6 +36,8 @@ def write_results(
 ) -> None:
     """Write `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` of a run: the folder is there whole, or not at all.
 
+    Every rank must ask, and the first writes.
+
     Args:
         state: after the last step.
         tokenizer: goes with the policy.
@@ -46,6 +49,9 @@ def write_results(
     Raises:
         StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
     """
+    weights = whole_weights(state.model)
+    if not ranks.is_first():
+        return
     aside = folder.with_name("writing-results")
     shutil.rmtree(aside, ignore_errors=True)
     record = {
@@ -55,6 +61,7 @@ def write_results(
         "settings": run.model_dump(mode="json"),
         **provenance(),
         "threads": torch.get_num_threads(),
+        "ranks": ranks.count(),
         "startup_seconds": round(state.startup_seconds, 3),
         "wall_seconds": round(state.wall_seconds, 3),
         "resumed_at_steps": state.resumed,
@@ -66,7 +73,7 @@ def write_results(
         aside.mkdir()
         (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
         np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
-        save_policy(state.model, tokenizer, aside / "policy")
+        save_policy(state.model, tokenizer, aside / "policy", weights)
         (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         sync(aside)
         aside.replace(folder)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl import ranks
+from tailrl.ranks import sharded_like
 from tailrl.training.handover import Handover
 from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.thresholds import Thresholds
@@ -50,13 +52,14 @@ class RunState:
     wall_seconds: float = 0.0
 
     def tensors(self) -> dict[str, Tensor]:
-        """The large part, by name; the tensors are the live ones where they need no copy."""
+        """The large part, by name, whole, on the first rank; every rank must ask. The live tensors where they need no
+        copy."""
         found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
         for age, weights in enumerate(self.hand_over.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
-        return {name: tensor.contiguous() for name, tensor in found.items()}
+        return {name: tensor.contiguous() for name, tensor in ranks.on_first(found.items()).items()}
 
     def numbers(self) -> dict[str, Any]:
         """The small part, ready for JSON; brings what was kept to the disk, since it is named in it."""
@@ -67,6 +70,8 @@ class RunState:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take up what `tensors` and `numbers` gave, in a run of the same settings; adds the step to `resumed`.
+
+        How many ranks there were, and how many there are, is all the same.
 
         Raises:
             StudyError: metrics or tokens that were kept are not there any more; nothing is changed.
@@ -81,12 +86,16 @@ class RunState:
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise ValueError("its policy has other weights")
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
+        parameters = dict(enumerate(parameter for g in self.optimizer.param_groups for parameter in g["params"]))
+        for index, values in state.items():
+            # The count of steps is a single number, and no share of anything.
+            state[index] = {n: sharded_like(t, parameters[index]) if t.ndim else t for n, t in values.items()}
         small = {name: numbers[name] for name in NUMBERS}
         lines, kept = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
         copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
-            tensor.copy_(given[name])
+            tensor.copy_(sharded_like(given[name], tensor))
         self.hand_over.past.clear()
         self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])

@@ -1,0 +1,177 @@
+"""Updates on several ranks come to what they come to in one process: losses, norms, gradients, weights and metrics.
+
+In float64 to 1e-9 of the largest value, so that nothing but the order of sums can differ. In float32, whose roundings
+of the smallest gradients AdamW makes as large as any, to 1e-4 after three steps.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks_fixture import on_ranks
+from step_fixture import DVP, make_rollouts, run_of, samples_of
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl import ranks
+from tailrl.errors import NumericalError
+from tailrl.settings import Run
+from tailrl.training import step
+from tailrl.training.optimizer import make_optimizer
+from tailrl.training.placement import give_up_forward, place
+from tailrl.training.record import Stopwatch
+from tailrl.training.step import update
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+MIS = {"sequence": "mis", "sequence_threshold": 2.0}
+# Seven responses; by the budget of tokens they are in 5 micro-batches, or in one: fewer than there are ranks.
+ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "naive": ({}, {}),
+    "one micro-batch": ({"vocabulary": DVP}, {"token_budget": 10_000}),
+    "kept": ({"vocabulary": DVP, "correction": MIS}, {"loss_mean": "kept", "optimizer": "sgd"}),
+    "clip": ({"vocabulary": DVP, "clip": {"ratio": "decoupled"}}, {"minibatches": 3, "weight_decay": 0.1}),
+    "control": ({"disturbance": {"weights": "bfloat16", "noise": 0.1, "side": "both"}}, {"max_grad_norm": 0.01}),
+    "checkpointing": ({"vocabulary": DVP}, {"activation_checkpointing": True}),
+}
+
+
+def updates(model: PreTrainedModel, run: Run) -> dict[str, Any]:
+    """What three updates of a policy come to."""
+    place(model, run.training)
+    return updates_of_placed(model, run, 3)
+
+
+def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str, Any]:
+    """What so many updates come to; gradients and weights are whole."""
+    optimizer = make_optimizer(model, run.training)
+    samples = samples_of(*make_rollouts(), run)
+    gradients: list[Tensor] = []
+    own = step.optimizer_step
+
+    def spy(model: PreTrainedModel, *others: Any) -> float:
+        gradients.append(torch.cat([ranks.whole(p.grad).flatten().clone() for p in model.parameters()]))  # type: ignore[arg-type]
+        return own(model, *others)
+
+    step.optimizer_step = spy
+    try:
+        found = [update(model, optimizer, samples, run, seed, Stopwatch()) for seed in range(count)]
+    finally:
+        step.optimizer_step = own
+    return {
+        "losses": [loss for loss, _, _ in found],
+        "norms": [norm for _, norm, _ in found],
+        "metrics": [record.metrics() for _, _, record in found],
+        "tokens": [record.tokens() for _, _, record in found],
+        "gradients": [gradient.numpy() for gradient in gradients],
+        "weights": torch.cat([ranks.whole(p).detach().flatten() for p in model.parameters()]).numpy(),
+    }
+
+
+def assert_close(found: Any, expected: Any, tolerance: float, where: str = "") -> None:
+    """Within the tolerance of the largest number of an array; text and counts alike."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_close(found[key], value, tolerance, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for index, value in enumerate(expected):
+            assert_close(found[index], value, tolerance, f"{where}.{index}")
+    else:
+        scale = float(np.max(np.nan_to_num(np.abs(expected)), initial=1e-30))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=where)
+
+
+@pytest.mark.parametrize(("arm", "dtype"), [*((arm, torch.float64) for arm in ARMS), ("naive", torch.float32)])
+def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path, arm: str, dtype: torch.dtype) -> None:
+    settings, training = ARMS[arm]
+    run = run_of(settings, **training)
+    model = model.to(dtype)
+    expected = updates(copy.deepcopy(model), run)
+    for found in on_ranks(2, tmp_path, updates, model, run):
+        assert_close(found, expected, TOLERANCE[dtype])
+    assert expected["norms"][0] > 0 and len(expected["gradients"]) == 3 * run.training.minibatches
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
+    """Every item counts on one rank, each rank has as many turns, and a share is a run of the items."""
+    sizes = [1, 2, 5, 6]
+
+    def deal() -> list[Any]:
+        found = []
+        for size in sizes:
+            dealt, items = ranks.dealt(size), list(range(100, 100 + size))
+            own = [items[place] for place, counts in dealt if counts]
+            shares = [item for share in ranks.said(list(ranks.share(items))) for item in share]
+            found.append((len(dealt), ranks.in_turns(ranks.said(own)), shares))
+        return found
+
+    for found in on_ranks(count, tmp_path, deal):
+        for size, (turns, *orders) in zip(sizes, found, strict=True):
+            assert turns == -(-size // count)
+            assert orders == [list(range(100, 100 + size))] * 2
+
+
+def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
+    """Of several dtypes and lengths, with views and without a number at all."""
+
+    def tell() -> tuple[list[dict[str, Tensor]], list[Any], bool, bool]:
+        rank = ranks.number()
+        row = torch.arange(6, dtype=torch.int32) + rank
+        given = {"view": row[rank::2], "flags": torch.ones(rank, dtype=torch.bool), "scalar": torch.tensor(0.1 + rank)}
+        words = {"é": [rank, float("nan"), None]} if rank else {}
+        return ranks.gathered(given), ranks.said(words), ranks.any_rank(rank == 1), ranks.any_rank(False)
+
+    for tensors, words, raised, quiet in on_ranks(2, tmp_path, tell):
+        assert [t["view"].tolist() for t in tensors] == [[0, 2, 4], [2, 4, 6]]
+        assert [t["flags"].tolist() for t in tensors] == [[], [True]]
+        assert [t["scalar"].dtype for t in tensors] == [torch.float32] * 2
+        assert [t["scalar"].item() for t in tensors] == [np.float32(0.1), np.float32(1.1)]
+        assert words[0] == {} and words[1]["é"][0] == 1 and np.isnan(words[1]["é"][1]) and words[1]["é"][2] is None
+        assert (raised, quiet) == (True, False)
+
+
+# --- faults ------------------------------------------------------------------------------------------------
+
+
+def faulty(model: PreTrainedModel, run: Run, where: str) -> dict[str, Any]:
+    """An update that the second rank alone has a fault in, then an undisturbed one."""
+    own, forward = step.constrained_logprobs, step.forward_logprobs
+
+    def nan_in_the_head(*_: Any) -> Any:
+        raise NumericalError("NaN or Inf in the head's weight")
+
+    def nan_in_a_logprob(*arguments: Any) -> Any:
+        logprobs, batch = forward(*arguments)
+        logprobs.logp_full_T[0] = np.nan
+        return logprobs, batch
+
+    place(model, run.training)
+    optimizer = make_optimizer(model, run.training)
+    samples = samples_of(*make_rollouts(), run)
+    if ranks.number() == 1:
+        # Within FSDP's forward, which is then cut short; or after it.
+        step.constrained_logprobs = nan_in_the_head if where == "head" else own
+        step.forward_logprobs = nan_in_a_logprob if where == "log-prob" else forward
+    with pytest.raises(NumericalError) as caught:
+        update(model, optimizer, samples, run, 0, Stopwatch())
+    step.constrained_logprobs, step.forward_logprobs = own, forward
+    give_up_forward(model)
+    optimizer.zero_grad(set_to_none=True)
+    return {"sentence": str(caught.value), "after": updates_of_placed(model, run, 1)["weights"]}
+
+
+@pytest.mark.parametrize(("where", "words"), [("head", "the head's weight"), ("log-prob", "no longer finite")])
+def test_a_fault_on_one_rank_skips_the_update_on_all(
+    model: PreTrainedModel, tmp_path: Path, where: str, words: str
+) -> None:
+    """And leaves nothing behind: the next update is as if there had been none."""
+    run, model = run_of({"vocabulary": DVP}), model.double()
+    expected = updates_of_placed(copy.deepcopy(model), run, 1)["weights"]
+    for found in on_ranks(2, tmp_path, faulty, model, run, where):
+        assert words in found["sentence"]
+        assert_close(found["after"], expected, TOLERANCE[torch.float64])

@@ -1,0 +1,166 @@
+"""The processes that share a job: which of them this one is, what they tell one another, and shares of tensors.
+
+torchrun starts them and calls each a rank. A process of its own is the only rank: it needs no process group, and gets
+back here what it gave, so that the code that calls this is the same for any number. What goes from one rank to another
+is tensors in the format of safetensors, or JSON: nothing is unpickled.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Value = TypeVar("Value")
+
+PATIENCE = timedelta(days=1)
+"""How long a rank waits for another. Longer than any step: a rank that ends takes the others with it (`launch`), an
+engine that hangs ends its rank, and the first rank may be waiting for a process that still trains the same run."""
+
+
+def count() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def number() -> int:
+    """Which one this is, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this is the rank that writes files and speaks for all."""
+    return number() == 0
+
+
+def device() -> torch.device:
+    """Where this rank computes: a GPU of its own on its machine, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Within it the processes that torchrun started know one another; one that it did not start stays alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
+        return
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
+    dist.init_process_group(_backend(), timeout=PATIENCE)
+    yield
+    # Not after an error: the others might never come.
+    dist.destroy_process_group()
+
+
+def mesh() -> DeviceMesh:
+    """All ranks in a row, over which tensors are sharded."""
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device().type, (count(),))
+
+
+def _backend() -> str:
+    # What ranks tell one another lies on the CPU, on a machine with GPUs too.
+    return "cpu:gloo,cuda:nccl" if device().type == "cuda" else "gloo"
+
+
+# --- what ranks tell one another -----------------------------------------------------------------------
+
+
+def gathered(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The named tensors that each rank gave, in the ranks' order; on the CPU where there are several."""
+    if count() == 1:
+        return [dict(tensors)]
+    # Clones: safetensors takes no two tensors that share memory.
+    data = save(
+        {name: tensor.detach().clone(memory_format=torch.contiguous_format).cpu() for name, tensor in tensors.items()}
+    )
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
+    dist.all_gather(lengths, torch.tensor([len(data)]))
+    longest = max(int(length) for length in lengths)
+    own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+    every = [torch.empty_like(own) for _ in range(count())]
+    dist.all_gather(every, own)
+    return [load(given[: int(length)].numpy().tobytes()) for given, length in zip(every, lengths, strict=True)]
+
+
+def said(value: Any) -> list[Any]:
+    """What each rank gave, in the ranks' order: plain data, which JSON gives back as it was."""
+    if count() == 1:
+        return [value]
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(given["json"].numpy().tobytes()) for given in gathered({"json": text})]
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is up on any rank."""
+    if count() == 1:
+        return flag
+    raised = torch.tensor([int(flag)])
+    dist.all_reduce(raised, dist.ReduceOp.MAX)
+    return bool(raised)
+
+
+# --- who does what -------------------------------------------------------------------------------------
+
+
+def share(items: Sequence[Value]) -> Sequence[Value]:
+    """The run of the items that is this rank's; the shares follow one another in the ranks' order."""
+    start, stop = (len(items) * part // count() for part in (number(), number() + 1))
+    return items[start:stop]
+
+
+def dealt(items: int) -> list[tuple[int, bool]]:
+    """The items that are this rank's, dealt in turns, and whether each counts.
+
+    Every rank gets as many, for a sharded model computes on all ranks at once; one that lacks an item gets the last one
+    again, which does not count.
+    """
+    turns = -(-items // count())
+    places = [turn * count() + number() for turn in range(turns)]
+    return [(min(place, items - 1), place < items) for place in places]
+
+
+def in_turns(dealt_out: Sequence[Sequence[Value]]) -> list[Value]:
+    """The items that count, as they were before they were dealt: one of each rank in turns."""
+    longest = max(map(len, dealt_out))
+    return [items[turn] for turn in range(longest) for items in dealt_out if turn < len(items)]
+
+
+# --- shares of tensors ---------------------------------------------------------------------------------
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank has a share, put together; every rank must ask. Any other one is whole already."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Named tensors, put together one at a time, on the first rank's CPU; no others elsewhere. Every rank must ask.
+
+    Those that are whole and on the CPU already are the very ones that were given.
+    """
+    found = {}
+    for name, tensor in tensors:
+        together = whole(tensor)
+        if is_first():
+            found[name] = together.cpu()
+    return found
+
+
+def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, which every rank has, as the other one is: this rank's share of it, or all of it."""
+    if not isinstance(other, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
