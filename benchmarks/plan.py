@@ -5,11 +5,11 @@
 Six policies with random weights, which differ in width, depth, vocabulary, batch and lengths, make three steps of RLOO
 each, in a process of their own: responses sampled by transformers in float32, the update, the weights handed over.
 Memory is the peak of the resident set over that after all imports; time is CPU seconds, the least of the steps after
-the first. The machine's throughputs (products as wide as the policy's, with as many rows as a micro-batch has and as there
-are sequences; memory; a token's choice) are measured in the same process, and so is what a step takes however small the
-policy is. What of the throughputs a step reaches, and what memory the allocator holds besides, are five numbers: two
-each for sampling and update, one for memory, solved for from the two policies marked as fitted. The other four are
-predicted. It fails where one is off by more than 20 % in memory or 30 % in time.
+the first. The machine's throughputs (products as wide as the policy's, with as many rows as a micro-batch has and as
+there are sequences; memory; a token's choice) are measured in the same process, and so is what a step takes however
+small the policy is. What of the throughputs a step reaches, and what memory the allocator holds besides, are five
+numbers: two each for sampling and update, one for memory, solved for from the two policies marked as fitted. The other
+four are predicted. It fails where one is off by more than 20 % in memory or 30 % in time.
 """
 
 import argparse

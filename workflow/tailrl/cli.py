@@ -176,6 +176,15 @@ def check(args: argparse.Namespace) -> None:
         print(f"{path}: {study.name}, {len(study.all_arms())} arms (with ablations), {len(study.seeds)} seeds")
 
 
+def plan(args: argparse.Namespace) -> None:
+    """Say what a study will need, on one machine: memory, time and disk, and what does not fit."""
+    from tailrl.planning.machine import read_machine
+    from tailrl.planning.page import plan_page
+
+    machine = read_machine(args.machine, args.memory)
+    print(plan_page(read_study(args.study), machine, args.gpus, args.prompt, args.response), end="")
+
+
 def schema(_: argparse.Namespace) -> None:
     """Print the JSON schema of a study file."""
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
@@ -206,6 +215,12 @@ def _ranks(text: str) -> int:
 def _whole_number(text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise argparse.ArgumentTypeError(f"not a whole number from {least} on: {text!r}")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"not a whole number from 1 on: {text!r}")
     return int(text)
 
 
@@ -258,6 +273,14 @@ def build_parser() -> argparse.ArgumentParser:
         mirror: {"results": {"type": Path}},
         dashboard: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
+        plan: {
+            "study": {},
+            "--gpus": {"type": _whole, "default": 1, "help": "devices that share a job"},
+            "--memory": {"help": "of a device, such as 80GB; that of the machine"},
+            "--machine": {"type": Path, "help": "YAML of a device's throughputs; an H100's"},
+            "--prompt": {"type": _whole, "default": 200, "help": "tokens of a prompt; 200"},
+            "--response": {"type": _whole, "help": "tokens of a response; max_new_tokens"},
+        },
         schema: {},
         unlock: {},
     }

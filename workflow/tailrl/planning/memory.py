@@ -55,14 +55,16 @@ def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
     """Numbers that autograd keeps of the largest micro-batch, and those of the layer at which the backward pass is.
 
     Of a layer: both residual sums, and two of each norm (normed, and scaled); queries, keys, values and the attention's
-    output in the padded view, the last again in the row; four in the MLP (gate, its SiLU, up, their product).
+    output in the padded view, the last again in the row; four in the MLP (gate, its SiLU, up, their product). After
+    all of them two of the last norm; for all of them cosine and sine of the positions.
     """
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
     layer += work.batch_padded * 2 * (queries + keys)
+    once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:
-        return work.batch * shape.hidden * shape.layers + 2 * layer
-    return (shape.layers + 1) * layer
+        return once + work.batch * shape.hidden * shape.layers + 2 * layer
+    return once + (shape.layers + 1) * layer
 
 
 def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:

@@ -9,7 +9,7 @@ from tailrl.planning.memory import peak
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
 from tailrl.planning.work import Work, work_of
-from tailrl.settings import Aime25Task, GeneratedTask, Run
+from tailrl.settings import Aime25Task, Run
 from tailrl.study import Study
 
 AIME25_PROBLEMS = 30
@@ -62,7 +62,7 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     lines += _sizes(shape, planned[slowest], devices)
     lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest], devices)]
     lines += ["", f"seconds of a step (arm {slowest})", *_table(planned[slowest].seconds, "a step")]
-    lines += ["", *_whole(study, shape, planned, devices, prompt)]
+    lines += ["", *_whole(study, shape, planned, devices)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"
 
@@ -73,8 +73,8 @@ def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
     apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
     yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
     yield (
-        f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts of "
-        f"{work.prompt}: {tokens:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
+        f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
+        f"of {work.prompt}: {tokens:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
     )
 
 
@@ -82,49 +82,46 @@ def _memory(planned: Planned, devices: int) -> Iterator[str]:
     placed, machine = planned.placed, planned.placed.machine
     yield from _rows({"libraries": machine.reserve} | placed.parts, 1e9)
     needed = peak(placed.parts, planned.run.sampler, machine)
-    over = needed - machine.memory
-    verdict = f"{over / 1e9:.1f} too many: it does not fit" if over > 0 else f"{-over / 1e9:.1f} are left"
+    missing = needed - machine.memory
+    verdict = f"{missing / 1e9:.1f} missing: it does not fit" if missing > 0 else f"{-missing / 1e9:.1f} are left"
     yield f"  {'at its fullest':<22}{needed / 1e9:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
-    if over > 0:
+    if missing > 0:
         largest = max(placed.parts, key=lambda part: placed.parts[part])
         yield f"  the largest part is {largest}"
     if planned.run.sampler.engine == "vllm" and machine.gpu:
-        engines = f"{devices // placed.shards} engine{'s' if devices > placed.shards else ''}"
-        yield f"  {engines}, each over {placed.shards}, with {machine.in_flight} sequences in flight"
+        count, over = devices // placed.shards, placed.shards
+        yield f"  engines: {count}, over {over} of the devices each, with {machine.in_flight} sequences in flight"
 
 
-def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int, prompt: int) -> Iterator[str]:
+def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
     training = sum(sum(arm.seconds.values()) * arm.run.training.steps for arm in planned.values()) * len(study.seeds)
-    policies = 1 + sum(arm.run.training.policies for arm in planned.values()) * len(study.seeds)
-    evaluating, unknown = policies * _evaluation(study, shape, next(iter(planned.values())), devices, prompt), ""
-    if evaluating == 0:
-        unknown = " (the evaluation's problems are not known beforehand, and not in it)"
-    hours = (training + evaluating) / 3600
+    # The base policy is one more, and each run's last one comes after its snapshots.
+    policies = 1 + sum(len(arm.run.training.snapshots) + 1 for arm in planned.values()) * len(study.seeds)
+    each = _evaluation(study, shape, next(iter(planned.values())), devices)
+    hours = (training + policies * (each or 0.0)) / 3600
+    known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
     yield (
-        f"whole study: {training / 3600:,.1f} h of training and {evaluating / 3600:,.1f} h of evaluating {policies} "
-        f"policies: {hours:,.1f} h, {hours * devices:,.0f} device-hours{unknown}"
+        f"whole study: {training / 3600:,.1f} h of training, {policies * (each or 0.0) / 3600:,.1f} h of evaluating "
+        f"{policies} policies: {hours:,.1f} h, {hours * devices:,.0f} device-hours{known}"
     )
     state = 4 * shape.parameters * (3 if study.training.optimizer == "adamw" else 2)
     kept = study.training.keep_checkpoints + 1
     disk = 4 * shape.parameters * policies
     yield (
-        f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that runs "
-        f"({kept} of {state / 1e9:,.1f})"
+        f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
+        f"runs ({kept} of {state / 1e9:,.1f})"
     )
 
 
-def _evaluation(study: Study, shape: Shape, planned: Planned, devices: int, prompt: int) -> float:
-    """Seconds to evaluate one policy; 0 where the number of problems is not known beforehand."""
-    task = study.evaluation.task
-    problems = AIME25_PROBLEMS if isinstance(task, Aime25Task) else task.problems
-    if isinstance(task, GeneratedTask) or problems:
-        response = study.evaluation.max_new_tokens
-        work = replace(
-            planned.work, prompts=(problems or 0) / devices, group=study.evaluation.samples, response=response
-        )
-        placed = planned.placed
-        return sampling_seconds(shape, study.evaluation.sampler, work, placed.machine, placed.shards)
-    return 0.0
+def _evaluation(study: Study, shape: Shape, planned: Planned, devices: int) -> float | None:
+    """Seconds to evaluate one policy; None where the number of problems is not known beforehand."""
+    evaluation, placed = study.evaluation, planned.placed
+    problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
+    if problems is None:
+        return None
+    lengths = {"group": evaluation.samples, "response": evaluation.max_new_tokens}
+    work = replace(planned.work, prompts=problems / devices, **lengths)
+    return sampling_seconds(shape, evaluation.sampler, work, placed.machine, placed.shards)
 
 
 def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The sizes of a policy, from the settings of one made here, from its config.json, or from a table of names on the hub."""
+"""The sizes of a policy, from the settings of one made here, from its config.json, or from a table of hub names."""
 
 import json
 from dataclasses import dataclass
