@@ -61,9 +61,16 @@ def card(args: argparse.Namespace) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate the policies of one arm."""
     from tailrl.evaluation import evaluate_arm, write_results
+    from tailrl.training.snapshots import read_snapshots
 
     policies = [_seed_and_folder(text) for text in args.policy]
-    evaluated = evaluate_arm(args.arm, policies, args.problems, parse_settings(Evaluation, args.settings))
+    snapshots = [
+        (seed, step, folder)
+        for seed, kept in map(_seed_and_folder, args.snapshots)
+        for step, folder in read_snapshots(kept)
+    ]
+    settings = parse_settings(Evaluation, args.settings)
+    evaluated = evaluate_arm(args.arm, policies, args.problems, settings, snapshots)
     write_results(evaluated, args.out, args.samples)
 
 
@@ -254,6 +261,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--arm": text,
             "--settings": text,
             "--policy": {"required": True, "action": "append", "metavar": "SEED=FOLDER"},
+            "--snapshots": {"default": [], "action": "append", "metavar": "SEED=FOLDER"},
             "--problems": path,
             "--out": path,
             "--samples": path,

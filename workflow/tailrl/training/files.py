@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 from tailrl.errors import StudyError, reason
@@ -42,6 +43,23 @@ def sync(folder: Path) -> None:
     """Bring a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """A new folder with the files of another one under second names, or copies where there are no hard links.
+
+    Their time is now, so that Snakemake takes them for newer than what they were made from.
+    """
+    shutil.copytree(source, target, copy_function=link)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """One file likewise."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    os.utime(target)
 
 
 def _sync(path: Path) -> None:
