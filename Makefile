@@ -5,6 +5,8 @@ PINS ?= envs/cpu.txt
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
+# Of the machine, for the study at the paper's scale.
+GPUS ?= 8
 # Where PyTorch's CPU build comes from if no index that pip is configured with has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -20,7 +22,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
+.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -35,10 +37,17 @@ search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
 smollm2_checks: TARGET = distributions
 smollm2_checks: results/models/smollm2
+smollm2: results/models/smollm2_shots
 
-results/models/smollm2: | $(STAMP)
+results/models/smollm2_shots: SHOTS = --shots
+results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
-	$(IN_VENV) python benchmarks/smollm2.py $@
+	$(IN_VENV) python benchmarks/smollm2.py $@ $(SHOTS)
+
+# The paper's Figure 1, from its study: what it will take, then all of it.
+figure1: venv
+	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) && tailrl unlock && \
+		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) $(ARGS)
 
 # Ablations of what all arms of a study share: a study for each value.
 ablate_length: $(filter ablate_length_%,$(STUDIES))

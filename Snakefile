@@ -26,8 +26,13 @@ localrules:
     all,
 
 
+# A study that names engines to compare has their page too.
+compared = "engines" in study.distributions.model_fields_set
+
+
 rule all:
     default_target: True
     input:
         f"{results}/report.html",
         f"{results}/summary.md",
+        rules.distributions.output.page if compared else [],

@@ -6,9 +6,10 @@
 Every ten kills meet every part of a study: each has an aim (`AIMS`). The script looks at the study's processes and
 files until the aim is on, lets a random part of the time go by that it lasts, and strikes with SIGKILL: everything
 at once (Snakemake, its jobs, W&B's processes: a power cut), Snakemake alone (its jobs go on by themselves), or one job
-(the kernel out of memory). A checkpoint and the results of a run are met while they are being written. After a Snakemake has ended the study
-is started again by the one command that the README names. A study that finishes before the kills are used up is
-compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the machine is, it cannot.
+(the kernel out of memory). A checkpoint and the results of a run are met while they are being written. After a
+Snakemake has ended the study is started again by the one command that the README names. A study that finishes before
+the kills are used up is compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the
+machine is, it cannot.
 """
 
 import argparse
@@ -281,7 +282,8 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     print(
         f"{kills} kills (seed {seed}, {left} left something half-written): {disturbed.finished} studies finished, "
         f"each the same as the undisturbed one in every file that no clock has a part in; {disturbed.resumed} runs "
-        f"went on from a state, all that had one; {disturbed.kept} were finished when struck, and none was trained again"
+        f"went on from a state, all that had one; {disturbed.kept} were finished when struck, and none was trained "
+        "again"
     )
     return disturbed.struck
 

@@ -41,7 +41,7 @@ LAYERS = [
     {"ranks", "packing", "vocabulary", "noise", "disturbance", "operators", "objective", "mismatch", "tasks"}
     | {"logprobs", "logprobs_rows", "logprobs_chunks", "logprobs_triton", "logprobs_passes", "logprobs_kernels"},
     {"policy", "tokenizer", "rollout", "tracking", "mirror", "dashboard"},
-    {"training", "evaluation", "gradients", "distributions", "trl"},
+    {"training", "evaluation", "gradients", "distributions", "trl", "planning"},
     {"problems", "base_policy", "download"},
     {"cli"},
 ]

@@ -338,3 +338,18 @@ def test_every_policy_is_checked_first(tmp_path: Path, monkeypatch: pytest.Monke
 def test_unusable_problems_are_named(tmp_path: Path, problems: list[Problem], sentence: str) -> None:
     with pytest.raises(StudyError, match=sentence):
         run(tmp_path, problems=problems)
+
+
+def test_policies_on_the_way_are_evaluated_as_the_last_ones_are(tmp_path: Path) -> None:
+    """Beside them, not among them: what reads the policies alone sees what it saw."""
+    alone, _ = run(tmp_path, (3, 4))
+    file = tmp_path / "problems.jsonl"
+    kept = [(100, 20, tmp_path / "policy4"), (100, 40, tmp_path / "policy3")]
+    seeded = [(100, tmp_path / "policy3"), (101, tmp_path / "policy4")]
+    both = evaluate("dvp", seeded, file, SETTINGS, FakeSampler(), CharTokenizer(None), 100, kept)
+    ways = both.summary.pop("snapshots")
+    assert both.summary == alone.summary
+    assert [(record.pop("seed"), record.pop("step")) for record in ways] == [(100, 20), (100, 40)]
+    plain = [{key: value for key, value in record.items() if key != "seed"} for record in alone.summary["policies"]]
+    assert ways == [plain[1], plain[0]]
+    assert {sample.get("step") for sample in both.samples} == {None, 20, 40}

@@ -132,6 +132,7 @@ def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: 
     both = workflow.write_study({"distributions": {"engines": two}}, name="b.yaml")
     reported = "tables and figure of the distributions"
     assert workflow.plan("distributions", study=one) == sorted([*PREPARED, "distributions of fp16", reported])
+    assert {"distributions of fp16", reported} < set(workflow.plan(study=one)), "engines that are named are compared"
     more = set(workflow.plan("distributions", study=both)) - set(workflow.plan("distributions", study=one))
     assert more == {"distributions of floor"}
     assert len(workflow.plan("distributions")) == len(PREPARED) + 6 + 1, "the default engines"
@@ -236,3 +237,13 @@ def test_lint_finds_nothing(workflow: Workflow) -> None:
 def test_the_rules_are_formatted(workflow: Workflow) -> None:
     result = workflow.run("snakefmt", "--check", "Snakefile", "workflow/rules")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", ["gpu", "paper"])
+def test_the_studies_of_larger_machines_are_planned(workflow: Workflow, name: str) -> None:
+    """From data sets and models that nobody has fetched here: nothing is read before a job needs it."""
+    result = workflow.run("snakemake", "--dry-run", "figure1", "--configfile", f"studies/{name}.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
+    runs = {"gpu": "9", "paper": "3"}[name]
+    assert (counts["train"], counts["evaluate"], counts["figure1"]) == (runs, "4", "1")

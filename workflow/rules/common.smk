@@ -45,6 +45,18 @@ def policy_folder(arm, seed):
     )
 
 
+# Of every run one folder of policies on the way, where the study keeps any.
+has_snapshots = study.training.snapshot_every is not None
+
+
+def snapshot_folders(arm):
+    return [
+        f"{results}/train/{arm}/seed{seed}/snapshots"
+        for seed in study.seeds
+        if has_snapshots and arm != BASE_ARM
+    ]
+
+
 def arm_seeds(arm):
     return (0,) if arm == BASE_ARM else study.seeds
 

@@ -7,6 +7,7 @@ rule evaluate:
         policies=lambda wildcards: [
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
+        snapshots=lambda wildcards: snapshot_folders(wildcards.arm),
         task="workflow/eval_tasks/boxed.yaml",
         code=sampling_files(
             study.evaluation.sampler.engine,
@@ -29,10 +30,14 @@ rule evaluate:
             f"--policy={seed}={folder}"
             for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)
         ],
+        snapshots=lambda wildcards, input: [
+            f"--snapshots={seed}={folder}"
+            for seed, folder in zip(arm_seeds(wildcards.arm), input.snapshots)
+        ],
     message:
         "evaluate {wildcards.arm}"
     shell:
         once_more(
             "tailrl evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
-            "--problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q}"
+            "{params.snapshots:q} --problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q}"
         )

@@ -1,6 +1,7 @@
 # Tables, figures, the summary, and one HTML page of them; one target for each ablation.
 
-FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
+FIGURES = ["evaluation", "training", "survival", "mismatch", "delta", "kept", "time"]
+FIGURES += ["figure1"] if has_snapshots else []
 
 # What a report does not read must not make it stale.
 reported = study.model_copy(
@@ -48,7 +49,14 @@ rule summarise:
         ],
         more_tables=[
             f"{results}/tables/{table}.csv"
-            for table in ("policies", "training", "mismatch", "delta", "kept", "time")
+            for table in (
+                "policies",
+                *(
+                    figure
+                    for figure in FIGURES
+                    if figure not in ("evaluation", "survival")
+                ),
+            )
         ],
     log:
         f"{results}/logs/summarise.log",
@@ -61,6 +69,14 @@ rule summarise:
         "tables, figures and summary"
     shell:
         "tailrl report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
+
+
+if has_snapshots:
+
+    rule figure1:
+        input:
+            f"{results}/figures/figure1.svg",
+        localrule: True
 
 
 rule html:

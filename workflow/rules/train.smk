@@ -11,6 +11,11 @@ rule train:
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
         run=f"{results}/train/{{arm}}/seed{{seed}}/run.json",
         policy=directory(f"{results}/train/{{arm}}/seed{{seed}}/policy"),
+        snapshots=(
+            directory(f"{results}/train/{{arm}}/seed{{seed}}/snapshots")
+            if has_snapshots
+            else []
+        ),
     log:
         f"{results}/logs/train/{{arm}}/seed{{seed}}.log",
     benchmark:

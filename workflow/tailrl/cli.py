@@ -67,9 +67,16 @@ def card(args: argparse.Namespace) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate the policies of one arm."""
     from tailrl.evaluation import evaluate_arm, write_results
+    from tailrl.training.snapshots import read_snapshots
 
     policies = [_seed_and_folder(text) for text in args.policy]
-    evaluated = evaluate_arm(args.arm, policies, args.problems, parse_settings(Evaluation, args.settings))
+    snapshots = [
+        (seed, step, folder)
+        for seed, kept in map(_seed_and_folder, args.snapshots)
+        for step, folder in read_snapshots(kept)
+    ]
+    settings = parse_settings(Evaluation, args.settings)
+    evaluated = evaluate_arm(args.arm, policies, args.problems, settings, snapshots)
     write_results(evaluated, args.out, args.samples)
     sync(args.out.parent)
 
@@ -184,6 +191,15 @@ def check(args: argparse.Namespace) -> None:
         print(f"{path}: {study.name}, {len(study.all_arms())} arms (with ablations), {len(study.seeds)} seeds")
 
 
+def plan(args: argparse.Namespace) -> None:
+    """Say what a study will need, on one machine: memory, time and disk, and what does not fit."""
+    from tailrl.planning.machine import read_machine
+    from tailrl.planning.page import plan_page
+
+    machine = read_machine(args.machine, args.memory)
+    print(plan_page(read_study(args.study), machine, args.gpus, args.prompt, args.response), end="")
+
+
 def schema(_: argparse.Namespace) -> None:
     """Print the JSON schema of a study file."""
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
@@ -217,6 +233,12 @@ def _whole_number(text: str, least: int) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"not a whole number from 1 on: {text!r}")
+    return int(text)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line as of everything else: in one sentence."""
 
@@ -247,6 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--arm": text,
             "--settings": text,
             "--policy": {"required": True, "action": "append", "metavar": "SEED=FOLDER"},
+            "--snapshots": {"default": [], "action": "append", "metavar": "SEED=FOLDER"},
             "--problems": path,
             "--out": path,
             "--samples": path,
@@ -266,6 +289,14 @@ def build_parser() -> argparse.ArgumentParser:
         mirror: {"results": {"type": Path}},
         dashboard: {"results": {"type": Path}},
         check: {"study": {"nargs": "+"}},
+        plan: {
+            "study": {},
+            "--gpus": {"type": _whole, "default": 1, "help": "devices that share a job"},
+            "--memory": {"help": "of a device, such as 80GB; that of the machine"},
+            "--machine": {"type": Path, "help": "YAML of a device's throughputs; an H100's"},
+            "--prompt": {"type": _whole, "default": 200, "help": "tokens of a prompt; 200"},
+            "--response": {"type": _whole, "help": "tokens of a response; max_new_tokens"},
+        },
         schema: {},
         unlock: {},
     }

@@ -49,8 +49,10 @@ class Evaluated:
         summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, lm_eval_version) and
             `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means over problems;
             response_length_mean, tokens with the end token; stopped_fraction, responses that ended by themselves;
-            per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
-        samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order).
+            per_problem, records of id and correct (k zeros and ones, in the order of the repeats). `snapshots`, where
+            there are any, holds likewise one record each, with the step.
+        samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
+            snapshot its step.
     """
 
     summary: dict[str, Any]
@@ -198,8 +200,9 @@ def evaluate(
     sampler: Sampler,
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
+    snapshots: Sequence[tuple[int, int, Path]] = (),
 ) -> Evaluated:
-    """Evaluates the policies of one arm, one after the other, in one engine.
+    """Evaluates the policies of one arm, one after the other, in one engine: every one that it is given, alike.
 
     Args:
         arm: name of the arm, for the record.
@@ -209,16 +212,19 @@ def evaluate(
         sampler: the engine; it is left with the last policy's weights.
         tokenizer: the tokenizer that the policies share.
         max_length: longest prompt and response together that the engine takes, tokens.
+        snapshots: policies on the way: training seed, steps done, folder.
 
     Raises StudyError, before anything is sampled, for a problems file, a policy or a prompt that cannot be used.
     """
     from lm_eval import evaluate as run
 
-    for _, folder in policies:
+    of_steps = [({"seed": seed, "step": step}, folder) for seed, step, folder in snapshots]
+    every = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
+    for _, folder in every:
         check_weights(folder)
     tasks = load_tasks(problems_file, settings)
     records, samples = [], []
-    for seed, folder in policies:
+    for whose, folder in every:
         # By way of the model, not straight from the file: a tied head is not in the file, and the engine needs it.
         policy = load_policy(folder)
         with guarded(settings.rollout_timeout, "the hand-over of the weights"):
@@ -227,11 +233,11 @@ def evaluate(
         # Not simple_evaluate, which would add a survey of the machine, 3 s, to each policy.
         outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
         scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
-        records.append(_record(seed, outcome["results"][TASK], scored, lm.rollouts))
+        records.append(_record(whose, outcome["results"][TASK], scored, lm.rollouts))
         for sample in scored:
             (responses,) = sample["filtered_resps"]
             samples.append(
-                {"seed": seed, "id": sample["doc"]["id"], "answer": sample["doc"]["answer"], "responses": responses}
+                {**whose, "id": sample["doc"]["id"], "answer": sample["doc"]["answer"], "responses": responses}
             )
     summary = {
         "arm": arm,
@@ -239,18 +245,22 @@ def evaluate(
         "samples_per_problem": settings.samples,
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
-        "policies": records,
+        "policies": records[: len(policies)],
+        **({"snapshots": records[len(policies) :]} if snapshots else {}),
         "lm_eval_version": version("lm_eval"),
     }
     return Evaluated(summary, samples)
 
 
 def _record(
-    seed: int, aggregates: Mapping[str, Any], scored: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]
+    whose: Mapping[str, int],
+    aggregates: Mapping[str, Any],
+    scored: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[Rollout],
 ) -> dict[str, Any]:
     """One policy's entry of the summary, from lm-eval's aggregates and scored problems."""
     return {
-        "seed": seed,
+        **whose,
         "avg_at_k": aggregates[f"avg_at_k,{FILTER}"],
         "pass_at_k": aggregates[f"pass_at_k,{FILTER}"],
         "response_length_mean": fmean(len(rollout.tokens) for rollout in rollouts),
@@ -260,7 +270,11 @@ def _record(
 
 
 def evaluate_arm(
-    arm: str, policies: Sequence[tuple[int, Path]], problems_file: Path, settings: Evaluation
+    arm: str,
+    policies: Sequence[tuple[int, Path]],
+    problems_file: Path,
+    settings: Evaluation,
+    snapshots: Sequence[tuple[int, int, Path]] = (),
 ) -> Evaluated:
     """`evaluate` with the tokenizer of the first policy and an engine of its own; raises StudyError likewise."""
     folder = policies[0][1]
@@ -271,7 +285,7 @@ def evaluate_arm(
     length = required_length(problems, prompts, settings.max_new_tokens, config)
     with guarded(settings.rollout_timeout, "the engine's start"):
         sampler = make_sampler(settings.sampler, folder, length, settings.seed)
-    return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length)
+    return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length, snapshots)
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:

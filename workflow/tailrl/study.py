@@ -220,6 +220,10 @@ class Study(Settings):
             training = Training.model_validate({**self.training.model_dump(), **arm.training})
         except ValidationError as error:
             raise ValueError(f"arms.{arm_name}.training: {sentences(error)}") from None
+        if "snapshot_every" in arm.training:
+            raise ValueError(
+                f"arms.{arm_name}.training.snapshot_every: arms are compared at the same steps; set it in training"
+            )
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError(f"arms.{arm_name}: more minibatches than responses a step")
         if training.minibatches > 1 and arm.clip is None and not (arm.correction.ratio or arm.deliberate):

@@ -76,6 +76,9 @@ class Training(Settings):
     activation_checkpointing: bool = Field(
         False, description="keep only each layer's input, and compute the layer again in the backward pass: less memory"
     )
+    snapshot_every: int | None = Field(
+        None, ge=1, description="keep the policy of every n-th step too, to be evaluated as the last one is; null: none"
+    )
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
     checkpoint_every: int = Field(
         10, ge=1, description="save the run's state after every n-th step: an interruption costs no more than these"
@@ -94,6 +97,11 @@ class Training(Settings):
         description="seconds after which the engine's start, its test, a hand-over of weights or a step's generation "
         "counts as hung and the job is ended",
     )
+
+    @property
+    def snapshots(self) -> range:
+        """The steps after which the policy is kept, but for the last one, whose policy is the run's."""
+        return range(self.snapshot_every or self.steps, self.steps, self.snapshot_every or self.steps)
 
     @model_validator(mode="after")
     def _used(self) -> Self:

@@ -7,7 +7,7 @@ results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.report import ablation, distributions, figures, gradients, scores, tables
+from tailrl.report import ablation, distributions, figures, gradients, scores, snapshots, tables
 from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.claims_distributions import judge_distributions
@@ -63,6 +63,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
     _write_evaluation(read, out)
+    drawn_too = _write_snapshots(read, out)
     survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]
     tables.write_csv(out / "tables" / "survival.csv", tables.flat_rows(survival))
     save_svg(survival_figure(read), out / "figures" / "survival.svg")
@@ -76,7 +77,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
             (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
             f"tables/{'policies' if name == 'evaluation' else name}.csv",
         )
-        for name in FIGURES
+        for name in (*FIGURES, *drawn_too)
     ]
     (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
 
@@ -130,6 +131,22 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
     for name, (curves, draw) in drawn.items():
         tables.write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
         save_svg(draw(curves, results.arms), out / "figures" / f"{name}.svg")
+
+
+def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
+    """Held-out scores over the steps, where policies were kept on the way; returns the figure's name, or nothing."""
+    if not any(evaluation.snapshots for evaluation in results.evaluations.values()):
+        return ()
+    points = snapshots.score_points(results)
+    tables.write_csv(out / "tables" / "figure1.csv", tables.flat_rows(points))
+    window = tables.window_of(results.all_runs())
+    curves = [
+        tables.curve(results.runs[arm], key, window=window)
+        for key in (snapshots.REWARD, snapshots.KL)
+        for arm in results.arms
+    ]
+    save_svg(snapshots.figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
+    return ("figure1",)
 
 
 def _write_evaluation(results: Results, out: Path) -> None:

@@ -79,6 +79,14 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The score of a policy on the way, after so many steps."""
+
+    step: int
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """An arm's policies on the same problems, in the same order; `lm_eval` is the harness' version."""
 
@@ -86,6 +94,7 @@ class Evaluation:
     problems: tuple[str, ...]
     scores: tuple[Score, ...]
     lm_eval: str
+    snapshots: tuple[Snapshot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,8 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
         if evaluation.problems != base.problems:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         scores = tuple(by_seed[seed] for seed in study.seeds)
-        evaluations[arm] = Evaluation(arm, evaluation.problems, scores, evaluation.lm_eval)
+        snapshots = tuple(kept for kept in evaluation.snapshots if kept.score.seed in study.seeds)
+        evaluations[arm] = Evaluation(arm, evaluation.problems, scores, evaluation.lm_eval, snapshots)
     return Results(names, runs, evaluations, base)
 
 
@@ -176,19 +186,23 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation of one arm; raises StudyError where it is missing, unreadable, empty or ragged."""
     data = _read_object(path)
     try:
-        problems = [tuple(str(item["id"]) for item in policy["per_problem"]) for policy in data["policies"]]
-        scores = tuple(
-            Score(int(policy["seed"]), np.array([item["correct"] for item in policy["per_problem"]], dtype=np.float64))
-            for policy in data["policies"]
-        )
+        ways = data.get("snapshots", [])
+        problems = [tuple(str(item["id"]) for item in policy["per_problem"]) for policy in (*data["policies"], *ways)]
+        scores = tuple(_score(policy) for policy in data["policies"])
+        snapshots = tuple(Snapshot(int(policy["step"]), _score(policy)) for policy in ways)
         arm, lm_eval = str(data["arm"]), str(data.get("lm_eval_version", "not recorded"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StudyError(f"{path}: not an evaluation with per-problem samples: {error!r}") from None
-    if not scores or any(score.correct_PK.ndim != 2 or not score.correct_PK.size for score in scores):
+    every = [*scores, *(kept.score for kept in snapshots)]
+    if not scores or any(score.correct_PK.ndim != 2 or not score.correct_PK.size for score in every):
         raise StudyError(f"{path}: holds no policy, or a policy without problems")
-    if len({(ids, score.correct_PK.shape) for ids, score in zip(problems, scores, strict=True)}) > 1:
+    if len({(ids, score.correct_PK.shape) for ids, score in zip(problems, every, strict=True)}) > 1:
         raise StudyError(f"{path}: its policies differ in problems or samples per problem")
-    return Evaluation(arm, problems[0], scores, lm_eval)
+    return Evaluation(arm, problems[0], scores, lm_eval, snapshots)
+
+
+def _score(policy: Mapping[str, Any]) -> Score:
+    return Score(int(policy["seed"]), np.array([item["correct"] for item in policy["per_problem"]], dtype=np.float64))
 
 
 def read_text(path: Path) -> str:

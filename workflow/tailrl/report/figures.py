@@ -89,7 +89,7 @@ def training_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
         figure, panels = make_panels(2, 2, 4.2)
         for ax, (metric, label) in zip(panels, TRAINING.items(), strict=True):
             own = [c for c in curves if c.metric == metric]
-            _draw_curves(ax, own, arms)
+            draw_curves(ax, own, arms)
             if metric in MAGNITUDES:
                 set_magnitude_scale(ax, _values(own))
             ax.set_title(label)
@@ -107,9 +107,9 @@ def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
         figure, panels = make_panels(2, 3, 3.9)
         for ax, (metric, label) in zip(panels, MISMATCH.items(), strict=True):
             own = [c for c in curves if c.metric == metric]
-            _draw_curves(ax, own, arms)
+            draw_curves(ax, own, arms)
             if metric.endswith("seq_masked_fraction"):
-                _draw_curves(ax, [c for c in curves if c.metric == VETO], arms, dash=":")
+                draw_curves(ax, [c for c in curves if c.metric == VETO], arms, dash=":")
             if metric in MAGNITUDES:
                 set_magnitude_scale(ax, _values(own))
             elif any(isfinite(value) for value in _values(own)):
@@ -136,7 +136,7 @@ def kept_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
             sides: tuple[tuple[str, Dash | None], ...] = (("train", None), ("rollout", ":"))
             for side, dash in sides:
                 drawn = [c for c in curves if c.metric == pattern.format(side)]
-                _draw_curves(ax, drawn, arms, dash=dash)
+                draw_curves(ax, drawn, arms, dash=dash)
                 own += drawn
             set_magnitude_scale(ax, _values(own))
             if pattern.startswith("1 - ") and ax.get_yscale() == "linear":
@@ -263,7 +263,7 @@ def _values(curves: Sequence[Curve]) -> list[float]:
     return [float(value) for curve in curves for band in (curve.low_N, curve.high_N) for value in band]
 
 
-def _draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
+def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
     """Mean lines and seed bands; `dash` in place of the arms' own; a note where no run has the metric."""
     if dash is None and all(isnan(value) for value in _values(curves)):
         ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color=GREY)

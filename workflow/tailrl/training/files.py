@@ -70,6 +70,23 @@ def forget_finished(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """A new folder with the files of another one under second names, or copies where there are no hard links.
+
+    Their time is now, so that Snakemake takes them for newer than what they were made from.
+    """
+    shutil.copytree(source, target, copy_function=link)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """One file likewise."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    os.utime(target)
+
+
 def _sync(path: Path) -> None:
     opened = os.open(path, os.O_RDONLY)
     try:

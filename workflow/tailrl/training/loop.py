@@ -42,6 +42,7 @@ from tailrl.training.placement import give_up_forward, place
 from tailrl.training.record import Stopwatch, response_metrics, reward_metrics
 from tailrl.training.results import give, write_results
 from tailrl.training.skipped import write_batch
+from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
 from tailrl.training.stopping import Watch
@@ -62,7 +63,8 @@ class Job:
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
-    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`.
+    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`, and where
+    the settings ask for them `snapshots/`.
 
     Goes on from the last whole state in `out/checkpoints`. Of a run that is finished there are its results alone, which
     are given again where Snakemake has removed them. The batches of skipped updates stay in `out/skipped`.
@@ -114,6 +116,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
     kept = KeptMetrics(checkpoints.folder, checkpoints.name), KeptTokens(checkpoints.folder, checkpoints.name)
     state = RunState(model, make_optimizer(model, settings), engine.hand_over, thresholds, *kept)
+    snapshots = Snapshots(checkpoints.folder, checkpoints.name, settings.snapshots)
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
@@ -135,6 +138,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if fault else 0
             state.wall_seconds = begun - started
             stuck = state.skipped_in_a_row >= most
+            snapshots.keep(state.step, model, job.tokenizer)
             if stuck or state.step % settings.checkpoint_every == 0:
                 saved = checkpoints.save(state)
             if stuck:
@@ -147,7 +151,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
     found = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
-    write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished)
+    write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished, snapshots)
 
 
 def take_step(

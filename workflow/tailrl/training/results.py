@@ -6,7 +6,6 @@ space, and `give` puts them back; the Snakefile removes it when Snakemake has co
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,8 @@ from tailrl.policy import save_policy, whole_weights
 from tailrl.provenance import provenance
 from tailrl.settings import Run
 from tailrl.tracking import json_line
-from tailrl.training.files import checksum, sync
+from tailrl.training.files import checksum, link, link_tree, sync
+from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
 
 CHECKSUMS = "checksums.json"
@@ -35,8 +35,11 @@ def write_results(
     seed: int,
     found: Mapping[str, object],
     folder: Path,
+    snapshots: Snapshots,
 ) -> None:
     """Write `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` of a run: the folder is there whole, or not at all.
+
+    Where the study has snapshots, `snapshots/` too.
 
     Every rank must ask, and the first writes.
 
@@ -47,6 +50,7 @@ def write_results(
         seed: of the run.
         found: what else the record is to hold.
         folder: is made; after a power cut too it holds everything, since all of it is brought to the disk first.
+        snapshots: what was kept on the way.
 
     Raises:
         StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
@@ -76,6 +80,8 @@ def write_results(
         (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
         np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
         save_policy(state.model, tokenizer, aside / "policy", weights)
+        if run.training.snapshot_every is not None:
+            snapshots.put(aside / "snapshots", state.step)
         (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
         (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
@@ -95,8 +101,7 @@ def write_results(
 def give(folder: Path, out: Path) -> None:
     """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
 
-    The files are the same ones under a second name, or copies where the file system has no hard links. Their time is
-    now, so that Snakemake takes them for newer than what they were made from.
+    The files are the same ones under a second name, see `files.link_tree`.
 
     Raises:
         StudyError: a file is not as it was written; nothing is given then, and nothing removed.
@@ -110,9 +115,9 @@ def give(folder: Path, out: Path) -> None:
             shutil.rmtree(target)
         target.unlink(missing_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, copy_function=_link)
+            link_tree(source, target)
         else:
-            _link(source, target)
+            link(source, target)
     sync(out)
 
 
@@ -133,11 +138,3 @@ def _check(folder: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CHECKSUMS]
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-    os.utime(target)

@@ -1,0 +1,160 @@
+"""SmolLM2-135M in the paper's arms on one GPU, in calls that go on from one another: curves, tokens a second, phases.
+
+    PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_study --seconds 500
+    PYTHONPATH=workflow python benchmarks/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
+
+What trains is `tailrl train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
+bfloat16, since vLLM need not be there, the trainer computes in float32 over the fused log-probs; one arm more has it
+compute in bfloat16 too, and one more samples with the exact engine, which its own self-test may refuse on a GPU. A call
+ends a job that is not finished when its time is up, and ends with 75 itself; the next one goes on from the job's last
+checkpoint. Nothing is fetched: the model comes from its package (benchmarks/smollm2.py), or from a folder.
+
+When all arms are finished or refused, `curves.csv` has a row for each arm and step, and `phases.csv` one for each arm:
+the medians, over its steps, of tokens a second and of the seconds of each phase.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from table import show
+
+from tailrl.base_policy import write_base_policy
+from tailrl.problems import write_all_problems
+from tailrl.study import Study, merged, parse_study, read_config
+
+ROOT = Path(__file__).parents[1]
+UNFINISHED = 75  # EX_TEMPFAIL: call again
+SEED = 0
+TAILRL = (sys.executable, "-c", "from tailrl.cli import main; main()")
+
+ENGINE = {"sampler": {"engine": "transformers"}}
+SAFE = {"vocabulary": {"rule": "min_p", "rho": "e-13"}}
+MIS = {"correction": {"sequence": "mis", "sequence_threshold": 2.0, "veto": 1e-4}}
+ARMS: dict[str, dict[str, Any]] = {
+    "naive": ENGINE,
+    "dvp": ENGINE | SAFE,
+    "dvp_mis": ENGINE | SAFE | MIS,
+    "naive_bfloat16": ENGINE | {"training": {"dtype": "bfloat16"}},
+    "exact": {"sampler": {"engine": "exact", "dtype": "float32"}},
+}
+SIZES = {"steps": 200, "prompts": 16, "token_budget": 8192, "checkpoint_every": 10}
+REHEARSED = {"steps": 3, "prompts": 2, "group_size": 2, "max_new_tokens": 6, "checkpoint_every": 1}
+CURVES = (
+    "train/step",
+    "reward/mean",
+    "rollout_corr/k3_kl",
+    "rollout_corr_unmasked/k3_kl",
+    "rollout_corr/rollout_rs_seq_masked_fraction",
+    "policy/entropy",
+    "train/grad_norm",
+    "response/length_mean",
+)
+PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics", "step")
+
+
+def study_of(policy: Path, rehearse: bool) -> Study:
+    """The study that is trained; a rehearsal has one arm and hardly any steps."""
+    base = read_config(ROOT / "studies/smollm2.yaml")
+    arms = {"dvp_mis": ARMS["dvp_mis"]} if rehearse else ARMS
+    changes = {"name": "gpu_study", "policy": {"path": str(policy)}, "training": REHEARSED if rehearse else SIZES}
+    return parse_study(merged({**base, "arms": arms}, changes))
+
+
+def prepare(study: Study, out: Path) -> None:
+    """The problems and the base policy, as the workflow's first two jobs make them; nothing where they are there."""
+    if not (out / "data").is_dir():
+        write_all_problems(study.problems(), out / "data")
+    if not (out / "base").is_dir():
+        write_base_policy(study.policy, out / "data/warm_start.jsonl", out / "base")
+
+
+def train(study: Study, arm: str, out: Path, until: float) -> bool | None:
+    """One arm's job, ended when the time is up; whether it is finished, None where it refused to run."""
+    folder = out / arm
+    if (folder / "run.json").is_file():
+        return True
+    if (folder / "refused").is_file():
+        return None
+    arguments = {
+        "--settings": study.run(arm).model_dump_json(),
+        "--seed": SEED,
+        "--policy": out / "base",
+        "--problems": out / "data/train.jsonl",
+        "--out": folder,
+        "--wandb": out,
+    }
+    job = subprocess.Popen([*TAILRL, "train", *(str(part) for pair in arguments.items() for part in pair)])
+    try:
+        code = job.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        job.terminate()
+        job.wait()
+        return False
+    if code == 1:  # it has said why, and would say so again
+        (folder / "refused").touch()
+        return None
+    return code == 0
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Those of a finished job, a record a step."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def write_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], file: Path) -> None:
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["arm", *CURVES])
+        for arm, steps in runs.items():
+            writer.writerows([arm, *(step[name] for name in CURVES)] for step in steps)
+
+
+def phases(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, object]]:
+    """A row for each arm: medians over its steps but the first, which compiles and fills caches."""
+    rows: list[dict[str, object]] = []
+    for arm, steps in runs.items():
+        later = steps[1:] or steps
+
+        def median(name: str, later: Sequence[Mapping[str, float]] = later) -> float:
+            return round(statistics.median(step[name] for step in later), 4)
+
+        speed = {"tokens_per_second": median("throughput/tokens_per_second")}
+        rows.append({"arm": arm, "steps": len(steps), **speed, **{name: median(f"time/{name}") for name in PHASES}})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("out", type=Path, help="where jobs and tables lie, from call to call")
+    parser.add_argument("--seconds", type=float, default=500, help="of this call, after which a job is ended")
+    parser.add_argument("--policy", type=Path, help="a Hugging Face folder; without it the package's model")
+    parser.add_argument("--rehearse", action="store_true", help="one arm, three steps: a CPU can do it")
+    arguments = parser.parse_args()
+    until = time.monotonic() + arguments.seconds
+    policy = arguments.policy or arguments.out / "model"
+    if arguments.policy is None and not policy.is_dir():
+        from smollm2 import save
+
+        save(policy, shots=True)
+    study = study_of(policy, arguments.rehearse)
+    prepare(study, arguments.out)
+    states = {arm: train(study, arm, arguments.out, until) for arm in study.arms}
+    if False in states.values():
+        waiting = [arm for arm, state in states.items() if state is False]
+        print(f"not finished: {', '.join(waiting)}; call again", file=sys.stderr)
+        sys.exit(UNFINISHED)
+    runs = {arm: read_metrics(arguments.out / arm) for arm, state in states.items() if state}
+    write_curves(runs, arguments.out / "curves.csv")
+    show(phases(runs), arguments.out / "phases.csv")
+
+
+if __name__ == "__main__":
+    main()

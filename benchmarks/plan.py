@@ -1,0 +1,293 @@
+"""Memory and CPU time of a training step beside what `tailrl plan` says of it, on sizes that it was not fitted on.
+
+    OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
+
+Six policies with random weights, which differ in width, depth, vocabulary, batch and lengths, make three steps of RLOO
+each, in a process of their own: responses sampled by transformers in float32, the update, the weights handed over.
+Memory is the peak of the resident set over that after all imports; time is CPU seconds, the least of the steps after
+the first. The machine's throughputs (products as wide as the policy's, with as many rows as a micro-batch has and as
+there are sequences; memory; a token's choice) are measured in the same process, and so is what a step takes however
+small the policy is. What of the throughputs a step reaches, and what memory the allocator holds besides, are five
+numbers: two each for sampling and update, one for memory, solved for from the two policies marked as fitted. The other
+four are predicted. It fails where one is off by more than 20 % in memory or 30 % in time.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from table import show
+
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import engine_memory, peak, training_memory
+from tailrl.planning.shapes import Shape
+from tailrl.planning.times import step_seconds
+from tailrl.planning.work import Work
+from tailrl.settings import Run
+from tailrl.study import parse_study
+
+Size = dict[str, int]
+COLUMNS = ("hidden", "layers", "vocabulary", "prompts", "group", "prompt", "response", "budget")
+SIZES = {
+    name: dict(zip(COLUMNS, values, strict=True))
+    for name, values in {
+        "wide, fitted": (512, 6, 16_384, 4, 8, 24, 48, 1024),
+        "deep, fitted": (256, 16, 8192, 4, 8, 32, 40, 1024),
+        "middle": (448, 8, 12_288, 8, 4, 16, 56, 1024),
+        "flat": (640, 3, 8192, 8, 4, 24, 40, 768),
+        "large vocabulary": (320, 4, 40_960, 8, 4, 32, 24, 512),
+        "long": (384, 5, 6144, 4, 4, 16, 144, 2048),
+    }.items()
+}
+FITTED = ("wide, fitted", "deep, fitted")
+TINY = dict(zip(COLUMNS, (64, 1, 512, 2, 2, 8, 8, 1024), strict=True))
+STEPS = 3
+MEMORY_LIMIT, TIME_LIMIT = 0.2, 0.3
+
+
+def shape_of(size: Size) -> Shape:
+    hidden = size["hidden"]
+    heads = hidden // 64
+    return Shape(hidden, size["layers"], heads, heads, 64, 3 * hidden, size["vocabulary"], tied=True)
+
+
+def run_of(size: Size) -> Run:
+    names = {"prompts": "prompts", "group_size": "group", "max_new_tokens": "response", "token_budget": "budget"}
+    sampler = {"engine": "transformers", "dtype": "float32"}
+    training = {key: size[name] for key, name in names.items()}
+    return parse_study({"name": "plan", "arms": {"naive": {"sampler": sampler}}, "training": training}).run("naive")
+
+
+def work_of(size: Size) -> Work:
+    return Work(*(size[name] for name in ("prompts", "group", "prompt", "response", "budget")))
+
+
+# --- measured, in a process of its own -------------------------------------------------------------------
+
+
+def measured(size: Size) -> dict[str, float]:
+    """Peak MiB and CPU seconds of a step, and the machine's throughputs at these sizes."""
+    import torch
+
+    import tailrl.rollout.transformers
+    import tailrl.training.step  # noqa: F401 - what imports take is no part of a step's memory
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    before = _resident_peak()
+    take_steps(TINY)
+    reserve = _resident_peak() - before
+    rollout, update = (min(column) for column in zip(*take_steps(size)[1:], strict=True))
+    highest = _resident_peak() - before
+    return {"mib": highest / 2**20, "rollout": rollout, "update": update, "reserve": reserve, **throughputs(size)}
+
+
+def take_steps(size: Size) -> list[tuple[float, float]]:
+    """CPU seconds of sampling and of the rest, of each step of a policy with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tailrl.policy import PACKED_ATTENTION, named_weights
+    from tailrl.records import Request
+    from tailrl.rollout import Decoding, make_sampler
+    from tailrl.training.optimizer import make_optimizer
+    from tailrl.training.step import Sample, Stopwatch, update
+
+    run, shape = run_of(size), shape_of(size)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=size["prompt"] + size["response"],
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    model = LlamaForCausalLM(config)
+    optimizer = make_optimizer(model, run.training)
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        sampler = make_sampler(run.sampler, Path(folder), size["prompt"] + size["response"], 0, model)
+    sampler.load_weights(named_weights(model))
+    seconds: list[tuple[float, float]] = []
+    for step in range(STEPS):
+        prompts = torch.randint(2, shape.vocabulary, (size["prompts"], size["prompt"])).tolist()
+        requests = [
+            Request(tuple(prompt), 1000 * step + size["group"] * place + member)
+            for place, prompt in enumerate(prompts)
+            for member in range(size["group"])
+        ]
+        begun = time.process_time()
+        rollouts = sampler.generate(requests, Decoding(1.0, size["response"]))
+        sampled = time.process_time()
+        samples = [
+            Sample(rollout, 1.0 if index % 2 else -1.0, request.threshold, request.seed)
+            for index, (rollout, request) in enumerate(zip(rollouts, requests, strict=True))
+        ]
+        update(model, optimizer, samples, run, step, Stopwatch())
+        sampler.load_weights(named_weights(model))
+        seconds.append((sampled - begun, time.process_time() - sampled))
+    return seconds
+
+
+def throughputs(size: Size) -> dict[str, float]:
+    """What the machine does at these widths: fields of `Machine`."""
+    import torch
+
+    from tailrl.rollout.sampling import draw
+
+    shape, work = shape_of(size), work_of(size)
+    matrix = torch.randn(shape.hidden, shape.intermediate)
+
+    def products(rows: int) -> float:
+        inputs = torch.randn(rows, shape.hidden)
+        return 2 * inputs.numel() * shape.intermediate / _least(lambda: inputs @ matrix)
+
+    rows = int(work.sequences)
+    logits, threshold = torch.randn(rows, shape.vocabulary), torch.zeros(rows, 1)
+    drawn = _least(lambda: draw(logits, "full", threshold, range(rows), [0] * rows))
+    large, copy = torch.ones(16 * 2**20), torch.empty(16 * 2**20)
+    return {
+        "matmul": products(work.batch),
+        "decode_matmul": products(rows),
+        "draw": drawn / logits.numel(),
+        "bandwidth": 8 * large.numel() / _least(lambda: copy.copy_(large)),
+    }
+
+
+def _resident_peak() -> int:
+    """Bytes of the resident set at its highest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _least(call: Callable[[], object], seconds: float = 0.3) -> float:
+    """CPU seconds of a call, the least of those within some time."""
+    least, until = float("inf"), time.process_time() + seconds
+    while time.process_time() < until:
+        begun = time.process_time()
+        call()
+        least = min(least, time.process_time() - begun)
+    return least
+
+
+# --- predicted -------------------------------------------------------------------------------------------
+
+
+def machine_of(found: Mapping[str, float], fitted: Mapping[str, float]) -> Machine:
+    stated = {name: found[name] for name in ("matmul", "decode_matmul", "draw", "bandwidth", "reserve")}
+    return Machine.model_validate({"name": "one core", "gpu": False, **stated, **fitted})
+
+
+def predicted(size: Size, machine: Machine) -> dict[str, float]:
+    """Peak MiB and CPU seconds as the plan has them."""
+    shape, run, work = shape_of(size), run_of(size), work_of(size)
+    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine, 1)
+    seconds = step_seconds(shape, run, work, machine)
+    rollout = seconds.pop("rollout")
+    return {"mib": peak(parts, run.sampler, machine) / 2**20, "rollout": rollout, "update": sum(seconds.values())}
+
+
+def fit(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The five numbers at which the plan says of the fitted policies what was measured."""
+    bare = {"train_share": 1.0, "passes": 0.0, "decode_share": 1.0, "launch": 0.0, "slack": 1.0}
+
+    def by(quantity: str, changed: Mapping[str, float]) -> list[float]:
+        return [predicted(SIZES[name], machine_of(found[name], bare | changed))[quantity] for name in FITTED]
+
+    def solve(
+        quantity: str, one: Sequence[float], other: Sequence[float], rest: Sequence[float]
+    ) -> tuple[float, float]:
+        """Factors x and y, none below 0, at which x one + y other + rest is what was measured, in relative terms."""
+        wanted = np.array([found[name][quantity] for name in FITTED])
+        columns, target = np.array([one, other]).T / wanted[:, None], 1 - np.array(rest) / wanted
+        x, y = np.linalg.lstsq(columns, target, rcond=None)[0]
+        if x < 0 or y < 0:
+            kept = 0 if y < 0 else 1
+            factor = float(columns[:, kept] @ target / (columns[:, kept] @ columns[:, kept]))
+            return (factor, 0.0) if kept == 0 else (0.0, factor)
+        return float(x), float(y)
+
+    def difference(after: Sequence[float], before: Sequence[float]) -> list[float]:
+        return [a - b for a, b in zip(after, before, strict=True)]
+
+    fitted: dict[str, float] = {}
+    # Products take a time that goes as one over the share of the rate; the others are linear as they stand.
+    for quantity, share, linear in (("update", "train_share", "passes"), ("rollout", "decode_share", "launch")):
+        plain, halved, more = by(quantity, {}), by(quantity, {share: 0.5}), by(quantity, {linear: 1.0})
+        products = difference(halved, plain)
+        x, y = solve(quantity, products, difference(more, plain), difference(plain, products))
+        fitted |= {share: 1 / x if x else 1e9, linear: y}
+    plain, more = by("mib", {}), by("mib", {"slack": 2.0})
+    x, _ = solve("mib", difference(more, plain), [0.0, 0.0], plain)
+    return fitted | {"slack": 1 + x}
+
+
+def rows_of(found: Mapping[str, Mapping[str, float]], fitted: Mapping[str, float]) -> list[dict[str, object]]:
+    rows = []
+    for name, size in SIZES.items():
+        machine = machine_of(found[name], fitted)
+        plan, seen = predicted(size, machine), found[name]
+        seconds, planned = seen["rollout"] + seen["update"], plan["rollout"] + plan["update"]
+        rows.append(
+            {
+                "policy": name,
+                **size,
+                "parameters": shape_of(size).parameters,
+                "mib": round(seen["mib"]),
+                "mib_planned": round(plan["mib"]),
+                "memory_ratio": round(plan["mib"] / seen["mib"], 3),
+                "rollout_cpu_seconds": round(seen["rollout"], 3),
+                "rollout_planned": round(plan["rollout"], 3),
+                "update_cpu_seconds": round(seen["update"], 3),
+                "update_planned": round(plan["update"], 3),
+                "time_ratio": round(planned / seconds, 3),
+                "gflops": round(seen["matmul"] / 1e9, 1),
+                "decode_gflops": round(seen["decode_matmul"] / 1e9, 1),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--out", type=Path, help="write a CSV file")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.only:
+        print(json.dumps(measured(SIZES[arguments.only])))
+        return
+    found: dict[str, Any] = {}
+    for name in SIZES:
+        command = [sys.executable, __file__, "--only", name]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[name] = json.loads(output.splitlines()[-1])
+    fitted = fit(found)
+    print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    rows = rows_of(found, fitted)
+    show(rows, arguments.out)
+    limits = {"memory_ratio": MEMORY_LIMIT, "time_ratio": TIME_LIMIT}
+    off = [
+        f"{row['policy']}: {column} {row[column]}"
+        for row in rows
+        for column, limit in limits.items()
+        if row["policy"] not in FITTED and abs(float(str(row[column])) - 1) > limit
+    ]
+    if off:
+        sys.exit("off: " + "; ".join(off))
+
+
+if __name__ == "__main__":
+    main()

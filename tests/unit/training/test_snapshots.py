@@ -1,0 +1,94 @@
+"""Policies on the way: each is what the run had then, interrupted or not, and all are among its results."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from run_fixture import Interrupted, Runs, interrupt_at, make_runs
+
+from tailrl.errors import StudyError
+from tailrl.policy import load_policy
+from tailrl.records import Problem
+from tailrl.study import parse_study
+from tailrl.training import loop
+from tailrl.training.snapshots import read_snapshots
+
+
+@pytest.fixture
+def runs(tmp_path: Path, policy_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return make_runs(tmp_path, policy_folder, problems[:5], monkeypatch)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_snapshot_is_the_policy_of_a_run_that_ends_there(runs: Runs) -> None:
+    """Nothing in a run looks ahead: a shorter one is the first part of a longer one."""
+    result = runs.train(runs.settings(steps=5, snapshot_every=2))
+    found = read_snapshots(runs.folder / "out" / "snapshots")
+    assert [(step, path.name) for step, path in found] == [(2, "step-00000002"), (4, "step-00000004")]
+    for steps, folder in found:
+        assert weights(folder) == runs.train(runs.settings(steps=steps), name=f"to{steps}").policy
+        load_policy(folder)
+    assert result.policy not in [weights(folder) for _, folder in found]
+    assert not (runs.folder / "to2" / "snapshots").exists(), "only where the study asks for them"
+
+
+def test_an_interrupted_run_has_the_same_ones(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on from step 4, behind the snapshot of step 5, which it makes again."""
+    whole = runs.train(runs.settings(steps=7, snapshot_every=5, checkpoint_every=4), name="whole")
+    interrupt_at(monkeypatch, 6)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings(steps=7, snapshot_every=5, checkpoint_every=4))
+    assert runs.train(runs.settings(steps=7, snapshot_every=5, checkpoint_every=4)).same(whole)
+    first, second = (read_snapshots(runs.folder / name / "snapshots") for name in ("whole", "out"))
+    assert [step for step, _ in first] == [step for step, _ in second] == [5]
+    assert weights(first[0][1]) == weights(second[0][1])
+    shutil.rmtree(runs.folder / "out" / "snapshots")
+    runs.train(runs.settings(steps=7, snapshot_every=5, checkpoint_every=4))
+    assert weights(runs.folder / "out/snapshots/step-00000005") == weights(first[0][1]), "given again"
+
+
+def test_one_that_is_gone_is_missed(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings(steps=6, snapshot_every=3))
+    (snapshot,) = runs.checkpoints.glob("snapshot-*-00000003")
+    shutil.rmtree(snapshot)
+    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is not there any more"):
+        runs.train(runs.settings(steps=6, snapshot_every=3))
+
+
+def test_a_full_disk_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tailrl.training.snapshots.save_policy", full)
+    with pytest.raises(StudyError, match=r"the policy after step 1 could not be kept .*No space left.* MB are free"):
+        runs.train(runs.settings(steps=2, snapshot_every=1))
+
+
+def test_a_run_that_ends_early_has_those_until_then(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop.Watch, "alarm", lambda self: "stopped" if len(self.values) >= 3 else None)
+    monkeypatch.setattr(loop.Watch, "values", [], raising=False)
+    monkeypatch.setattr(loop.Watch, "see", lambda self, metrics: self.values.append(metrics))
+    runs.train(runs.settings(steps=6, snapshot_every=2))
+    assert [step for step, _ in read_snapshots(runs.folder / "out" / "snapshots")] == [2]
+
+
+def test_folders_that_hold_no_snapshots(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"nowhere: no snapshots could be read from it"):
+        read_snapshots(tmp_path / "nowhere")
+    (tmp_path / ".snakemake_timestamp").touch()
+    assert read_snapshots(tmp_path) == []
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(StudyError, match=r"checkpoint-3: is no snapshot"):
+        read_snapshots(tmp_path)
+
+
+def test_the_steps_are_the_studys() -> None:
+    study = {"name": "s", "arms": {"a": {}}, "training": {"steps": 10, "snapshot_every": 5}}
+    assert list(parse_study(study).training.snapshots) == [5]
+    with pytest.raises(StudyError, match=r"arms\.a\.training\.snapshot_every: arms are compared at the same steps"):
+        parse_study({**study, "arms": {"a": {"training": {"snapshot_every": 2}}}})

@@ -1,0 +1,62 @@
+"""A machine as the plan sees it: what it is stated to do, and what of that a step reaches."""
+
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from tailrl.base_settings import Settings
+from tailrl.errors import StudyError, one_line
+from tailrl.sentences import sentences
+from tailrl.study import read_yaml
+
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)")
+
+
+class Machine(Settings):
+    """Throughputs and sizes of one device; the defaults are an H100 SXM's.
+
+    From its data sheet are `memory`, `matmul` and `bandwidth`. The others are assumed: nothing has been measured there.
+    """
+
+    name: str = Field("H100 SXM", description="what it is")
+    gpu: bool = Field(True, description="whether it is a GPU: sharded training, fused log-probs, bfloat16 without loss")
+    memory: float = Field(80e9, gt=0, description="bytes of a device")
+    matmul: float = Field(989e12, gt=0, description="floating-point operations per second of large products")
+    bandwidth: float = Field(3.35e12, gt=0, description="bytes per second to and from the device's memory")
+    decode_matmul: float | None = Field(
+        None, gt=0, description="the same of products with as many rows as sequences are in flight; null: matmul"
+    )
+    train_share: float = Field(0.4, gt=0, description="share of matmul that the products of training reach")
+    decode_share: float = Field(0.5, gt=0, description="share of decode_matmul that those of sampling reach")
+    passes: float = Field(
+        6.0, ge=0, description="times that what training keeps of the forward is read or written besides by products"
+    )
+    launch: float = Field(2e-5, ge=0, description="seconds a layer takes for a token, however few sequences there are")
+    draw: float = Field(1e-11, ge=0, description="seconds per logit to choose a token")
+    link: float = Field(3e11, gt=0, description="bytes per second between devices of one machine")
+    reserve: float = Field(5e9, ge=0, description="bytes that are taken whatever the sizes: libraries, captured graphs")
+    slack: float = Field(1.2, ge=1, description="bytes that the allocator holds for each byte of activations")
+    in_flight: int = Field(128, ge=1, description="sequences that an engine has in flight")
+
+
+def read_machine(file: Path | None, memory: str | None) -> Machine:
+    """The machine that a YAML file describes, with another memory where one is given.
+
+    Args:
+        file: fields of `Machine`; what it leaves out is the H100's. None for that one.
+        memory: as `80GB` (10^9 bytes) or `80GiB` (2^30); None for the machine's.
+
+    Raises:
+        StudyError: the file or the memory cannot be read.
+    """
+    data = {} if file is None else read_yaml(file)
+    if memory is not None:
+        match = _MEMORY.fullmatch(memory)
+        if match is None:
+            raise StudyError(f"--memory {one_line(memory)}: write it as 80GB or 80GiB")
+        data["memory"] = float(match[1]) * (1e9 if match[2] == "GB" else 2**30)
+    try:
+        return Machine.model_validate(data)
+    except ValidationError as error:
+        raise StudyError(f"{file or 'machine'}: {sentences(error, Machine)}") from None

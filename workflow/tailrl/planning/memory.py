@@ -1,0 +1,102 @@
+"""Bytes of one device, by part, while a step runs. P parameters, H wide, V tokens; n devices share the training.
+
+The parts that lie there all the time are exact. Activations are counted from what autograd keeps of a layer; how much
+more the allocator holds is the machine's `slack`. Engine and trainer share the device, and neither sleeps: vLLM's cache
+is there all the time, that of the other engines while they sample and no longer.
+"""
+
+from collections.abc import Mapping
+
+from tailrl.logprobs import KEPT_BYTES
+from tailrl.logprobs_chunks import CHUNK_BYTES, CHUNK_ROWS
+from tailrl.planning.machine import Machine
+from tailrl.planning.shapes import Shape
+from tailrl.planning.work import Work
+from tailrl.settings import Run, SamplerSettings
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VLLM_CPU_CACHE = 2**30
+"""What `rollout.vllm` gives it on a CPU."""
+GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
+"""Those of `logprobs_passes`, which needs Triton to be imported."""
+
+
+PASSING = ("activations", "log-probs")
+"""The trainer's parts that are there during an update alone."""
+
+
+def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
+    """Bytes at the fullest moment, of the parts of trainer and engine together."""
+    update = sum(parts[name] for name in PASSING)
+    cache = parts["engine's cache"]
+    rest = sum(parts.values()) - update - cache
+    return machine.reserve + rest + (update + cache if sampler.engine == "vllm" else max(update, cache))
+
+
+def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
+    """What the trainer holds, by part."""
+    size, parameters = BYTES[run.training.dtype], shape.parameters
+    moments = 2 if run.training.optimizer == "adamw" else 1
+    parts = {
+        "weights": 4 * parameters / devices,
+        "gradients": 4 * parameters / devices,
+        "optimizer state": 4 * moments * parameters / devices,
+    }
+    if devices > 1 or size != 4:
+        # Layers are gathered, or cast, one ahead of the one at work; the head as a whole.
+        parts["weights at work"] = size * (2 * shape.layer + shape.embedding)
+        parts["gradients at work"] = size * (2 * shape.layer + shape.embedding)
+    parts["activations"] = machine.slack * size * activations(shape, work, run.training.activation_checkpointing)
+    parts["log-probs"] = logprob_bytes(shape, run, work, machine)
+    return parts
+
+
+def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
+    """Numbers that autograd keeps of the largest micro-batch, and those of the layer at which the backward pass is.
+
+    Of a layer: both residual sums, and two of each norm (normed, and scaled); queries, keys, values and the attention's
+    output in the padded view, the last again in the row; four in the MLP (gate, its SiLU, up, their product). After
+    all of them two of the last norm; for all of them cosine and sine of the positions.
+    """
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
+    layer += work.batch_padded * 2 * (queries + keys)
+    once = work.batch * 2 * (shape.hidden + shape.head)
+    if checkpointing:
+        return once + work.batch * shape.hidden * shape.layers + 2 * layer
+    return once + (shape.layers + 1) * layer
+
+
+def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:
+    """The logits that are held at a time, the entries that are kept, and the head's gradient before it is added."""
+    tokens = work.batch_sequences * work.response
+    pruned = run.vocabulary.rule != "full"
+    if machine.gpu:
+        kept, size = GPU_KEPT_BYTES, BYTES[run.training.dtype]
+        held = min(GPU_MATRIX_BYTES, size * tokens * shape.vocabulary)
+    else:
+        kept, size = KEPT_BYTES, 4
+        rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
+        held = 4 * rows * shape.vocabulary
+    return held + (kept if pruned else 0) + size * shape.embedding
+
+
+def engine_memory(
+    shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine, shards: int
+) -> dict[str, float]:
+    """What the engine holds on a device, by part; `shards` devices share one engine.
+
+    The cache is that of the sequences in flight at their longest, where the engine is not told how large it is.
+    """
+    size = BYTES[sampler.dtype]
+    cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
+    fixed = sampler.engine == "vllm" and not machine.gpu
+    sequences = min(machine.in_flight, work.sequences * shards)
+    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / shards
+    return {"engine's weights": size * _engine_parameters(shape, sampler) / shards, "engine's cache": cache}
+
+
+def _engine_parameters(shape: Shape, sampler: SamplerSettings) -> int:
+    """vLLM is handed the head apart from the embedding (`rollout.vllm` says why)."""
+    apart = shape.tied and sampler.engine == "vllm"
+    return shape.parameters + (shape.embedding if apart else 0)

@@ -1,0 +1,142 @@
+"""The plan of a study in words: what `tailrl plan` prints."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tailrl.planning.engine import Placed, place_engine
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import peak
+from tailrl.planning.shapes import Shape, shape_of
+from tailrl.planning.times import sampling_seconds, step_seconds
+from tailrl.planning.work import Work, work_of
+from tailrl.settings import Aime25Task, Run
+from tailrl.study import Study
+
+AIME25_PROBLEMS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One arm's job.
+
+    Attributes:
+        run: its settings.
+        work: a device's share of a step.
+        placed: engine and trainer on a device.
+        seconds: of a step, by phase.
+    """
+
+    run: Run
+    work: Work
+    placed: Placed
+    seconds: dict[str, float]
+
+
+def plan_arm(study: Study, arm: str, machine: Machine, devices: int, prompt: int, response: int | None) -> Planned:
+    """One arm's job on so many devices."""
+    run, shape = study.run(arm), shape_of(study.policy)
+    work = work_of(run.training, prompt, response, devices)
+    placed = place_engine(shape, run, work, machine, devices)
+    seconds = step_seconds(shape, run, work, placed.machine, devices, placed.shards)
+    return Planned(run, work, placed, seconds)
+
+
+def plan_page(study: Study, machine: Machine, devices: int, prompt: int, response: int | None) -> str:
+    """The whole page.
+
+    Args:
+        study: what is to be computed.
+        machine: one of the devices.
+        devices: that share a job.
+        prompt: tokens of a prompt.
+        response: tokens of a response; None: all are as long as they may be.
+
+    Raises:
+        StudyError: the policy's sizes are not known.
+    """
+    shape = shape_of(study.policy)
+    planned = {arm: plan_arm(study, arm, machine, devices, prompt, response) for arm in study.arms}
+    fullest = max(planned, key=lambda arm: sum(planned[arm].placed.parts.values()))
+    slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
+    lines = [f"{study.name}: {len(study.arms)} arms, {len(study.seeds)} seeds, a job on {devices} x {machine.name}"]
+    lines += _sizes(shape, planned[slowest], devices)
+    lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest], devices)]
+    lines += ["", f"seconds of a step (arm {slowest})", *_table(planned[slowest].seconds, "a step")]
+    lines += ["", *_whole(study, shape, planned, devices)]
+    lines += ["", *_assumed(machine, prompt, response)]
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
+    work, whole = planned.work, planned.run.training
+    tokens = work.sampled * devices
+    apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
+    yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
+    yield (
+        f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
+        f"of {work.prompt}: {tokens:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"
+    )
+
+
+def _memory(planned: Planned, devices: int) -> Iterator[str]:
+    placed, machine = planned.placed, planned.placed.machine
+    yield from _rows({"libraries": machine.reserve} | placed.parts, 1e9)
+    needed = peak(placed.parts, planned.run.sampler, machine)
+    missing = needed - machine.memory
+    verdict = f"{missing / 1e9:.1f} missing: it does not fit" if missing > 0 else f"{-missing / 1e9:.1f} are left"
+    yield f"  {'at its fullest':<22}{needed / 1e9:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
+    if missing > 0:
+        largest = max(placed.parts, key=lambda part: placed.parts[part])
+        yield f"  the largest part is {largest}"
+    if planned.run.sampler.engine == "vllm" and machine.gpu:
+        count, over = devices // placed.shards, placed.shards
+        yield f"  engines: {count}, over {over} of the devices each, with {machine.in_flight} sequences in flight"
+
+
+def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
+    training = sum(sum(arm.seconds.values()) * arm.run.training.steps for arm in planned.values()) * len(study.seeds)
+    # The base policy is one more, and each run's last one comes after its snapshots.
+    policies = 1 + sum(len(arm.run.training.snapshots) + 1 for arm in planned.values()) * len(study.seeds)
+    each = _evaluation(study, shape, next(iter(planned.values())), devices)
+    hours = (training + policies * (each or 0.0)) / 3600
+    known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
+    yield (
+        f"whole study: {training / 3600:,.1f} h of training, {policies * (each or 0.0) / 3600:,.1f} h of evaluating "
+        f"{policies} policies: {hours:,.1f} h, {hours * devices:,.0f} device-hours{known}"
+    )
+    state = 4 * shape.parameters * (3 if study.training.optimizer == "adamw" else 2)
+    kept = study.training.keep_checkpoints + 1
+    disk = 4 * shape.parameters * policies
+    yield (
+        f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
+        f"runs ({kept} of {state / 1e9:,.1f})"
+    )
+
+
+def _evaluation(study: Study, shape: Shape, planned: Planned, devices: int) -> float | None:
+    """Seconds to evaluate one policy; None where the number of problems is not known beforehand."""
+    evaluation, placed = study.evaluation, planned.placed
+    problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
+    if problems is None:
+        return None
+    lengths = {"group": evaluation.samples, "response": evaluation.max_new_tokens}
+    work = replace(planned.work, prompts=problems / devices, **lengths)
+    return sampling_seconds(shape, evaluation.sampler, work, placed.machine, placed.shards)
+
+
+def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[str]:
+    length = "every response as long as it may be" if response is None else f"responses of {response} tokens"
+    yield f"assumed: prompts of {prompt} tokens, {length}, and of the machine"
+    for name, field in Machine.model_fields.items():
+        if name not in ("name", "gpu", "memory"):
+            value = getattr(machine, name)
+            yield f"  {name:<14}{'as matmul' if value is None else f'{value:.3g}':>10}  {field.description}"
+
+
+def _table(values: dict[str, float], total: str) -> Iterator[str]:
+    yield from _rows(values | {total: sum(values.values())}, 1)
+
+
+def _rows(values: dict[str, float], unit: float) -> Iterator[str]:
+    for name, value in values.items():
+        yield f"  {name:<22}{value / unit:>10.2f}"

@@ -1,0 +1,109 @@
+"""The sizes of a policy, from the settings of one made here, from its config.json, or from a table of hub names."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrl.errors import StudyError, reason
+from tailrl.settings import Policy, ScratchPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder of the Llama family: gated MLP, RMSNorm, no biases.
+
+    Attributes:
+        hidden: H, width of the residual stream.
+        layers: blocks.
+        heads, kv_heads, head: query heads, key heads, numbers in a head.
+        intermediate: I, width of the MLP.
+        vocabulary: V.
+        tied: whether the head is the embedding.
+        normed: whether queries and keys have norms of their own, as Qwen3's have.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    normed: bool = False
+
+    @property
+    def products(self) -> int:
+        """Entries of a layer's matrices: a token costs twice as many floating-point operations."""
+        attention = 2 * self.heads * self.head + 2 * self.kv_heads * self.head
+        return self.hidden * (attention + 3 * self.intermediate)
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer."""
+        return self.products + 2 * self.hidden + (2 * self.head if self.normed else 0)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding, and of the head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them, a tied head once."""
+        return self.layers * self.layer + self.hidden + self.embedding * (1 if self.tied else 2)
+
+    @property
+    def cached(self) -> int:
+        """Numbers that a token leaves in the cache of keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head
+
+
+def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, tied: bool) -> Shape:
+    return Shape(hidden, layers, heads, 8, 128, intermediate, 151_936, tied, normed=True)
+
+
+KNOWN = {
+    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, True),
+    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, True),
+    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, True),
+    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12_288, False),
+    "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17_408, False),
+    "HuggingFaceTB/SmolLM2-135M": Shape(576, 30, 9, 3, 64, 1536, 49_152, True),
+}
+"""Models on the hub, by name without `-Base` or `-Instruct`, from their config.json (Qwen3: arXiv 2505.09388)."""
+
+
+def shape_of(policy: Policy) -> Shape:
+    """The policy's sizes, without a network; raises StudyError where they are not to be had."""
+    if isinstance(policy, ScratchPolicy):
+        sizes = policy.hidden_size, policy.layers, policy.heads, policy.heads, policy.hidden_size // policy.heads
+        return Shape(*sizes, policy.intermediate_size, policy.vocabulary_size, tied=True)
+    if (Path(policy.path) / "config.json").is_file():
+        return _read(Path(policy.path) / "config.json")
+    name = policy.path.removesuffix("-Base").removesuffix("-Instruct")
+    if name not in KNOWN:
+        raise StudyError(
+            f"policy.path: the sizes of {policy.path} are not known: give a folder that holds its config.json, or one "
+            f"of {', '.join(KNOWN)}"
+        )
+    return KNOWN[name]
+
+
+def _read(file: Path) -> Shape:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        return Shape(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            normed=config.get("model_type") == "qwen3",
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StudyError(f"{file}: no sizes of a decoder could be read from it: {reason(error)}") from None

@@ -1,0 +1,71 @@
+"""What a step consists of: sequences, tokens, micro-batches."""
+
+from dataclasses import dataclass
+
+from tailrl.settings import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step of one device, every response as long as the others.
+
+    Attributes:
+        prompts, group: prompts, and responses to each.
+        prompt, response: tokens of each.
+        budget: most tokens of a micro-batch.
+    """
+
+    prompts: float
+    group: int
+    prompt: int
+    response: int
+    budget: int
+
+    @property
+    def sequences(self) -> float:
+        return self.prompts * self.group
+
+    @property
+    def sampled(self) -> float:
+        """Response tokens: each has logits, in the sampler and in the trainer."""
+        return self.sequences * self.response
+
+    @property
+    def row(self) -> float:
+        """Tokens that the trainer runs the model on: a prompt once, and no response's last token."""
+        return self.prompts * self.prompt + self.sequences * (self.response - 1)
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences of the largest micro-batch."""
+        fits = 1
+        while fits < self.sequences and self._tokens(fits + 1) <= self.budget:
+            fits += 1
+        return fits
+
+    @property
+    def batch(self) -> int:
+        """Tokens of the largest micro-batch."""
+        return self._tokens(self.batch_sequences)
+
+    @property
+    def batch_padded(self) -> int:
+        """Tokens of its padded view, in which every sequence has its prompt: what attention sees."""
+        return self.batch_sequences * (self.prompt + self.response - 1)
+
+    def _tokens(self, sequences: int) -> int:
+        return -(-sequences // self.group) * self.prompt + sequences * (self.response - 1)
+
+
+def work_of(training: Training, prompt: int, response: int | None, devices: int) -> Work:
+    """A device's share of a step.
+
+    Args:
+        training: the run's sizes.
+        prompt: tokens of a prompt.
+        response: tokens of a response; None: the longest there may be.
+        devices: over which the sequences are spread.
+    """
+    longest = training.max_new_tokens
+    response = longest if response is None else min(response, longest)
+    return Work(training.prompts / devices, training.group_size, prompt, response, training.token_budget)

@@ -1,0 +1,79 @@
+"""Held-out scores over training: of every policy that was kept on the way, none of them chosen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tailrl.report.axes import arm_legend, arm_styles, make_panels, set_magnitude_scale, set_percent_axis, style
+from tailrl.report.crossed import crossed_interval
+from tailrl.report.data import Results, Score
+from tailrl.report.figures import draw_curves
+from tailrl.report.scores import by_problem
+from tailrl.report.statistics import Interval, problem_interval
+from tailrl.report.tables import Curve
+
+REWARD, KL = "reward/mean", "rollout_corr/k3_kl"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """avg@k of an arm's policies after so many steps, shares of 1.
+
+    Attributes:
+        step: steps done; 0 is the untrained policy.
+        policies: how many there are, one a seed; a run that ended early has none later.
+        avg: over seeds and problems, or of a single seed over problems.
+    """
+
+    arm: str
+    step: int
+    policies: int
+    avg: Interval
+
+
+def score_points(results: Results) -> list[Point]:
+    """Of every arm: the untrained policy, every snapshot, and the last policy at the step at which its run ended."""
+    points = []
+    for arm in results.arms:
+        evaluation = results.evaluations[arm]
+        done = {run.seed: len(run.metrics["train/step"]) for run in results.runs[arm]}
+        steps: dict[int, list[Score]] = {0: [results.base.scores[0]]}
+        for kept in evaluation.snapshots:
+            steps.setdefault(kept.step, []).append(kept.score)
+        for score in evaluation.scores:
+            steps.setdefault(done[score.seed], []).append(score)
+        points += [Point(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
+    return points
+
+
+def _interval(scores: Sequence[Score]) -> Interval:
+    return crossed_interval(by_problem(tuple(scores))) if len(scores) > 1 else problem_interval(scores[0].correct_PK)
+
+
+def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+    """Training reward, held-out score and KL over the steps, as Figure 1 of arXiv 2512.23087 has them."""
+    with style():
+        figure, (reward, score, kl) = make_panels(1, 3, 2.8)
+        for ax, metric in ((reward, REWARD), (kl, KL)):
+            own = [curve for curve in curves if curve.metric == metric]
+            draw_curves(ax, own, arms)
+            if metric == KL:
+                set_magnitude_scale(ax, [value for curve in own for value in curve.mean_N])
+        _draw_points(score, points, arms)
+        for ax, title in ((reward, "training reward"), (score, "held-out avg@k"), (kl, "k3 KL, masked (nats)")):
+            ax.set_title(title)
+            ax.set_xlabel("training step")
+        arm_legend(figure, arms)
+    return figure
+
+
+def _draw_points(ax: Axes, points: Sequence[Point], arms: Sequence[str]) -> None:
+    """Lines through the means, bars for the intervals."""
+    for arm, (colour, dash) in arm_styles(arms).items():
+        own = [point for point in points if point.arm == arm]
+        steps = [point.step for point in own]
+        ax.plot(steps, [point.avg.mean for point in own], color=colour, linestyle=dash, marker="o", markersize=3)
+        ax.vlines(steps, [point.avg.low for point in own], [point.avg.high for point in own], color=colour, linewidth=1)
+    set_percent_axis(ax, axis="y")

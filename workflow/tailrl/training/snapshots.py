@@ -1,0 +1,99 @@
+"""Policies on the way: of every n-th step one is kept as a Hugging Face folder, to be evaluated as the last one is.
+
+They lie beside the run's checkpoints, where no rule deletes them, until the run is finished; then they are among its
+results, `snapshots/step-<steps done>`.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tailrl import ranks
+from tailrl.errors import StudyError, reason
+from tailrl.policy import save_policy, whole_weights
+from tailrl.training.files import link_tree, sync
+
+ASIDE = "writing-snapshot"
+
+
+class Snapshots:
+    """The snapshots of one run."""
+
+    def __init__(self, folder: Path, name: str, steps: range) -> None:
+        """Args:
+        folder: of the run's checkpoints.
+        name: of the run: snapshots of a run with other settings are no part of this one.
+        steps: the numbers of steps done after which a policy is kept.
+        """
+        self.folder = folder
+        self.name = name
+        self.steps = steps
+
+    def keep(self, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the policy, where this many steps are done that one is to be kept: whole, or not at all.
+
+        Before the checkpoint of the same step: a run that goes on from there has it. Every rank must ask, and the
+        first writes.
+
+        Raises:
+            StudyError: the disk refuses.
+        """
+        if step not in self.steps:
+            return
+        weights = whole_weights(model)
+        if not ranks.is_first():
+            return
+        aside, path = self.folder / ASIDE, self._path(step)
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            save_policy(model, tokenizer, aside, weights)
+            sync(aside)
+            # A run that went on from an earlier checkpoint comes by again, with the same policy.
+            shutil.rmtree(path, ignore_errors=True)
+            aside.replace(path)
+            sync(self.folder)
+        except (OSError, StudyError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            free = shutil.disk_usage(self.folder).free / 1e6
+            raise StudyError(
+                f"{path}: the policy after step {step} could not be kept ({reason(error)}): {free:.1f} MB are free"
+            ) from None
+
+    def put(self, folder: Path, done: int) -> None:
+        """Every snapshot of a run that ended after so many steps, as hard links in a new folder.
+
+        Raises:
+            StudyError: one is not there any more.
+        """
+        folder.mkdir()
+        for step in self.steps:
+            if step > done:
+                break
+            if not self._path(step).is_dir():
+                raise StudyError(f"{self._path(step)}: the policy after step {step} is not there any more")
+            link_tree(self._path(step), folder / f"step-{step:08d}")
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"snapshot-{self.name}-{step:08d}"
+
+
+def read_snapshots(folder: Path) -> list[tuple[int, Path]]:
+    """Steps done and folder of each snapshot in a run's results, in the order of the steps.
+
+    What is hidden is Snakemake's.
+
+    Raises:
+        StudyError: the folder is not there, or holds something else.
+    """
+    found = []
+    try:
+        for path in sorted(Path(entry.path) for entry in os.scandir(folder) if not entry.name.startswith(".")):
+            prefix, _, step = path.name.partition("-")
+            if prefix != "step" or not (step.isascii() and step.isdigit()):
+                raise StudyError(f"{path}: is no snapshot: those are named step-<steps done>")
+            found.append((int(step), path))
+    except OSError as error:
+        raise StudyError(f"{folder}: no snapshots could be read from it: {reason(error)}") from None
+    return found
