@@ -63,6 +63,18 @@ MailProg=/bin/true
 PartitionName=all Nodes=ALL Default=YES
 """
 NODE = "NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=500000 Gres=gpu:2"
+SRUN = """\
+#!/bin/sh
+# Snakemake's plugin takes SLURM_CONF out of the environment of srun (slurm-jobstep 0.6.1).
+SLURM_CONF={folder}/slurm.conf exec {srun} "$@"
+"""
+SACCT = """\
+#!/bin/sh
+# There is no accounting. The plugin turns to sacct where the controller was slow to answer, and an error would let it
+# wait for ever: let it hear what squeue says of the run that its last argument names.
+for run; do :; done
+exec squeue --noheader --states=all --format='%i|%T' --name "$run"
+"""
 DEVICES = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
 
 
@@ -106,11 +118,10 @@ class Cluster:
             )
         )
         (self.folder / "gres.conf").write_text(DEVICES)
-        # Snakemake's executor takes SLURM_CONF out of the environment of srun (slurm-jobstep 0.6.1).
-        srun = self.folder / "bin" / "srun"
-        command = shlex.quote(shutil.which("srun", path=PATH) or "srun")
-        srun.write_text(f'#!/bin/sh\nSLURM_CONF={shlex.quote(str(self.folder))}/slurm.conf exec {command} "$@"\n')
-        srun.chmod(0o755)
+        for name, script in (("srun", SRUN), ("sacct", SACCT)):
+            file = self.folder / "bin" / name
+            file.write_text(script.format(folder=self.folder, srun=shutil.which("srun", path=PATH)))
+            file.chmod(0o755)
 
     # --- daemons -------------------------------------------------------------------------------------
 
