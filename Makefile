@@ -7,6 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS ?=
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
+MEMORY ?= 141GB
 # Where PyTorch's CPU build comes from if no index that pip is configured with has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -22,7 +23,8 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow chaos bench soak lint format clean
+.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint
+.PHONY: format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -46,7 +48,7 @@ results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
 
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
-	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) && tailrl unlock && \
+	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
 		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) $(ARGS)
 
 # Ablations of what all arms of a study share: a study for each value.
@@ -64,6 +66,10 @@ test: venv  ## the tests, one tiny whole study among them: under ten minutes
 
 test-slow: venv  ## the tests that take minutes
 	$(IN_VENV) pytest -m slow $(ARGS)
+
+slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
+	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
 	$(IN_VENV) python tests/chaos.py $(ARGS)

@@ -194,7 +194,7 @@ def machine_of(found: Mapping[str, float], fitted: Mapping[str, float]) -> Machi
 def predicted(size: Size, machine: Machine) -> dict[str, float]:
     """Peak MiB and CPU seconds as the plan has them."""
     shape, run, work = shape_of(size), run_of(size), work_of(size)
-    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine, 1)
+    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine)
     seconds = step_seconds(shape, run, work, machine)
     rollout = seconds.pop("rollout")
     return {"mib": peak(parts, run.sampler, machine) / 2**20, "rollout": rollout, "update": sum(seconds.values())}

@@ -230,7 +230,7 @@ class Chaos:
     def writer(self, run: Path) -> int | None:
         """The process that has the run's checkpoints, and not one that waits for them."""
         try:
-            return int((run / "checkpoints" / "lock").read_text())
+            return int((run / "checkpoints" / "lock").read_text().partition(" ")[0])
         except (OSError, ValueError):
             return None  # the run has just ended
 

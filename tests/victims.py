@@ -67,7 +67,7 @@ def _training(process: int, run: Path) -> str:
     lock, metrics = run / "checkpoints" / "lock", run / "metrics.jsonl"
     try:
         # The file of metrics is opened anew when the first step begins, and the lock is taken before.
-        stepping = lock.read_text().strip() == str(process) and metrics.stat().st_mtime > lock.stat().st_mtime
+        stepping = lock.read_text().partition(" ")[0] == str(process) and metrics.stat().st_mtime > lock.stat().st_mtime
     except OSError:
         stepping = False
     if not stepping:

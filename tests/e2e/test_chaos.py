@@ -124,7 +124,7 @@ def test_what_a_training_job_does_shows_in_its_files(tmp_path: Path) -> None:
         lock, metrics = run / "checkpoints" / "lock", run / "metrics.jsonl"
         metrics.write_text("{}\n")
         os.utime(metrics, (100, 100))
-        lock.write_text(f"{process.pid}\n")
+        lock.write_text(f"{process.pid} on node1\n")
         assert stage() == "engine starts", "the steps are an earlier process's"
         metrics.touch()
         os.utime(lock, (200, 200))

@@ -162,3 +162,10 @@ def test_another_machine_cannot_be_looked_at(locked: Path) -> None:
     assert left(locked) == 2
     host.write_text(platform.node())
     assert remove_stale_lock(locked)
+
+
+def test_the_jobs_of_a_cluster_cannot_be_looked_at(locked: Path) -> None:
+    (locked / ".snakemake" / "host").write_text(f"{platform.node()}\nslurm")
+    with pytest.raises(StudyError, match=r"gave its jobs to slurm, .* none of them is left, say snakemake --unlock$"):
+        remove_stale_lock(locked)
+    assert left(locked) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fixture import Workflow, copy_workflow
+from study_fixture import TINY, Workflow, copy_workflow
 
 PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
@@ -103,6 +103,14 @@ def test_what_a_study_extends_is_part_of_it(workflow: Workflow) -> None:
     prepared = ["base policy", "problems of the study results/child"]
     trained = jobs("dvp_mis", "rho=1e-3", seeds=(5,))
     assert planned == sorted([*prepared, *trained, "evaluate base", "table and figure of the ablation rho"])
+
+
+def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
+    """One process, unless a profile or the command line gives the rule more."""
+    plan = ("snakemake", "--dry-run", "--printshellcmds", "train_naive", "--configfile", TINY)
+    for more, count in (((), 1), (("--set-resources", "train:ranks=2"), 2)):
+        output = workflow.run(*plan, *more).stdout
+        assert len(re.findall(rf"tailrl train .* --ranks {count} 2>>", output)) == 2, output
 
 
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:

@@ -61,14 +61,19 @@ def arm_seeds(arm):
     return (0,) if arm == BASE_ARM else study.seeds
 
 
-def arm_results(arms):
-    runs = [
-        f"{results}/train/{arm}/seed{seed}/{file}"
+# Paths, not `rules.train.output`: that is no pattern for `expand` where a profile says `default-storage-provider`.
+def run_files(arms, *names):
+    return [
+        f"{results}/train/{arm}/seed{seed}/{name}"
         for arm in arms
         for seed in study.seeds
-        for file in RUN_FILES
+        for name in names
     ]
-    return runs + [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+
+
+def arm_results(arms):
+    evaluated = [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+    return run_files(arms, *RUN_FILES) + evaluated
 
 
 # What the pages over all studies are made of: whatever is there.
@@ -101,9 +106,12 @@ RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
 check_writable(results)
 
 
-# For `tailrl unlock`, which can look for a running Snakemake on its own machine alone.
+# For `tailrl unlock`, which can look for a running Snakemake and its jobs on its own machine alone.
 onstart:
-    Path(".snakemake/host").write_text(platform.node())
+    executor = (
+        f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
+    )
+    Path(".snakemake/host").write_text(platform.node() + executor)
 
 
 # A finished run's results have a second name until Snakemake has seen all ends (`tailrl.training.results`).

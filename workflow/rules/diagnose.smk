@@ -77,7 +77,11 @@ rule compare:
 
 rule distributions:
     input:
-        compared=expand(rules.compare.output, engine=study.distributions.engines),
+        compared=[
+            f"{results}/distributions/{engine}/{name}"
+            for engine in study.distributions.engines
+            for name in ("positions.npz", "run.json")
+        ],
         code=source_files("tailrl.report"),
     output:
         tables=[

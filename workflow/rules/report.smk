@@ -134,7 +134,7 @@ rule early_warning:
 # It has no output: what it makes is on the server, and what it says is for the terminal.
 rule dashboard:
     input:
-        runs=expand(rules.train.output.run, arm=study.arms, seed=study.seeds),
+        runs=run_files(study.arms, "run.json"),
         page=rules.summarise.output.page,
     log:
         f"{results}/logs/dashboard.log",

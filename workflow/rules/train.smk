@@ -46,5 +46,5 @@ for arm in study.arms:
         name:
             f"train_{arm}"
         input:
-            expand(rules.train.output.metrics, arm=arm, seed=study.seeds),
+            run_files([arm], "metrics.jsonl"),
         localrule: True

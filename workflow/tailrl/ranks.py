@@ -7,8 +7,7 @@ is tensors in the format of safetensors, or JSON: nothing is unpickled.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -49,18 +48,15 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-@contextmanager
-def joined() -> Iterator[None]:
-    """Within it the processes that torchrun started know one another; one that it did not start stays alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
-        yield
-        return
-    if device().type == "cuda":
-        torch.cuda.set_device(device())
-    dist.init_process_group(_backend(), timeout=PATIENCE)
-    yield
-    # Not after an error: the others might never come.
-    dist.destroy_process_group()
+def join() -> None:
+    """From now on the processes that torchrun started know one another; one that it did not start stays alone.
+
+    They part when they end: a rollout engine may have groups of its own on theirs until then.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        if device().type == "cuda":
+            torch.cuda.set_device(device())
+        dist.init_process_group(_backend(), timeout=PATIENCE)
 
 
 def mesh() -> DeviceMesh:

@@ -26,7 +26,13 @@ class SamplerSettings(Settings):
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
     )
-
+    gpu_memory_utilization: float = Field(
+        0.4,
+        gt=0,
+        lt=1,
+        description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU has the "
+        "rest, an evaluation can take nearly all",
+    )
     verify: bool = Field(
         False,
         description="the trainer draws every proposed token again from the same noise, and the engine goes on from the "
@@ -46,6 +52,8 @@ class SamplerSettings(Settings):
             raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
         if self.engine == "exact" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
+        if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:
+            raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
         if self.engine == "transformers" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
         return self

@@ -9,7 +9,8 @@ from pathlib import Path
 from tailrl.errors import StudyError
 
 LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
-"""Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on."""
+"""Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on and, in a second line, the
+executor that its jobs go to if they run elsewhere."""
 PROCESSES = Path("/proc")
 OPTION = re.compile(r"-[a-zA-Z]*?([mcXW])(.*)")
 """Options of Python's that take a value, alone or behind others: -m, -Im, -Xdev, -c."""
@@ -24,12 +25,14 @@ def remove_stale_lock(folder: Path) -> bool:
     which keeps a second process out by itself (`Checkpoints.held`), so that other arms need not wait.
 
     Raises:
-        StudyError: a Snakemake runs in the folder, or did so on another machine, where nobody can look from here.
+        StudyError: a Snakemake runs in the folder; or it ran on another machine, or its jobs on a cluster, where nobody
+            can look from here.
     """
     locks = sorted((folder / LOCKS).glob("*.lock"))
     if not locks:
         return False
-    host = (folder / HOST).read_text(encoding="utf-8").strip() if (folder / HOST).exists() else platform.node()
+    noted = (folder / HOST).read_text(encoding="utf-8") if (folder / HOST).exists() else platform.node()
+    host, _, executor = noted.strip().partition("\n")
     if host != platform.node():
         raise StudyError(
             f"{folder}: locked by a Snakemake on {host}; where none runs there any more, say snakemake --unlock"
@@ -41,6 +44,11 @@ def remove_stale_lock(folder: Path) -> bool:
                 "not here, say snakemake --unlock"
             )
         raise StudyError(f"{folder}: a Snakemake is running here already, as process {process}")
+    if executor:
+        raise StudyError(
+            f"{folder}: locked by a Snakemake that gave its jobs to {executor}, where they may still run and write; "
+            "when none of them is left, say snakemake --unlock"
+        )
     said: set[int] = set()
     while jobs := running_jobs(folder):
         for process in jobs.keys() - said:

@@ -8,7 +8,7 @@ the others with it.
 import gc
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from tailrl import ranks
 from tailrl.distributions import measure
 from tailrl.disturbance import UNDISTURBED, disturb
 from tailrl.errors import StudyError
@@ -385,6 +386,51 @@ def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(StudyError, match="no end token") as caught:
         VllmSampler(tmp_path, "float32", MAX_LENGTH, seed=0)
     assert str(tmp_path) in str(caught.value)
+
+
+# --- beside a trainer --------------------------------------------------------------------------------
+
+
+class StandIn:
+    """In vLLM's place: what it was started with, and how many weights had been handed over when each was taken."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.handed: list[str] = []
+        self.taken: list[tuple[str, torch.dtype, int]] = []
+
+    def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]]) -> None:
+        assert method == "set_weights"
+        self.taken = [(name, weight.dtype, len(self.handed)) for name, weight in args[0]]
+
+    def reset_prefix_cache(self) -> None:
+        self.taken.append(("then the cache", torch.bool, len(self.handed)))
+
+
+@pytest.mark.parametrize(("count", "backend"), [(1, None), (2, "external_launcher")])
+def test_each_rank_has_an_engine_on_a_share_of_its_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, backend: str | None
+) -> None:
+    """What vLLM is told: on a GPU nobody has seen it. Weights pass one at a time, in the engine's dtype."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(ranks, "count", lambda: count)
+    sampler = make_sampler(SamplerSettings(gpu_memory_utilization=0.3), folder, MAX_LENGTH, seed=0)
+    assert isinstance(sampler, VllmSampler)
+    engine = sampler.llm
+    assert engine.given["gpu_memory_utilization"] == 0.3
+    assert engine.given["distributed_executor_backend"] == backend
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name in ("first", "second"):
+            engine.handed.append(name)
+            yield name, torch.ones(2)
+
+    sampler.load_weights(weights())
+    assert engine.taken == [
+        ("first", torch.bfloat16, 1),
+        ("second", torch.bfloat16, 2),
+        ("then the cache", torch.bool, 2),
+    ]
 
 
 # --- weights -----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tailrl.records import Problem, Request, Rollout
 from tailrl.rollout import Decoding
 from tailrl.rollout.exact import ExactSampler
 from tailrl.settings import Run
-from tailrl.training import step
+from tailrl.training import engine, step
 from tailrl.training.step import Sample
 
 FEW = {"steps": 4, "checkpoint_every": 1, "keep_tokens_every": 2}
@@ -204,6 +204,23 @@ def test_an_engine_that_fails_twice_ends_the_run(runs: Runs, monkeypatch: pytest
     failing(monkeypatch, RuntimeError("a", "long story"), *range(100))
     with pytest.raises(StudyError, match=r"^the engine failed twice in the same batch: RuntimeError: "):
         runs.train(runs.settings(**FEW))
+
+
+def test_an_engine_beside_a_sharded_policy_ends_the_process(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a code that starts all ranks once more."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    failing(monkeypatch, RuntimeError("the engine core died"), 0)
+    monkeypatch.setattr(engine, "is_sharded", lambda _: True)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit) as caught:
+        runs.train(runs.settings(**FEW))
+    assert caught.value.code == os.EX_SOFTWARE
+    assert "tailrl: rank 0: the engine failed: RuntimeError: the engine core died\n" in capsys.readouterr().err
 
 
 def test_bad_input_is_not_tried_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """A run that is interrupted ends as it would have ended, to the bit; what it cannot go on from is named."""
 
+import errno
 import json
+import os
 import pickle
+import platform
 import random
 import shutil
 import threading
@@ -267,10 +270,26 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, capsys: pytest.Cap
     thread = threading.Thread(target=wait)
     with first.held():
         thread.start()
-        while "still trains this run; waiting for its end" not in capsys.readouterr().err:
+        who = f"process {os.getpid()} on {platform.node()}"
+        while f"{who} still trains this run; waiting for its end" not in capsys.readouterr().err:
             assert thread.is_alive()
             time.sleep(0.01)
         order.append("first")
         shutil.rmtree(first.folder)
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre is without its option flock; without a lock two jobs might write one run."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(StudyError) as raised, Checkpoints(folder, 1, {}).held():
+        pytest.fail("the folder was taken")
+    assert str(raised.value) == (
+        f"{folder}: cannot be locked (Function not implemented); results must lie on a file system that has locks"
+    )

@@ -119,6 +119,14 @@ def test_a_cache_of_eight_bits_is_refused() -> None:
             parse_study({"name": "test", **settings})
 
 
+@pytest.mark.parametrize("engine", ["transformers", "exact"])
+def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
+    sampler = {"engine": engine, "dtype": "float32", "gpu_memory_utilization": 0.5}
+    words = f"engine: {engine} takes the memory it needs: leave out gpu_memory_utilization"
+    with pytest.raises(StudyError, match=words):
+        parse_study({"name": "test", "arms": {"a": {"sampler": sampler}}})
+
+
 def test_the_evaluation_cannot_verify() -> None:
     sampler = {"engine": "transformers", "verify": True}
     with pytest.raises(StudyError, match=r"sampler\.verify needs a trainer, which an evaluation does not have"):

@@ -108,4 +108,5 @@ def make_sampler(
         raise StudyError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
-    return VllmSampler(policy_folder, settings.dtype, max_length, seed, settings.kv_cache_dtype)
+    kv_cache_dtype, memory = settings.kv_cache_dtype, settings.gpu_memory_utilization
+    return VllmSampler(policy_folder, settings.dtype, max_length, seed, kv_cache_dtype, memory)

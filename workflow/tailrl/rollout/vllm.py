@@ -9,7 +9,7 @@ This is the only module that imports vLLM.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
+from tailrl import ranks
 from tailrl.disturbance import disturb
 from tailrl.errors import StudyError, reason
 from tailrl.noise import gumbel
@@ -168,7 +169,7 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
 
 
 class WorkerExtension:
-    """What vLLM adds to its workers, so that the sampler can reach them in this process or in another."""
+    """What vLLM adds to its worker, so that the sampler can reach it."""
 
     model_runner: Any
 
@@ -177,16 +178,22 @@ class WorkerExtension:
         processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
         return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
 
-    def set_weights(self, weights: list[tuple[str, Tensor]]) -> None:
+    def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
-        self.model_runner.reload_weights(weights_iterator=iter(weights))
+        self.model_runner.reload_weights(weights_iterator=weights)
 
 
 class VllmSampler:
     """A `Sampler` over one vLLM engine in this process."""
 
     def __init__(
-        self, policy_folder: Path, dtype: str, max_length: int, seed: int, kv_cache_dtype: str = "auto"
+        self,
+        policy_folder: Path,
+        dtype: str,
+        max_length: int,
+        seed: int,
+        kv_cache_dtype: str = "auto",
+        gpu_memory_utilization: float = 0.4,
     ) -> None:
         try:
             self.llm = LLM(
@@ -194,6 +201,10 @@ class VllmSampler:
                 trust_remote_code=False,
                 dtype=dtype,
                 kv_cache_dtype=kv_cache_dtype,
+                gpu_memory_utilization=gpu_memory_utilization,
+                # Among several ranks each has an engine of its own, on its own GPU: vLLM's word for that is a launcher
+                # outside of it, whose process group it then uses.
+                distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
                 # The engine starts empty and is handed every weight, head included: where a reload leaves out a
                 # tied head, vLLM's packed copy of the old one stays in place.
                 load_format="dummy",
@@ -298,7 +309,8 @@ class VllmSampler:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.load_weights`; what was cached under the old weights is dropped."""
-        cast = [(name, weight.to(self.dtype)) for name, weight in weights]
+        # One at a time: the engine is in this process, and a second copy of the policy may not fit beside it.
+        cast = ((name, weight.to(self.dtype)) for name, weight in weights)
         self.llm.collective_rpc("set_weights", args=(cast,))
         self.llm.reset_prefix_cache()
         self.has_weights = True

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -165,7 +166,11 @@ class Checkpoints:
     def held(self) -> Iterator[None]:
         """Keeps every other process out of the folder within the block.
 
-        Where another has it, waits for its end: the job of a Snakemake that was killed alone goes on by itself.
+        Where another has it, on whichever machine of a file system that shares its locks, waits for its end: the job of
+        a Snakemake that was killed alone goes on by itself.
+
+        Raises:
+            StudyError: the file system has no locks.
         """
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -180,9 +185,14 @@ class Checkpoints:
                     file.seek(0)
                     _say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
                     fcntl.flock(file, fcntl.LOCK_EX)
+                except OSError as error:
+                    raise StudyError(
+                        f"{self.folder}: cannot be locked ({reason(error)}); results must lie on a file system that "
+                        "has locks"
+                    ) from None
                 if _same_file(file.fileno(), self.folder / LOCK):
                     file.truncate(0)
-                    print(os.getpid(), file=file, flush=True)
+                    print(os.getpid(), "on", platform.node(), file=file, flush=True)
                     yield
                     return
 

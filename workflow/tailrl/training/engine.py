@@ -19,6 +19,7 @@ from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, Sampler
 from tailrl.settings import Disturbance
 from tailrl.training.handover import Handover
+from tailrl.training.placement import is_sharded
 
 
 class Engine:
@@ -46,8 +47,8 @@ class Engine:
     def generate(self, requests: Sequence[Request], decoding: Decoding, model: PreTrainedModel) -> list[Rollout]:
         """`Sampler.generate`, on a new engine with the same weights where the first one fails.
 
-        One rank of several cannot be handed weights alone: its process ends where its engine fails, with a code by
-        which the rule knows that another one may succeed.
+        Where the policy is sharded the process ends instead, with a code by which the rule knows that another one may
+        succeed: one rank cannot be handed weights alone, and the end of vLLM takes the ranks' process group with it.
 
         Raises:
             StudyError: bad input, or the new engine fails too; then with the last lines of the error.
@@ -58,8 +59,8 @@ class Engine:
             raise
         except Exception as error:
             first = _last_lines(error)
-        if ranks.count() > 1:
-            print(f"tailrl: the engine of rank {ranks.number()} failed: {first}", file=sys.stderr, flush=True)
+        if is_sharded(model):
+            print(f"tailrl: rank {ranks.number()}: the engine failed: {first}", file=sys.stderr, flush=True)
             os._exit(os.EX_SOFTWARE)
         print(f"tailrl: the engine failed and is started anew, the batch repeated: {first}", file=sys.stderr)
         try:

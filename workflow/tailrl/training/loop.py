@@ -85,7 +85,8 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
-    with ranks.joined(), checkpoints.held() if ranks.is_first() else nullcontext():
+    ranks.join()
+    with checkpoints.held() if ranks.is_first() else nullcontext():
         # What the first rank finds, which holds the folder.
         if not ranks.said(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)

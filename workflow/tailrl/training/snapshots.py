@@ -81,7 +81,7 @@ class Snapshots:
 
 
 def read_snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """Steps done and folder of each snapshot in a run's results, in the order of the steps; what is hidden is Snakemake's.
+    """Steps done and folder of each snapshot in a run's results, in their order; what is hidden is Snakemake's.
 
     Raises:
         StudyError: the folder is not there, or holds something else.
