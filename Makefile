@@ -79,7 +79,8 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
-		python benchmarks/rollout.py --out docs/results/rollout.csv
+		python benchmarks/rollout.py --out docs/results/rollout.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
