@@ -23,8 +23,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
 
-.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint
-.PHONY: format clean
+.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list

@@ -6,9 +6,10 @@
 Every ten kills meet every part of a study: each has an aim (`AIMS`). The script looks at the study's processes and
 files until the aim is on, lets a random part of the time go by that it lasts, and strikes with SIGKILL: everything
 at once (Snakemake, its jobs, W&B's processes: a power cut), Snakemake alone (its jobs go on by themselves), or one job
-(the kernel out of memory). A checkpoint is met while its file is being written. After a Snakemake has ended the study
-is started again by the one command that the README names. A study that finishes before the kills are used up is
-compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the machine is, it cannot.
+(the kernel out of memory). A checkpoint and the results of a run are met while they are being written. After a
+Snakemake has ended the study is started again by the one command that the README names. A study that finishes before
+the kills are used up is compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the
+machine is, it cannot.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any
 from kills import RECORDS, STARTS, Kill, Struck, plan, table
 from outcome import compare, final, resumed
 from study_fixture import Workflow, copy_workflow
-from victims import MARK, Job, half_written, jobs, kill, kill_all
+from victims import MARK, PASSING, Job, half_written, jobs, kill, kill_all
 
 ARMS = ("dvp_mis", "naive")
 EXACT = {"engine": "exact", "dtype": "float32"}
@@ -47,7 +48,7 @@ RECORDING = 0.5
 SECOND_START = ("engine starts", "training", "checkpoint", "evaluation")
 """Stages of processes that their rule starts once more."""
 WRITING = 0.01
-"""Seconds after a checkpoint's file appeared within which its writer is struck."""
+"""Seconds after a checkpoint's file, or the folder of the results, appeared within which its writer is struck."""
 PATIENCE = 1800
 """Seconds that an aim or the end of a study is waited for."""
 
@@ -68,6 +69,8 @@ class Chaos:
         self.finished = 0
         self.to_resume: set[Path] = set()
         self.resumed = 0
+        self.records: dict[Path, bytes] = {}
+        self.kept = 0
         self.second: set[str] = set()
 
     @property
@@ -139,14 +142,15 @@ class Chaos:
     def reach(self, kill_: Kill, spans: Mapping[str, float], process: "subprocess.Popen[bytes]") -> bool:
         """Wait for the aim and a share of its time; False where the study has ended before."""
         pause, passed = kill_.share * spans.get(kill_.aim, RECORDING), kill_.aim == STARTS
-        skipped, within = divmod(4 * kill_.share, 1)
+        # A run has many checkpoints and ends once.
+        skipped, within = divmod((len(ARMS) if kill_.aim == "results" else 4) * kill_.share, 1)
         before: set[int] = set()
         # What an earlier kill has left half-written is not being written.
-        written = self.half_written()
+        written = self.half_written(kill_.aim)
         end = time.monotonic() + PATIENCE
         while not passed and process.poll() is None and time.monotonic() < end:
-            if kill_.aim == "checkpoint":
-                now_written = self.half_written()
+            if kill_.aim in PASSING:
+                now_written = self.half_written(kill_.aim)
                 for run in sorted(now_written - written):
                     self.writing, skipped = run, skipped - 1
                 written, passed, pause = now_written, skipped < 0, within * WRITING
@@ -166,8 +170,8 @@ class Chaos:
     def runs(self) -> list[Path]:
         return [self.results / "train" / arm / "seed0" for arm in ARMS]
 
-    def half_written(self) -> set[Path]:
-        return {run for run in self.runs() if half_written(run)}
+    def half_written(self, stage: str) -> set[Path]:
+        return {run for run in self.runs() if stage in PASSING and half_written(run, stage)}
 
     def strike(self, kill_: Kill, process: "subprocess.Popen[bytes]", begun: float) -> set[str]:
         """One SIGKILL, or one for everything; a row for the table.
@@ -176,11 +180,11 @@ class Chaos:
             What may now make the running Snakemake fail: the name of a job that was killed alone. Of one with an engine
             the rule itself starts the process again, once.
         """
-        writer = self.writer(self.writing) if kill_.aim == "checkpoint" and self.writing else None
+        writer = self.writer(self.writing) if kill_.aim in PASSING and self.writing else None
         if writer is not None and self.writing:
             kill(writer)  # at once: to look at all processes takes longer than to write
             name = f"train {self.writing.parent.name} {self.writing.name}"
-            victim: Job | None = Job(writer, "checkpoint", name, self.writing)
+            victim: Job | None = Job(writer, kill_.aim, name, self.writing)
         else:
             now = jobs(self.folder)
             victim = next((job for job in now if job.stage == kill_.aim), now[0] if now else None)
@@ -196,7 +200,7 @@ class Chaos:
         run = victim.run if victim else None
         self.note_states(victim, mode)
         metrics = run / "metrics.jsonl" if run else None
-        writing = mode != "Snakemake" and victim is not None and victim.stage == "checkpoint"
+        writing = mode != "Snakemake" and victim is not None and victim.stage in PASSING
         own = kill_.aim in (STARTS, RECORDS) and (victim is None or kill_.aim == RECORDS)
         self.struck.append(
             Struck(
@@ -207,7 +211,7 @@ class Chaos:
                 kill_.aim if own else victim.stage if victim else "Snakemake between jobs",
                 str(metrics.read_text().count("\n")) if metrics and metrics.exists() else "",
                 # Not what an earlier kill has left.
-                writing and run in self.half_written(),
+                writing and run in self.half_written(kill_.aim),
                 round(time.monotonic() - begun, 1),
             )
         )
@@ -219,10 +223,14 @@ class Chaos:
         return set() if again else {victim.name}
 
     def note_states(self, victim: Job | None, mode: str) -> None:
-        """Which runs must go on from a state: those whose process was killed when they had one and no results yet."""
+        """Which runs must go on from a state: those whose process was killed when they had one and no results yet. And
+        which have results, which must be the ones that the study ends with: to train again would give the same bits."""
         killed = self.runs() if mode == "everything" else []
         if mode == "one job" and victim and victim.run and self.writer(victim.run) == victim.process:
             killed = [victim.run]
+        for run in self.runs():
+            for record in run.glob("checkpoints/finished-*/run.json"):
+                self.records.setdefault(run, record.read_bytes())
         for run in killed:
             if any(run.glob("checkpoints/step-*")) and not any(run.glob("checkpoints/finished-*")):
                 self.to_resume.add(run)
@@ -243,8 +251,13 @@ class Chaos:
         for run in sorted(self.to_resume):
             if not resumed(run):
                 sys.exit(f"{run.relative_to(self.results)}: trained from the first step, though it had a state")
+        for run, record in self.records.items():
+            if (run / "run.json").read_bytes() != record:
+                sys.exit(f"{run.relative_to(self.results)}: trained again, though it was finished")
         self.resumed += len(self.to_resume)
+        self.kept += len(self.records)
         self.to_resume.clear()
+        self.records.clear()
         self.finished += 1
         print(f"{len(self.struck)} kills: study {self.finished} is as undisturbed", flush=True)
 
@@ -267,9 +280,10 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     left = sum(row.half_written for row in disturbed.struck)
     print(f"\n{table(disturbed.struck)}\n")
     print(
-        f"{kills} kills (seed {seed}, {left} left a half-written checkpoint): {disturbed.finished} studies finished, "
+        f"{kills} kills (seed {seed}, {left} left something half-written): {disturbed.finished} studies finished, "
         f"each the same as the undisturbed one in every file that no clock has a part in; {disturbed.resumed} runs "
-        "went on from a state, all that had one"
+        f"went on from a state, all that had one; {disturbed.kept} were finished when struck, and none was trained "
+        "again"
     )
     return disturbed.struck
 

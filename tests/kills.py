@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from victims import STAGES
+from victims import PASSING, STAGES
 
 STARTS, RECORDS = "Snakemake starts", "Snakemake records a job"
-AIMS = (STARTS, RECORDS, "base policy", "engine starts", *["training", "checkpoint"] * 2, "evaluation", "report")
+AIMS = (
+    STARTS, RECORDS, "base policy", "engine starts", "training", *["checkpoint"] * 2, "results", "evaluation", "report"
+)  # fmt: skip
 """Ten kills: two on Snakemake between jobs, four on training while it steps and writes."""
 
 
@@ -50,7 +52,7 @@ def plan(kills: int, seed: int) -> list[Kill]:
         # A Snakemake that is to start must have ended before; one that starts has no jobs.
         if following != STARTS and aim not in (STARTS, RECORDS):
             modes.add("one job")
-        if aim != "checkpoint":
+        if aim not in PASSING:
             modes.add("Snakemake")
         planned.append(Kill(aim, draw.choice(sorted(modes)), draw.random()))
     return planned

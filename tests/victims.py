@@ -7,8 +7,11 @@ from pathlib import Path
 
 MARK = "TAILRL_CHAOS"
 """In the environment of every process of the study: children that leave the group and the folder keep it."""
-STAGES = ("base policy", "engine starts", "training", "checkpoint", "evaluation", "report")
-"""What jobs do, in the order of a study. Training is three: its engine starts, it steps, it writes a checkpoint."""
+STAGES = ("base policy", "engine starts", "training", "checkpoint", "results", "evaluation", "report")
+"""What jobs do, in the order of a study. Training is four: its engine starts, it steps, it writes a checkpoint, and at
+last its results."""
+PASSING = {"checkpoint": "writing.safetensors", "results": "writing-results"}
+"""What is too short to be met by looking at processes, and under which passing name it writes."""
 _COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "report": "report"}
 
 
@@ -57,9 +60,9 @@ def jobs(folder: Path) -> list[Job]:
     return found
 
 
-def half_written(run: Path) -> bool:
-    """Whether a checkpoint of the run is on its way to the disk, or was when its writer was killed."""
-    return (run / "checkpoints" / "writing.safetensors").exists()
+def half_written(run: Path, stage: str) -> bool:
+    """Whether what a passing stage writes is on its way to the disk, or was when its writer was killed."""
+    return (run / "checkpoints" / PASSING[stage]).exists()
 
 
 def _training(process: int, run: Path) -> str:
@@ -72,7 +75,7 @@ def _training(process: int, run: Path) -> str:
         stepping = False
     if not stepping:
         return "engine starts"
-    return "checkpoint" if half_written(run) else "training"
+    return next((stage for stage in PASSING if half_written(run, stage)), "training")
 
 
 def kill(process: int) -> None:

@@ -31,7 +31,7 @@ LAYERS = [
         "records",
         "metrics",
         "alarm",
-        "deadline",
+        "guard",
         "model_card",
         "modules",
         "provenance",

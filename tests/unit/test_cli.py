@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +144,41 @@ def test_distributions(
     bad = study.compared("exact").model_dump_json().replace('"every"', '"evry"')
     sentence = refusal(monkeypatch, "distributions", "--settings", bad, *given, "--out", tmp_path)
     assert "Distributions settings: every is missing; evry is not a known key (did you mean 'every'?)" in sentence
+
+
+def test_an_engine_that_failed_has_a_code_of_its_own() -> None:
+    """By which the rule knows that another process may succeed; the stack says where."""
+    script = """if True:
+        import sys
+        from tailrl import cli
+        from tailrl.guard import guarded
+
+        def problems(args):
+            with guarded(9.0, "the engine's start"):
+                raise RuntimeError("no memory left")
+
+        cli.problems = problems
+        sys.argv = ["tailrl", "problems", "--settings", "{}", "--out", "x"]
+        cli.main()
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == os.EX_SOFTWARE
+    assert "RuntimeError: no memory left" in ended.stderr and "Traceback" in ended.stderr
+    assert ended.stderr.endswith("tailrl: the engine's start failed: RuntimeError: no memory left\n")
+
+
+def test_a_process_that_does_not_end_is_ended() -> None:
+    """Where a library hangs in its exit, registered before the command line's."""
+    script = """if True:
+        import atexit, sys, time
+        atexit.register(time.sleep, 60)
+        from tailrl import cli, guard
+        guard.ENDING = 0.2
+        sys.argv = ["tailrl", "schema"]
+        cli.main()
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == -signal.SIGALRM
 
 
 def test_seed_and_folder() -> None:

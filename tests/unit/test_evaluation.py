@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tailrl import evaluation
+from tailrl import evaluation, guard
 from tailrl.errors import StudyError
 from tailrl.evaluation import Evaluated, evaluate, make_lm, make_requests
+from tailrl.guard import EngineError
 from tailrl.policy import load_policy
 from tailrl.records import Problem, Request, Rollout, write_problems
 from tailrl.rollout import Decoding
@@ -222,6 +224,42 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
         for weight in (0, 1)
         for p in PROBLEMS
     ]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    for full in ("dvp.json", "dvp.samples.jsonl"):
+        paths = [tmp_path / name for name in ("dvp.json", "dvp.samples.jsonl")]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        (tmp_path / full).symlink_to("/dev/full")
+        evaluated = evaluation.Evaluated({"arm": "dvp"}, [{"id": "a", "responses": ["x" * 10_000]}])
+        with pytest.raises(StudyError, match=rf"^{tmp_path / full}: could not be written: No space left on device$"):
+            evaluation.write_results(evaluated, *paths)
+
+
+def test_every_call_of_the_engine_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends in time, and an error of its own is told from bad input."""
+    limits: list[tuple[float, str]] = []
+    deadline = guard.deadline
+
+    @contextmanager
+    def note(seconds: float, what: str) -> Iterator[None]:
+        limits.append((seconds, what))
+        with deadline(seconds, what):
+            yield
+
+    monkeypatch.setattr(guard, "deadline", note)
+    run(tmp_path / "two", (0, 1))
+    seconds = Evaluation().rollout_timeout
+    calls = ["the hand-over of the weights", "a batch of 9 responses"]
+    assert limits == [(seconds, call) for call in 2 * calls]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the engine core died")
+
+    monkeypatch.setattr(FakeSampler, "generate", fail)
+    with pytest.raises(EngineError, match=r"^a batch of 9 responses failed: RuntimeError: the engine core died$"):
+        run(tmp_path / "failing")
 
 
 def test_sharded_policies_are_read(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The ranks of a job are started together, end together, and leave one code and one sentence behind."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,19 @@ for name, script in json.loads(sys.argv[1]).items():
 AFTER = "import os, sys, time\nrank = os.environ['RANK']\n"
 WAIT = "rank == '{}' and time.sleep(60)\n"
 TELL = "from tailrl.launch import tell_launcher\ntell_launcher('a.yaml: rank ' + rank + ' found a typo')\nsys.exit(1)\n"
+TOLD = """
+def told():
+    from pathlib import Path
+    while not (Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / '1' / 'error.json').exists():
+        time.sleep(0.01)
+"""
 SCRIPTS = {
     "all is well": "print(rank, *(os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')))\n",
     "one ends": WAIT.format(0) + "sys.exit(70)\n",
     # The one that waits for it gets an error from gloo, and ends with 1.
     "one is killed": "rank == '1' and os.kill(os.getpid(), 9)\ntime.sleep(0.2)\nsys.exit(1)\n",
     "one has found a typo": WAIT.format(0) + TELL,
-    "one has found a typo, another one fails for it": "rank == '1' or sys.exit(1)\n" + TELL,
+    "one has found a typo, another one fails for it": TOLD + "rank == '1' or told() or sys.exit(1)\n" + TELL,
     "both have found a typo": "rank = '0'\n" + TELL,
 }
 OUTCOMES = [
@@ -56,6 +65,18 @@ def test_ranks_end_as_one_job() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
     assert ended.stderr.splitlines() == OUTCOMES
     assert sorted(ended.stdout.splitlines()) == ["0 0 2", "1 1 2"]
+
+
+def test_a_job_that_is_asked_to_stop_ends_by_the_signal(tmp_path: Path) -> None:
+    """As one process does: a shell that waits for it then stops too, and does not start it again."""
+    script = f"import pathlib, time\npathlib.Path({str(tmp_path / 'runs')!r}).touch()\ntime.sleep(60)\n"
+    command = [sys.executable, "-c", LAUNCH, json.dumps({"waits": script})]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not (tmp_path / "runs").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=50) == -signal.SIGINT
 
 
 def tailrl(*arguments: str) -> subprocess.CompletedProcess[str]:

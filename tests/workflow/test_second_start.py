@@ -17,6 +17,7 @@ case "$1/$arm" in
     results/changed/data/problems.json; exit ;;
   policy/*) mkdir -p results/changed/base; exit ;;
   train/train/bad) echo "tailrl: bad input" >&2; exit 1 ;;
+  train/train/stopped) exit 143 ;;
   train/train/hung) echo "tailrl: the engine hangs" >&2; exit 70 ;;
   train/train/killed) echo "step" >&2; [ "$(calls train/killed)" -gt 1 ] || kill -KILL $$ ;;
   evaluate/*) [ "$(calls evaluate/killed)" -gt 1 ] || kill -KILL $$
@@ -39,7 +40,7 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     (folder / "bin" / "tailrl").chmod(0o755)
     environment = workflow.environment()
     environment |= {"PATH": f"{folder / 'bin'}{os.pathsep}{environment['PATH']}", "CALLS": str(folder / "calls")}
-    arms = ("bad", "hung", "killed")
+    arms = ("bad", "hung", "killed", "stopped")
     study = workflow.write_study({"name": "changed", "seeds": [0], "arms": {arm: {} for arm in arms}, "ablations": {}})
     targets = [f"train_{arm}" for arm in arms]
 
@@ -58,7 +59,9 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     code, output = snakemake(*targets)
     assert code == 1, output
     calls = (folder / "calls").read_text().split()
-    assert {arm: calls.count(f"train/{arm}") for arm in arms} == {"bad": 1, "hung": 2, "killed": 2}, output
+    assert {arm: calls.count(f"train/{arm}") for arm in arms} == {
+        "bad": 1, "hung": 2, "killed": 2, "stopped": 1
+    }, output  # fmt: skip
     logs = {arm: (folder / f"results/changed/logs/train/{arm}/seed0.log").read_text() for arm in arms}
     again = "tailrl: the process ended with {} and is started once more\n"
     assert logs["bad"] == "tailrl: bad input\n"
@@ -69,11 +72,11 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     assert (killed / "metrics.jsonl").is_file()
     assert (killed / "checkpoints/finished-0").is_dir(), "Snakemake has not come to the end of what it was asked for"
 
-    (other / "checkpoints").mkdir(parents=True)
-    (other / "checkpoints/step-1").touch()
+    # As its job left it that outlived a Snakemake: nobody has seen its end.
+    (other / "checkpoints/finished-0").mkdir(parents=True)
     code, output = snakemake("results/changed/eval/killed.json")
     assert code == 0, output
     assert (folder / "calls").read_text().split().count("evaluate/killed") == 2, output
     assert again.format(137) in (folder / "results/changed/logs/evaluate/killed.log").read_text()
     assert not (killed / "checkpoints").exists()
-    assert (other / "checkpoints/step-1").exists(), "of a run that is not finished"
+    assert (other / "checkpoints/finished-0").exists(), "of a run that was not asked for"

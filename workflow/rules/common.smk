@@ -2,7 +2,6 @@
 import os
 import platform
 import re
-import shutil
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -13,6 +12,7 @@ from tailrl.gradient_settings import GradientQuality
 from tailrl.modules import sampling_files, source_files, training_files
 from tailrl.settings import Evaluation, PolicyFile
 from tailrl.study import BASE_ARM, merged, parse_study, read_config
+from tailrl.training.files import forget_finished
 
 try:
     # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.
@@ -90,13 +90,13 @@ def known_claims(wildcards):
     ]
 
 
-# The shell of a job with an engine in it. A process that was killed or hung is started once more. One that exits with 1
-# has said what must be mended: `retries` would repeat that too, since it knows no exit codes.
+# The shell of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once
+# more, and its log goes on. One that exits with 1 has said what must be mended: `retries` would repeat that too, since it
+# knows no exit codes. One that was asked to end (Ctrl-C: 130, a scheduler: 143) is to stay ended.
 def once_more(command):
     return (
         f"job() {{{{ {command} 2>> {{log:q}}; }}}}\n"
-        ": > {log:q}\n"
-        "job || {{ code=$?; [ $code -gt 1 ] && "
+        "job || {{ code=$?; [ $code -gt 1 ] && [ $code -ne 130 ] && [ $code -ne 143 ] && "
         'echo "tailrl: the process ended with $code and is started once more" >> {log:q} && job; }}'
     )
 
@@ -114,12 +114,12 @@ onstart:
     Path(".snakemake/host").write_text(platform.node() + executor)
 
 
-# A finished run's results have a second name until Snakemake has seen all ends (`tailrl.training.results`).
+# Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`): those of
+# this study that it was asked for.
 onsuccess:
-    for folder in Path(results, "train").glob("*/seed*/checkpoints"):
-        # Neither a run that was interrupted nor one that a killed Snakemake's job has just begun.
-        if any(folder.glob("finished-*")) and not any(folder.glob("step-*")):
-            shutil.rmtree(folder, ignore_errors=True)
+    for job in workflow.dag.jobs:
+        if job.rule.name == "train":
+            forget_finished(Path(job.output.run).parent / "checkpoints")
 
 
 wildcard_constraints:

@@ -71,8 +71,10 @@ rule compare:
     message:
         "distributions of {wildcards.engine}"
     shell:
-        "tailrl distributions --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
-        "--out {params.out:q} 2> {log:q}"
+        once_more(
+            "tailrl distributions --settings {params.settings:q} --policy {input.policy:q} "
+            "--problems {input.problems:q} --out {params.out:q}"
+        )
 
 
 rule distributions:

@@ -1,12 +1,14 @@
 """The command line: one sub-command per rule. Thin: it parses, calls one function, and turns errors into a sentence.
 
-Settings are JSON text or a file that holds it. Heavy libraries are imported by the sub-command that needs them.
+Settings are JSON text or a file that holds it. Heavy libraries are imported by the sub-command that needs them. What a
+job gives is on the disk before it ends: Snakemake, which notes the end, does not look into a file.
 """
 
 import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,9 +16,11 @@ from typing import Any, NoReturn
 from tailrl.distribution_settings import Distributions
 from tailrl.errors import StudyError, reason
 from tailrl.gradient_settings import Gradients
+from tailrl.guard import EngineError, limit_the_end
 from tailrl.launch import launch, tell_launcher
 from tailrl.settings import Evaluation, PolicyFile, Problems, Run
 from tailrl.study import Study, parse_settings, read_study
+from tailrl.training.files import sync
 
 
 def problems(args: argparse.Namespace) -> None:
@@ -24,6 +28,7 @@ def problems(args: argparse.Namespace) -> None:
     from tailrl.problems import write_all_problems
 
     write_all_problems(parse_settings(Problems, args.settings), args.out)
+    sync(args.out)
 
 
 def policy(args: argparse.Namespace) -> None:
@@ -31,6 +36,7 @@ def policy(args: argparse.Namespace) -> None:
     from tailrl.base_policy import write_base_policy
 
     write_base_policy(parse_settings(PolicyFile, args.settings).policy, args.problems, args.out)
+    sync(args.out)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -72,6 +78,7 @@ def evaluate(args: argparse.Namespace) -> None:
     settings = parse_settings(Evaluation, args.settings)
     evaluated = evaluate_arm(args.arm, policies, args.problems, settings, snapshots)
     write_results(evaluated, args.out, args.samples)
+    sync(args.out.parent)
 
 
 def report(args: argparse.Namespace) -> None:
@@ -107,6 +114,7 @@ def distributions(args: argparse.Namespace) -> None:
     from tailrl.distributions.measure import write_distributions
 
     write_distributions(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
+    sync(args.out)
 
 
 def distribution_report(args: argparse.Namespace) -> None:
@@ -311,11 +319,17 @@ def main() -> None:
         args.function(args)
     except StudyError as error:
         _end(str(error))
+    except EngineError as error:
+        traceback.print_exception(error)
+        print(f"tailrl: {error}", file=sys.stderr)
+        sys.exit(os.EX_SOFTWARE)
     except OSError as error:
         # A file that the system refuses, or a full disk; an error without a number is a library's own.
         if error.errno is None:
             raise
         _end(f"{f'{error.filename}: ' if error.filename else ''}{reason(error)}")
+    finally:
+        limit_the_end()
 
 
 def _end(sentence: str) -> NoReturn:

@@ -90,3 +90,4 @@ class Distributions(Settings):
     temperature: float
     max_new_tokens: int
     token_budget: int
+    rollout_timeout: float

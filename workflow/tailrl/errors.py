@@ -2,6 +2,9 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 LONGEST = 300
 """Characters of a value or of another library's message that a sentence quotes."""
@@ -19,6 +22,15 @@ class StudyError(Exception):
 
 class NumericalError(StudyError):
     """A NaN or Inf in log-probs, loss or gradient: the update is skipped, and the run goes on for a while."""
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """For a block that writes a file; raises StudyError, which names it, where the disk is full or refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(f"{file}: could not be written: {reason(error)}") from None
 
 
 def one_line(text: object) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from tailrl.deadline import deadline
-from tailrl.errors import StudyError, reason
+from tailrl.errors import StudyError, reason, writing
+from tailrl.guard import guarded
 from tailrl.policy import (
     check_vocabulary,
     encode_prompt,
@@ -155,7 +155,7 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Ev
             options = requests[0].args[1]
             decoding = Decoding(temperature=options["temperature"], max_new_tokens=options["max_gen_toks"])
             made = make_requests(requests, tokenizer, settings.seed, max_length)
-            with deadline(settings.rollout_timeout, f"a batch of {len(made)} responses"):
+            with guarded(settings.rollout_timeout, f"a batch of {len(made)} responses"):
                 self.rollouts = sampler.generate(made, decoding)
             return [tokenizer.decode(list(rollout.tokens), skip_special_tokens=True) for rollout in self.rollouts]
 
@@ -227,7 +227,7 @@ def evaluate(
     for whose, folder in every:
         # By way of the model, not straight from the file: a tied head is not in the file, and the engine needs it.
         policy = load_policy(folder)
-        with deadline(settings.rollout_timeout, "the hand-over of the weights"):
+        with guarded(settings.rollout_timeout, "the hand-over of the weights"):
             sampler.load_weights(named_weights(policy))
         lm = make_lm(sampler, tokenizer, settings, max_length)
         # Not simple_evaluate, which would add a survey of the machine, 3 s, to each policy.
@@ -283,7 +283,7 @@ def evaluate_arm(
     check_vocabulary(config, tokenizer, folder)
     prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
     length = required_length(problems, prompts, settings.max_new_tokens, config)
-    with deadline(settings.rollout_timeout, "the engine's start"):
+    with guarded(settings.rollout_timeout, "the engine's start"):
         sampler = make_sampler(settings.sampler, folder, length, settings.seed)
     return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length, snapshots)
 
@@ -292,7 +292,8 @@ def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> 
     """The summary as one JSON object, the samples as one JSON object a line."""
     for path in (json_path, samples_path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(evaluated.summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    with samples_path.open("w", encoding="utf-8") as file:
+    with writing(json_path):
+        json_path.write_text(json.dumps(evaluated.summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with writing(samples_path), samples_path.open("w", encoding="utf-8") as file:
         for sample in evaluated.samples:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")

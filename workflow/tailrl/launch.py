@@ -8,6 +8,7 @@ torchrun starts the same processes: `torchrun --no-python ... tailrl train ...`.
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import uuid
@@ -21,8 +22,6 @@ from tailrl.errors import StudyError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-NO_FILE = "<N/A>"
-"""What torchrun's agent has for the name of the file of a rank that said nothing."""
 ENDED_BY_AGENT = -15
 """SIGTERM, which the others get when one rank has failed."""
 
@@ -60,26 +59,28 @@ def launch(ranks: int, command: Sequence[str]) -> None:
         try:
             elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
+            # Whoever was ended before the agent saw it fail has told too.
+            for file in sorted(Path(folder).rglob("error.json")):
+                raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"]) from None
             rank, failure = _cause(error.failures)
         except SignalException as error:
-            sys.exit(128 + error.sigval)
+            # By the same signal, not with a code: a shell then knows that it was asked to stop too.
+            signal.signal(error.sigval, signal.SIG_DFL)
+            os.kill(os.getpid(), error.sigval)
         else:
             return
         finally:
             logging.disable(logging.NOTSET)
-    if failure.error_file != NO_FILE:
-        raise StudyError(failure.message)
     print(f"tailrl: rank {rank} of {ranks} ended with {failure.exitcode}", file=sys.stderr)
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
 def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailure"]:
-    """The failure that explains the others: one that was put into words; or a process that was killed, for those that
-    waited for it fail with 1; or the first."""
+    """The failure that explains the others: a process that was killed, for those that waited for it fail with 1; or the
+    first."""
 
-    def order(item: tuple[int, "ProcessFailure"]) -> tuple[bool, bool, int]:
-        _, failure = item
-        return (failure.error_file == NO_FILE, failure.exitcode in (1, ENDED_BY_AGENT), failure.timestamp)
+    def order(item: tuple[int, "ProcessFailure"]) -> tuple[bool, int]:
+        return item[1].exitcode in (1, ENDED_BY_AGENT), item[1].timestamp
 
     return min(failures.items(), key=order)
 

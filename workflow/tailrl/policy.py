@@ -254,10 +254,14 @@ def save_policy(
 ) -> None:
     """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
 
-    The weights are the model's own, which is then not sharded, or as `whole_weights` gave them.
+    The weights are the model's own, which is then not sharded, or as `whole_weights` gave them. Raises StudyError where
+    the disk is full or refuses.
     """
-    model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
-    tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # each library that writes has a kind of its own: OSError, SafetensorError, Exception
+        raise StudyError(f"{folder}: the policy could not be written: {reason(error)}") from None
 
 
 def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:

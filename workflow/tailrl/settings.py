@@ -24,6 +24,7 @@ from tailrl.base_settings import Settings as Settings
 from tailrl.base_settings import Task as Task
 from tailrl.base_settings import WarmStart as WarmStart
 from tailrl.base_settings import WordsTask as WordsTask
+from tailrl.guard import MONTH
 from tailrl.sampler_settings import Disturbance as Disturbance
 from tailrl.sampler_settings import SamplerSettings as SamplerSettings
 from tailrl.training_settings import StopRule as StopRule
@@ -243,7 +244,10 @@ class Evaluation(Settings):
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples: the same for every policy")
     rollout_timeout: float = Field(
-        14400.0, gt=0, description="seconds after which the responses of one policy count as hung and the job is ended"
+        14400.0,
+        gt=0,
+        le=MONTH,
+        description="seconds after which the responses of one policy count as hung and the job is ended",
     )
 
     @model_validator(mode="after")

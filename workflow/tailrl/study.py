@@ -46,6 +46,10 @@ def _unless_it_extends(schema: dict[str, Any]) -> None:
     schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
 
 
+SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
+"""Settings of training by which distributions are compared too."""
+
+
 class Study(Settings):
     """A whole study: what `config.yaml` and the files in `studies/` say."""
 
@@ -142,7 +146,7 @@ class Study(Settings):
             name=name,
             engine=engine,
             **{key: getattr(block, key) for key in ("responses", "every", "rho", "seed")},
-            **{key: getattr(training, key) for key in ("temperature", "max_new_tokens", "token_budget")},
+            **{key: getattr(training, key) for key in SAMPLED},
         )
 
     def local_files(self) -> list[str]:

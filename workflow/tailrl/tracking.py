@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tailrl.errors import StudyError, reason
+from tailrl.errors import StudyError, reason, writing
 from tailrl.mirror import FINISH_SECONDS
 from tailrl.settings import Run
 
@@ -35,9 +35,12 @@ class Tracker:
         earlier: the steps of a run that was interrupted, which goes on: they stand in the file again.
         """
         metrics = out / "metrics.jsonl"
-        self.file = metrics.open("w", encoding="utf-8", buffering=1)
-        for step in earlier:
-            self.file.write(json_line(step))
+        with writing(metrics):
+            # A file that is there may have a second name, by which a finished run still has it.
+            metrics.unlink(missing_ok=True)
+            self.file = metrics.open("w", encoding="utf-8", buffering=1)
+            for step in earlier:
+                self.file.write(json_line(step))
         record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": run.model_dump(mode="json")}
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"

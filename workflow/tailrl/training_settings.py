@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tailrl.alarm import SIGNALS
 from tailrl.base_settings import Settings
+from tailrl.guard import MONTH
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -92,6 +93,7 @@ class Training(Settings):
     rollout_timeout: float = Field(
         3600.0,
         gt=0,
+        le=MONTH,
         description="seconds after which the engine's start, its test, a hand-over of weights or a step's generation "
         "counts as hung and the job is ended",
     )

@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from run_fixture import Runs, make_runs
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl import guard
 from tailrl.errors import StudyError
+from tailrl.guard import EngineError
 from tailrl.records import Problem, Request, Rollout
 from tailrl.rollout import Decoding
 from tailrl.rollout.exact import ExactSampler
-from tailrl.settings import Run
+from tailrl.settings import Evaluation, Run, Training
 from tailrl.training import engine, step
 from tailrl.training.step import Sample
 
@@ -230,6 +233,69 @@ def test_bad_input_is_not_tried_again(runs: Runs, monkeypatch: pytest.MonkeyPatc
     assert made == [1]
 
 
+CALLS = {
+    "load_weights": "the hand-over of the weights failed: RuntimeError: the engine core died | its last words",
+    "self_test": "the engine's self-test failed: RuntimeError: the engine core died | its last words",
+    "__init__": "the engine's start failed: RuntimeError: the engine core died | its last words",
+}
+
+
+@pytest.mark.parametrize(("call", "time"), [*((call, 1) for call in CALLS), ("load_weights", 3)])
+def test_an_engine_that_fails_elsewhere_leaves_it_to_another_process(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, call: str, time: int
+) -> None:
+    """In its first call, or in a later one; what was done until then is kept."""
+    undisturbed, made = runs.train(runs.settings(**FEW), name="undisturbed"), itertools.count(1)
+    own = getattr(ExactSampler, call)
+
+    def fail(*arguments: Any, **others: Any) -> Any:
+        if next(made) == time:
+            raise RuntimeError("the engine core died\nits last words\n")
+        return own(*arguments, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ExactSampler, call, fail)
+        with pytest.raises(EngineError) as caught:
+            runs.train(runs.settings(**FEW))
+    assert str(caught.value) == CALLS[call]
+    resumed = runs.train(runs.settings(**FEW))
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == ([1] if time > 1 else [])
+
+
+def test_every_call_of_an_engine_has_an_end_in_time(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that fails in a batch too, and the new one."""
+    limits: list[tuple[float, str]] = []
+
+    @contextmanager
+    def note(seconds: float, what: str) -> Iterator[None]:
+        limits.append((seconds, what))
+        yield
+
+    monkeypatch.setattr(guard, "deadline", note)
+    monkeypatch.setattr(engine, "deadline", note)
+    made = failing(monkeypatch, RuntimeError("died"), 1)
+    monkeypatch.setattr(ExactSampler, "self_test", lambda *_: 0.0)
+    run = runs.settings(**{**FEW, "steps": 2, "rollout_timeout": 77.0})
+    runs.train(run)
+    assert made == [3] and {seconds for seconds, _ in limits} == {77.0}
+    responses = run.training.prompts * run.training.group_size
+    start, weights, batch = "the engine's start", "the hand-over of the weights", f"a batch of {responses} responses"
+    again = ["the end of the engine that failed", start, weights, batch]
+    assert [what for _, what in limits] == [
+        start, weights, "the engine's self-test", batch, weights, batch, *again, weights
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", ["training", "evaluation"])
+def test_no_time_is_longer_than_timers_take(block: str) -> None:
+    """30 days: beyond some hundred years the system's timers overflow."""
+    with guard.deadline(guard.MONTH, "a batch"):
+        pass
+    kind = {"training": Training, "evaluation": Evaluation}[block]
+    with pytest.raises(ValueError, match="rollout_timeout"):
+        kind.model_validate({"rollout_timeout": 1e10})
+
+
 HANGING = {
     "asleep": "time.sleep(60)",
     # A call into C that keeps the interpreter's lock: no other thread of Python's runs.
@@ -240,8 +306,8 @@ HANGING = {
 @pytest.mark.parametrize("how", HANGING)
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     script = (
-        "import ctypes, time\nfrom tailrl import deadline\ndeadline.GRACE = 1.0\n"
-        f"with deadline.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
+        "import ctypes, time\nfrom tailrl import guard\nguard.GRACE = 1.0\n"
+        f"with guard.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == (os.EX_SOFTWARE if how == "asleep" else -signal.SIGALRM)
@@ -252,8 +318,8 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
 
 def test_what_ends_in_time_is_left_alone() -> None:
     script = (
-        "import time\nfrom tailrl import deadline\ndeadline.GRACE = 0.1\n"
-        "with deadline.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
+        "import time\nfrom tailrl import guard\nguard.GRACE = 0.1\n"
+        "with guard.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
+from transformers import PreTrainedTokenizerBase
 
 from tailrl.errors import StudyError
 from tailrl.records import Problem
 from tailrl.training import loop, results
 from tailrl.training.checkpoints import Checkpoints
+from tailrl.training.files import forget_finished
 from tailrl.training.kept import KeptMetrics, KeptTokens
 
 OUTPUTS = ("metrics.jsonl", "policy", "run.json", "tokens.npz")
@@ -98,8 +100,17 @@ def test_without_hard_links_there_are_copies(runs: Runs, monkeypatch: pytest.Mon
     before = contents(out)
     remove_outputs(out)
     no_step(monkeypatch)
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
     runs.train(run)
     assert contents(out) == before
+    assert set(files_of(out)) <= synced, "the originals may soon be removed"
 
 
 def test_a_run_that_another_process_finished_is_not_trained_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +132,67 @@ def test_a_run_that_another_process_finished_is_not_trained_again(runs: Runs, mo
         finished.rename(runs.checkpoints / finished.name)
     thread.join()
     assert contents(runs.folder / "out") == before
+
+
+def test_another_run_writes_nothing_into_the_results_of_a_finished_one(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metrics of a run that goes on have the name that those of the finished one have too."""
+    first = runs.train(runs.settings(**FEW))
+    with monkeypatch.context() as patched:
+        interrupt_at(patched, 2)
+        with pytest.raises(Interrupted):
+            runs.train(runs.settings(**{**FEW, "learning_rate": 2e-2}))
+    no_step(monkeypatch)
+    assert runs.train(runs.settings(**FEW)).same(first)
+
+
+def change(file: Path) -> None:
+    """In place, so that both names have it."""
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        last = opened.read()[0]
+        opened.seek(-1, os.SEEK_END)
+        opened.write(bytes([last ^ 1]))
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "run.json": lambda out: change(out / "run.json"),
+    "policy/model.safetensors": lambda out: change(out / "policy" / "model.safetensors"),
+    "tokens.npz": lambda out: next((out / "checkpoints").glob("finished-*/tokens.npz")).unlink(),
+    "policy/more": lambda out: next((out / "checkpoints").glob("finished-*/policy")).joinpath("more").touch(),
+    "checksums.json": lambda out: next((out / "checkpoints").glob("finished-*/checksums.json")).write_text("{"),
+}
+
+
+@pytest.mark.parametrize("file", SPOILT)
+def test_results_that_are_damaged_are_not_given(runs: Runs, file: str) -> None:
+    out, run = runs.folder / "out", runs.settings(**FEW)
+    runs.train(run)
+    SPOILT[file](out)
+    before = contents(out)
+    words = rf"{file}: damaged, and with it the results of a finished run; remove \S+ to train it again$"
+    with pytest.raises(StudyError, match=words):
+        runs.train(run)
+    assert contents(out) == before
+
+
+def test_the_second_names_go_where_nobody_trains_and_no_state_lies(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the Snakefile does when Snakemake has seen the end."""
+    runs.train(runs.settings(**FEW))
+    with Checkpoints(runs.checkpoints, 1, {}).held():
+        forget_finished(runs.checkpoints)
+        assert list(runs.checkpoints.glob("finished-*")), "another process has the folder"
+    interrupt_at(monkeypatch, 2)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings(**{**FEW, "checkpoint_every": 1, "learning_rate": 2e-2}))
+    forget_finished(runs.checkpoints)
+    assert list(runs.checkpoints.glob("finished-*")), "a state of another run lies there"
+    for state in runs.checkpoints.glob("step-*"):
+        state.unlink()
+    forget_finished(runs.checkpoints)
+    assert not runs.checkpoints.exists()
+    forget_finished(runs.checkpoints)  # as where a finished study is asked for again
 
 
 # --- the moment of the end -----------------------------------------------------------------------------
@@ -171,12 +243,15 @@ def test_the_results_are_on_the_disk_before_the_checkpoints_go(runs: Runs, monke
 def test_a_full_disk_at_the_end_leaves_the_checkpoints(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = runs.train(runs.settings(), name="undisturbed")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(*_: object, **__: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # as tokenizers says it
 
-    words = r"could not be written \(No space left on device\): \d+\.\d MB are free; the checkpoints are kept$"
+    words = (
+        r"could not be written \(.*No space left on device.*\): they need up to \d+\.\d MB, and \d+\.\d MB are free; "
+        "the checkpoints are kept$"
+    )
     with monkeypatch.context() as patched:
-        patched.setattr(results, "save_policy", full)
+        patched.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
         with pytest.raises(StudyError, match=words):
             runs.train(runs.settings())
     assert not (runs.checkpoints / "writing-results").exists()
@@ -248,7 +323,7 @@ def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monke
     (metrics,) = runs.checkpoints.glob("metrics-*")
     whole = metrics.read_bytes()
     metrics.write_bytes(b"x" + whole[1:])
-    words = rf"{metrics}: damaged, and all 2 checkpoints of this run rest on it; put it back from a copy, or remove "
+    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be taken up; put it back from a copy"
     with pytest.raises(StudyError, match=words):
         runs.train(runs.settings())
     assert runs.saved() == saved

@@ -164,14 +164,16 @@ def test_from_the_checkpoint_before_a_damaged_one_the_end_is_the_same(
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
 
 
-def test_without_a_whole_checkpoint_a_run_starts_anew(
-    at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_whole_checkpoint_a_run_waits_for_a_decision(at_four: Runs, undisturbed: Result) -> None:
+    """And is trained from its first step where the folder is removed."""
     for name in at_four.saved():
         flip(at_four.checkpoints / name)
-    resumed = at_four.train(at_four.settings())
-    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == []
-    assert capsys.readouterr().err.count("left out\n") == 2
+    with pytest.raises(StudyError, match=rf"or remove {at_four.checkpoints} to train from the first step$"):
+        at_four.train(at_four.settings())
+    assert len(at_four.saved()) == 2
+    shutil.rmtree(at_four.checkpoints)
+    again = at_four.train(at_four.settings())
+    assert again.same(undisturbed) and again.record["resumed_at_steps"] == []
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tailrl.distribution_settings import Distributions
 from tailrl.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
 from tailrl.disturbance import computing_with, disturb, round_weights
 from tailrl.errors import StudyError
+from tailrl.guard import guarded
 from tailrl.operators import Scoring, head_logits, pad_rows
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import (
@@ -59,8 +61,11 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
     log_rhos = read_thresholds(settings, vocabulary)
-    sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
-    Handover(sampler, settings.engine.disturbance)(model)
+    in_time = partial(guarded, settings.rollout_timeout)
+    with in_time("the engine's start"):
+        sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
+    with in_time("the hand-over of the weights"):
+        Handover(sampler, settings.engine.disturbance)(model)
     decoding = Decoding(
         settings.temperature,
         settings.max_new_tokens,
@@ -68,12 +73,14 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         keep_every=0 if settings.engine.rescored else settings.every,
     )
     requests = make_requests(settings, prompts)
-    tested = sampler.self_test(requests[:8], decoding)
+    with in_time("the engine's self-test"):
+        tested = sampler.self_test(requests[:8], decoding)
     at_once = max(1, HELD_LOGITS // (vocabulary * -(-settings.max_new_tokens // settings.every)))
     compared, where, tokens = [], [], 0
     for start in range(0, len(requests), at_once):
         chosen = requests[start : start + at_once]
-        rollouts = sampler.generate(chosen, decoding)
+        with in_time(f"a batch of {len(chosen)} responses"):
+            rollouts = sampler.generate(chosen, decoding)
         compared.append(compare_rollouts(model, chosen, rollouts, settings, log_rhos))
         tokens += sum(len(rollout.tokens) for rollout in rollouts)
         for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):

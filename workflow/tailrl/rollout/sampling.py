@@ -77,13 +77,13 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
 
 
 class Responses:
-    """What has been sampled for N requests, as tensors [N, longest response]."""
+    """What has been sampled for N requests, as tensors [N, longest response] on the engine's device."""
 
-    def __init__(self, count: int, longest: int) -> None:
-        self.length_N = torch.zeros(count, dtype=torch.int64)
-        self.token_NT = torch.zeros(count, longest, dtype=torch.int64)
-        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest)
-        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32)
+    def __init__(self, count: int, longest: int, device: torch.device | str = "cpu") -> None:
+        self.length_N = torch.zeros(count, dtype=torch.int64, device=device)
+        self.token_NT = torch.zeros(count, longest, dtype=torch.int64, device=device)
+        self.logp_NT, self.log_kept_NT = torch.zeros(2, count, longest, device=device)
+        self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32, device=device)
         self.logits_NK: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
 
     def add(self, request_S: Tensor, place_S: Tensor, drawn: Drawn) -> None:
@@ -102,16 +102,19 @@ class Responses:
         if every:
             for row, request in enumerate(request_S.tolist()):
                 if is_kept(seeds[row], places[row], every):
-                    self.logits_NK[request].append(logits_SV[row].numpy().copy())
+                    self.logits_NK[request].append(logits_SV[row].numpy(force=True).copy())
 
     def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
         """One for each request, in their order; `stop` holds the end tokens."""
         ends = set(stop.tolist())
+        token_NT, logp_NT, log_kept_NT, kept_vocab_NT = (
+            tensor.cpu() for tensor in (self.token_NT, self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
+        )
         made = []
         for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
-            tokens = tuple(self.token_NT[index, :length].tolist())
+            tokens = tuple(token_NT[index, :length].tolist())
             logp_T, log_kept_T, kept_vocab_T = (
-                tensor[index, :length].numpy() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
+                tensor[index, :length].numpy() for tensor in (logp_NT, log_kept_NT, kept_vocab_NT)
             )
             numbers = logp_T, log_kept_T, kept_vocab_T
             kept = tuple(self.logits_NK[index])

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from tailrl import ranks
 from tailrl.disturbance import disturb
 from tailrl.errors import StudyError
 from tailrl.packing import micro_batches
@@ -111,13 +112,14 @@ class TransformersSampler:
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-        self.model.eval().requires_grad_(False)
+        self.device = ranks.device()
+        self.model.eval().requires_grad_(False).to(self.device)
         self.dtype = dtype
         self.max_length = max_length
         self.most = min(
             SEQUENCES_IN_FLIGHT, max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
         )
-        self.stop = torch.tensor(stop_tokens(policy_folder))
+        self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
         self.has_weights = False
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -160,8 +162,8 @@ class TransformersSampler:
             disturbed_TV = disturb(
                 logits_TV / decoding.temperature, [request.seed] * len(places), places, decoding.disturbance
             )
-            errors.append(record_error(request, rollout, disturbed_TV, decoding.rule))
-            tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]])
+            errors.append(record_error(request, rollout, disturbed_TV.cpu(), decoding.rule))
+            tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]], device=self.device)
             alone_TV = self.model(input_ids=tokens, use_cache=False).logits[0, len(request.prompt_tokens) - 1 :]
             drifts.append((logits_TV.softmax(-1) - alone_TV.float().softmax(-1)).abs().sum(-1).mean().item() / 2)
         if not max(errors) <= tolerance(self.model.config.vocab_size):
@@ -186,8 +188,8 @@ class TransformersSampler:
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
-        responses = Responses(len(requests), max(limits))
-        start_N = torch.tensor([request.start for request in requests])
+        responses = Responses(len(requests), max(limits), self.device)
+        start_N = torch.tensor([request.start for request in requests], device=self.device)
         for rows, drawn, logits_SV in self._steps(requests, limits, decoding):
             going_S = ~rows.ended_S
             request_S, place_S = rows.request_S[going_S], rows.place_S[going_S]
@@ -206,9 +208,9 @@ class TransformersSampler:
     ) -> Iterator[tuple[_Rows, Drawn, Tensor]]:
         """One token of every sequence in flight at a time, and the logits it was drawn from, until none is left."""
         waiting = deque(range(len(requests)))
-        start_N = torch.tensor([request.start for request in requests])
-        threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
-        limit_N = torch.tensor(limits)
+        start_N = torch.tensor([request.start for request in requests], device=self.device)
+        threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32, device=self.device)
+        limit_N = torch.tensor(limits, device=self.device)
         rows: _Rows | None = None
         while rows is not None or waiting:
             rows = self._admit(rows, waiting, requests)
@@ -249,15 +251,18 @@ class TransformersSampler:
         for group in micro_batches(prompts, [0] * len(prompts), PREFILL_TOKENS):
             chosen = [prompts[i] for i in group]
             longest = max(map(len, chosen))
-            tokens_SL = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in chosen])
-            length_S1 = torch.tensor([[len(prompt)] for prompt in chosen])
-            mask_SL = (torch.arange(longest) >= longest - length_S1).long()
+            padded = [[*[0] * (longest - len(prompt)), *prompt] for prompt in chosen]
+            tokens_SL = torch.tensor(padded, device=self.device)
+            length_S1 = torch.tensor([[len(prompt)] for prompt in chosen], device=self.device)
+            mask_SL = (torch.arange(longest, device=self.device) >= longest - length_S1).long()
             cache = DynamicCache()
             logits_SV = self._forward(tokens_SL, mask_SL, cache)
-            nothing_S = torch.zeros(len(chosen), dtype=torch.int64)
+            nothing_S = torch.zeros(len(chosen), dtype=torch.int64, device=self.device)
             once = _Rows(nothing_S, nothing_S, nothing_S.bool(), mask_SL, cache, logits_SV)
-            rows = once.kept(torch.tensor([row for row, prompt in enumerate(chosen) for _ in sharing[prompt]]))
-            rows.request_S = torch.tensor([index for prompt in chosen for index in sharing[prompt]])
+            shared = [(row, index) for row, prompt in enumerate(chosen) for index in sharing[prompt]]
+            row_S, request_S = torch.tensor(shared, device=self.device).T
+            rows = once.kept(row_S)
+            rows.request_S = request_S
             begun.append(rows)
         return begun
 

@@ -28,13 +28,12 @@ from tailrl.errors import StudyError, reason
 from tailrl.modules import training_files
 from tailrl.provenance import provenance
 from tailrl.settings import Run
-from tailrl.training.files import DamagedError, checksum, write_whole
+from tailrl.training.files import LOCK, DamagedError, checksum, write_whole
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
 """The steps done, whose run it is (a digest of the fingerprint), and the start of the file's checksum."""
 ASIDE = "writing.safetensors"
-LOCK = "lock"
 OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
 """Training settings that change no number."""
 
@@ -88,12 +87,12 @@ class Checkpoints:
     def resume(self, state: RunState) -> bool:
         """Put the state of the last whole checkpoint into a new run; False where there is none.
 
-        The first rank chooses the file and says on stderr what is taken up, and what is not and why: a damaged file, a
-        half-written one (both are removed), another run's. The others read the same file.
+        The first rank chooses the file and says on stderr what is taken up, and what is not and why: a half-written
+        file, a damaged one, one whose metrics or tokens are damaged, another run's. The others read the same file.
 
         Raises:
-            StudyError: a file cannot be read, or every state that is whole rests on metrics or tokens that are damaged.
-                All files stay, since only the user can know whether a copy is left.
+            StudyError: a file cannot be read, or this run had states and none can be taken up. All files stay, since
+                only the user can know whether a copy is left, and to train from the first step is a decision.
         """
         chosen = ranks.said(self._resume(state) if ranks.is_first() else None)[0]
         if chosen is not None and not ranks.is_first():
@@ -109,26 +108,23 @@ class Checkpoints:
         if aside.exists():
             _say(f"{aside}: half-written, left out")
             aside.unlink()
-        unusable: dict[Path, DamagedError] = {}
+        damaged: dict[Path, DamagedError] = {}
         for file in reversed(self._files()):
             try:
                 self._restore(file, state)
             except DamagedError as error:
                 _say(f"{file}: {error}, left out")
-                if error.file == file:
-                    _remove(file)
-                else:
-                    unusable[file] = error
+                damaged[file] = error
                 continue
-            for later in unusable:
+            for later in damaged:
                 _remove(later)
             _say(f"{file}: the run goes on from step {state.step}")
             return file.name
-        if unusable:
-            first = list(unusable.values())[-1]
+        if damaged:
+            *_, first = damaged.values()
             raise StudyError(
-                f"{first.file}: damaged, and all {len(unusable)} checkpoints of this run rest on it; put it back "
-                f"from a copy, or remove {self.folder} to train from the first step"
+                f"{first.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be taken up; put it "
+                f"back from a copy, or remove {self.folder} to train from the first step"
             )
         for file in sorted(self.folder.glob("step-*"))[-1:]:
             _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")

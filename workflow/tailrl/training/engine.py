@@ -6,15 +6,14 @@ Every response has a seed of its own, so that a step which is repeated on a new 
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from transformers import PreTrainedModel
 
 from tailrl import ranks
-from tailrl.deadline import deadline
 from tailrl.errors import StudyError
+from tailrl.guard import deadline, guarded, last_lines
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, Sampler
 from tailrl.settings import Disturbance
@@ -33,16 +32,13 @@ class Engine:
         """
         self.make = make
         self.timeout = timeout
-        self.sampler = self._start()
+        with self.in_time("the engine's start"):
+            self.sampler = make()
         self.hand_over = Handover(self.sampler, disturbance)
 
     def in_time(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process where the block, a call of the engine, does not end in time."""
-        return deadline(self.timeout, what)
-
-    def _start(self) -> Sampler:
-        with self.in_time("the engine's start"):
-            return self.make()
+        """For a block that calls the engine; see `guard.guarded`."""
+        return guarded(self.timeout, what)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, model: PreTrainedModel) -> list[Rollout]:
         """`Sampler.generate`, on a new engine with the same weights where the first one fails.
@@ -58,29 +54,25 @@ class Engine:
         except StudyError:
             raise
         except Exception as error:
-            first = _last_lines(error)
+            first = last_lines(error)
         if is_sharded(model):
             print(f"tailrl: rank {ranks.number()}: the engine failed: {first}", file=sys.stderr, flush=True)
             os._exit(os.EX_SOFTWARE)
         print(f"tailrl: the engine failed and is started anew, the batch repeated: {first}", file=sys.stderr)
         try:
-            del self.sampler, self.hand_over.sampler
-            gc.collect()  # before the new engine asks for the memory of the old one
-            self.sampler = self.hand_over.sampler = self._start()
-            with self.in_time("the hand-over of the weights"):
+            with deadline(self.timeout, "the end of the engine that failed"):
+                del self.sampler, self.hand_over.sampler
+                gc.collect()  # before the new engine asks for the memory of the old one
+            with deadline(self.timeout, "the engine's start"):
+                self.sampler = self.hand_over.sampler = self.make()
+            with deadline(self.timeout, "the hand-over of the weights"):
                 self.hand_over.again(model)
             return self._generate(requests, decoding)
         except StudyError as error:
             raise StudyError(f"the engine failed ({first}) and could not be started anew: {error}") from None
         except Exception as error:
-            raise StudyError(f"the engine failed twice in the same batch: {_last_lines(error)}") from error
+            raise StudyError(f"the engine failed twice in the same batch: {last_lines(error)}") from error
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        with self.in_time(f"a batch of {len(requests)} responses"):
+        with deadline(self.timeout, f"a batch of {len(requests)} responses"):
             return self.sampler.generate(requests, decoding)
-
-
-def _last_lines(error: Exception, count: int = 3) -> str:
-    """The end of what the engine said, on one line."""
-    lines = "".join(traceback.format_exception_only(error)).split("\n")
-    return " | ".join([line.strip() for line in lines if line.strip()][-count:])

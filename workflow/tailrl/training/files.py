@@ -1,11 +1,15 @@
 """Files that are whole or not there, and their checksums."""
 
+import fcntl
 import hashlib
 import os
 import shutil
 from pathlib import Path
 
 from tailrl.errors import StudyError, reason
+
+LOCK = "lock"
+"""In a run's folder of checkpoints: one process at a time has it."""
 
 
 class DamagedError(StudyError):
@@ -43,6 +47,27 @@ def sync(folder: Path) -> None:
     """Bring a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
+
+
+def forget_finished(folder: Path) -> None:
+    """Remove the second names of a finished run's results, and its folder of checkpoints with them.
+
+    Left alone where a process trains in it, or a state of another run lies there.
+
+    Args:
+        folder: the run's `checkpoints`.
+    """
+    try:
+        lock = (folder / LOCK).open("a+")
+    except OSError:
+        return  # there is none
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        if any(folder.glob("finished-*")) and not any(folder.glob("step-*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def link_tree(source: Path, target: Path) -> None:

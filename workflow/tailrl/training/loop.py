@@ -106,7 +106,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
         model.set_attn_implementation(EXACT_ATTENTION)
-    place(model, settings)
+    place(model, settings, run.sampler.exact)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = Engine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),

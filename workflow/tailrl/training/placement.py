@@ -24,12 +24,13 @@ from tailrl.settings import Training
 Result = TypeVar("Result")
 
 
-def place(model: PreTrainedModel, settings: Training) -> None:
+def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> None:
     """Puts a policy, which lies whole on the CPU, where it is trained; before its optimizer is made.
 
     Args:
         model: float32, the same on every rank.
         settings: the dtype it computes in, and whether each layer's activations are computed again in the backward.
+        exact: whether an engine is to meet its bits; the operators that promise so do on a CPU.
 
     Raises:
         StudyError: it does not say what its layers are, and should be cut into them.
@@ -46,7 +47,7 @@ def place(model: PreTrainedModel, settings: Training) -> None:
             # Within FSDP's hooks, which stand around `forward`: a layer that is computed again has its weights already.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if alone:
-        model.to(ranks.device())
+        model.to("cpu" if exact else ranks.device())
         return
     dtype = getattr(torch, settings.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from tailrl import ranks
@@ -21,9 +20,12 @@ from tailrl.policy import save_policy, whole_weights
 from tailrl.provenance import provenance
 from tailrl.settings import Run
 from tailrl.tracking import json_line
-from tailrl.training.files import link, link_tree, sync
+from tailrl.training.files import checksum, link, link_tree, sync
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
+
+CHECKSUMS = "checksums.json"
+"""Of the results' files, beside them; no result itself."""
 
 
 def write_results(
@@ -81,15 +83,18 @@ def write_results(
         if run.training.snapshot_every is not None:
             snapshots.put(aside / "snapshots", state.step)
         (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
+        (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
         sync(aside)
         aside.replace(folder)
         sync(folder.parent)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:  # the system's, and each of those that write a policy has a kind of its own
         shutil.rmtree(aside, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free / 1e6
+        needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
+        free = shutil.disk_usage(folder.parent).free
         raise StudyError(
-            f"{folder}: the results could not be written ({reason(error)}): {free:.1f} MB are free; the "
-            "checkpoints are kept"
+            f"{folder}: the results could not be written ({reason(error)}): they need up to {needed / 1e6:.1f} MB, and "
+            f"{free / 1e6:.1f} MB are free; the checkpoints are kept"
         ) from None
 
 
@@ -97,8 +102,14 @@ def give(folder: Path, out: Path) -> None:
     """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
 
     The files are the same ones under a second name, see `files.link_tree`.
+
+    Raises:
+        StudyError: a file is not as it was written; nothing is given then, and nothing removed.
     """
+    _check(folder)
     for source in sorted(folder.iterdir()):
+        if source.name == CHECKSUMS:
+            continue
         target = out / source.name
         if target.is_dir():
             shutil.rmtree(target)
@@ -107,3 +118,23 @@ def give(folder: Path, out: Path) -> None:
             link_tree(source, target)
         else:
             link(source, target)
+    sync(out)
+
+
+def _check(folder: Path) -> None:
+    """A file in it has a second name, by which something may have changed it."""
+    try:
+        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        names = digests.keys() | {str(file.relative_to(folder)) for file in _files(folder)}
+        files = {name: folder / name for name in sorted(names)}
+        damaged = [file for name, file in files.items() if not file.exists() or checksum(file) != digests.get(name)]
+    except (OSError, ValueError, AttributeError):
+        damaged = [folder / CHECKSUMS]
+    if damaged:
+        raise StudyError(
+            f"{damaged[0]}: damaged, and with it the results of a finished run; remove {folder} to train it again"
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CHECKSUMS]

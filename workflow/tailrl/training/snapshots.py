@@ -8,7 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl import ranks
@@ -55,7 +54,7 @@ class Snapshots:
             shutil.rmtree(path, ignore_errors=True)
             aside.replace(path)
             sync(self.folder)
-        except (OSError, SafetensorError) as error:
+        except (OSError, StudyError) as error:
             shutil.rmtree(aside, ignore_errors=True)
             free = shutil.disk_usage(self.folder).free / 1e6
             raise StudyError(
@@ -81,7 +80,9 @@ class Snapshots:
 
 
 def read_snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """Steps done and folder of each snapshot in a run's results, in their order; what is hidden is Snakemake's.
+    """Steps done and folder of each snapshot in a run's results, in the order of the steps.
+
+    What is hidden is Snakemake's.
 
     Raises:
         StudyError: the folder is not there, or holds something else.
