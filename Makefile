@@ -7,6 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS ?=
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
+MEMORY ?= 141GB
 # Where PyTorch's CPU build comes from if no index that pip is configured with has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -46,7 +47,7 @@ results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
 
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
-	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) && tailrl unlock && \
+	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
 		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) $(ARGS)
 
 # Ablations of what all arms of a study share: a study for each value.
@@ -77,7 +78,8 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
-		python benchmarks/rollout.py --out docs/results/rollout.csv
+		python benchmarks/rollout.py --out docs/results/rollout.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)

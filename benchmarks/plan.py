@@ -41,10 +41,10 @@ SIZES = {
     for name, values in {
         "wide, fitted": (512, 6, 16_384, 4, 8, 24, 48, 1024),
         "deep, fitted": (256, 16, 8192, 4, 8, 32, 40, 1024),
-        "middle": (448, 8, 12_288, 8, 4, 16, 56, 1024),
-        "flat": (640, 3, 8192, 8, 4, 24, 40, 768),
-        "large vocabulary": (320, 4, 40_960, 8, 4, 32, 24, 512),
-        "long": (384, 5, 6144, 4, 4, 16, 144, 2048),
+        "middle": (384, 10, 16_384, 4, 8, 20, 56, 1024),
+        "flat": (704, 3, 6144, 8, 4, 28, 36, 768),
+        "large vocabulary": (256, 6, 49_152, 8, 4, 32, 24, 512),
+        "long": (448, 5, 8192, 4, 4, 16, 128, 2048),
     }.items()
 }
 FITTED = ("wide, fitted", "deep, fitted")
@@ -194,7 +194,7 @@ def machine_of(found: Mapping[str, float], fitted: Mapping[str, float]) -> Machi
 def predicted(size: Size, machine: Machine) -> dict[str, float]:
     """Peak MiB and CPU seconds as the plan has them."""
     shape, run, work = shape_of(size), run_of(size), work_of(size)
-    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine, 1)
+    parts = training_memory(shape, run, work, machine, 1) | engine_memory(shape, run.sampler, work, machine)
     seconds = step_seconds(shape, run, work, machine)
     rollout = seconds.pop("rollout")
     return {"mib": peak(parts, run.sampler, machine) / 2**20, "rollout": rollout, "update": sum(seconds.values())}

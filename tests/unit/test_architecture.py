@@ -152,8 +152,9 @@ def test_the_bottom_layer_knows_little() -> None:
     known = {
         "base_settings": set(),
         "sampler_settings": {"base_settings"},
-        "training_settings": {"alarm", "base_settings"},
-        "settings": {"base_settings", "sampler_settings", "training_settings"},
+        "guard": {"errors"},
+        "training_settings": {"alarm", "base_settings", "guard"},
+        "settings": {"base_settings", "guard", "sampler_settings", "training_settings"},
         "alarm": {"metrics"},
         "gradient_settings": {"settings"},
         "distribution_settings": {"settings"},

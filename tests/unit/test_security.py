@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,18 +100,31 @@ def test_the_loader_of_yaml_is_a_safe_one() -> None:
 
 
 def shell_commands(text: str) -> list[str]:
-    """The shell commands of a file of rules: the strings after each `shell:`, put together."""
-    blocks = re.findall(r"""^ *shell:\n((?: +["'].*["']\n)+)""", text, re.MULTILINE)
+    """The shell commands of a file of rules: the strings after each `shell:`, put together; `once_more` repeats one."""
+    blocks = re.findall(r"""^ *shell:\n(?: +once_more\(\n)?((?: +["'].*["']\n)+)""", text, re.MULTILINE)
     assert len(blocks) == len(re.findall(r"\bshell\b", text)), "every command is a literal, on lines of its own"
     return [ast.literal_eval(f"({block})") for block in blocks]
+
+
+def unquoted(command: str) -> list[str]:
+    """The fields of a command that are not quoted as they are put in."""
+    return [field for field in re.findall(r"(?<!\{)\{([^{}]*)\}(?!\})", command) if not field.endswith(":q")]
+
+
+def test_what_repeats_a_command_quotes_what_it_adds() -> None:
+    common = next(file for file in RULES if file.name == "common.smk").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^def once_more.*?(?=^\S)", common + "\nend\n", re.MULTILINE | re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(source, found)
+    command = found["once_more"]("tailrl train --seed {wildcards.seed:q}")
+    assert unquoted(command) == [] and command.count("{wildcards.seed:q}") == 1
 
 
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.name)
 def test_whatever_a_command_is_given_is_quoted(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     for command in shell_commands(text):
-        fields = re.findall(r"(?<!\{)\{([^{}]*)\}(?!\})", command)
-        assert fields and [field for field in fields if not field.endswith(":q")] == []
+        assert "{" in command and unquoted(command) == []
     assert not re.search(r"^ *run:|^ *script:", text, re.MULTILINE)
 
 

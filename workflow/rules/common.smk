@@ -90,7 +90,7 @@ def known_claims(wildcards):
     ]
 
 
-# The shell of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once
+# The command of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once
 # more, and its log goes on. One that exits with 1 has said what must be mended: `retries` would repeat that too, since it
 # knows no exit codes. One that was asked to end (Ctrl-C: 130, a scheduler: 143) is to stay ended.
 def once_more(command):

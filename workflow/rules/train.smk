@@ -36,7 +36,7 @@ rule train:
     shell:
         once_more(
             "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
-            "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks}"
+            "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks:q}"
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.planning import memory
-from tailrl.planning.engine import place_engine
+from tailrl.planning.engine import place
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, training_memory
 from tailrl.planning.page import plan_page
@@ -63,7 +63,7 @@ def test_only_vllms_cache_stays_while_the_trainer_works() -> None:
     found = {}
     for engine in ("vllm", "transformers"):
         sampler = run_of({"sampler": {"engine": engine}}).sampler
-        parts = training_memory(SMALL, run_of(), WORK, H100, 1) | engine_memory(SMALL, sampler, WORK, H100, 1)
+        parts = training_memory(SMALL, run_of(), WORK, H100, 1) | engine_memory(SMALL, sampler, WORK, H100)
         found[engine] = peak(parts, sampler, H100) - parts["engine's weights"]
     assert found["vllm"] - found["transformers"] == min(
         parts["engine's cache"], parts["activations"] + parts["log-probs"]
@@ -72,21 +72,37 @@ def test_only_vllms_cache_stays_while_the_trainer_works() -> None:
 
 def test_the_cache_holds_two_numbers_a_layer_and_key() -> None:
     sampler = run_of().sampler
-    cache = engine_memory(SMALL, sampler, WORK, H100, 1)["engine's cache"]
+    cache = engine_memory(SMALL, sampler, WORK, H100)["engine's cache"]
     assert cache == 2 * 2 * 28 * 8 * 128 * 64 * 1100
     half = run_of({"sampler": {"kv_cache_dtype": "fp8_e4m3"}}).sampler
-    assert engine_memory(SMALL, half, WORK, H100, 1)["engine's cache"] == cache / 2
+    assert engine_memory(SMALL, half, WORK, H100)["engine's cache"] == cache / 2
 
 
-def test_an_engine_spreads_where_one_device_does_not_hold_it() -> None:
-    run = run_of(dtype="bfloat16", activation_checkpointing=True)
-    assert place_engine(SMALL, run, WORK, H100, 8).shards == 1
-    spread = place_engine(LARGE, run, WORK, H100.model_copy(update={"memory": 60e9}), 8)
-    assert spread.shards > 1
-    assert peak(spread.parts, run.sampler, spread.machine) <= 60e9
-    tight = place_engine(SMALL, run, WORK, H100.model_copy(update={"memory": 25e9}), 1)
-    assert 1 < tight.machine.in_flight < 64
-    assert peak(tight.parts, run.sampler, tight.machine) <= 25e9
+def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:
+    run = run_of({"sampler": {"gpu_memory_utilization": 0.25}}, dtype="bfloat16", activation_checkpointing=True)
+    placed = place(SMALL, run, WORK, H100, 1)
+    weights, cache = placed.parts["engine's weights"], placed.parts["engine's cache"]
+    assert weights + cache == pytest.approx(20e9)
+    assert weights == 2 * (SMALL.parameters + SMALL.embedding), "vLLM is handed a tied head apart"
+    assert placed.lacking == 0
+    assert placed.machine.in_flight == min(128, int(cache // (2 * SMALL.cached * 1100)))
+    whole = sum(placed.parts.values()) + H100.reserve - 20e9
+    tight = place(SMALL, run, WORK, H100.model_copy(update={"memory": whole}), 1)
+    assert tight.lacking == pytest.approx(0.25 * whole), "the trainer needs all of it"
+
+
+def test_an_engine_without_room_for_a_sequence_does_not_fit() -> None:
+    run = run_of({"sampler": {"gpu_memory_utilization": 0.3}}, dtype="bfloat16", activation_checkpointing=True)
+    placed = place(LARGE, run, WORK, H100, 64)
+    assert placed.lacking == pytest.approx(2 * LARGE.parameters + 2 * LARGE.cached * 1100 - 24e9)
+
+
+def test_on_a_cpu_the_parts_are_held_against_the_memory() -> None:
+    cpu = H100.model_copy(update={"gpu": False, "memory": 1e9})
+    placed = place(SMALL, run_of(), WORK, cpu, 1)
+    assert placed.parts["engine's cache"] == 2**30
+    assert placed.lacking == peak(placed.parts, run_of().sampler, cpu) - 1e9
+    assert place(SMALL, run_of(), WORK, cpu.model_copy(update={"memory": 1e12}), 1).lacking == 0
 
 
 # --- time --------------------------------------------------------------------------------------------
@@ -120,12 +136,13 @@ def test_sampling_goes_by_the_larger_of_products_and_reading() -> None:
 # --- the page ----------------------------------------------------------------------------------------
 
 
-def test_the_papers_study_fits_eight_devices_and_not_two() -> None:
-    on_eight, on_two = (plan_page(paper(), H100, devices, 200, None) for devices in (8, 2))
-    assert "14,768.3 million, 13,212.5 without embedding and head" in on_eight
-    assert "4,194,304 sampled tokens" in on_eight
-    assert " are left" in on_eight and "it does not fit" not in on_eight
-    assert "it does not fit" in on_two and "the largest part is optimizer state" in on_two
+def test_the_papers_study_fits_eight_devices_of_141_gb_and_not_of_80() -> None:
+    large, small = (plan_page(paper(), read_machine(None, memory), 8, 200, None) for memory in ("141GB", "80GB"))
+    assert "14,768.3 million, 13,212.5 without embedding and head" in large
+    assert "4,194,304 sampled tokens" in large
+    assert "of 141: it fits" in large
+    assert "it does not fit" in small and "the largest part is engine's weights" in small
+    assert "it fits" in plan_page(read_study(ROOT / "studies/gpu.yaml"), H100, 1, 200, None)
 
 
 def test_policies_are_the_base_and_every_snapshot() -> None:

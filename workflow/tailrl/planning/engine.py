@@ -1,4 +1,4 @@
-"""Where engine and trainer lie on a device: over how many devices an engine spreads, and what it has in flight."""
+"""Engine and trainer on one device: what each may take of it, and how many sequences the engine has in flight."""
 
 from dataclasses import dataclass
 
@@ -6,40 +6,40 @@ from tailrl.planning.machine import Machine
 from tailrl.planning.memory import engine_memory, peak, training_memory
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
-from tailrl.settings import Run
+from tailrl.settings import Run, SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Attributes:
     parts: bytes of a device by part, trainer and engine.
-    shards: devices that share an engine.
     machine: with the sequences in flight for whose keys and values there is room.
+    lacking: bytes that the trainer or the engine lacks; 0 where both have room.
     """
 
     parts: dict[str, float]
-    shards: int
     machine: Machine
+    lacking: float
 
 
-def place_engine(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """The engine over as few devices as hold it beside the trainer with all its sequences in flight; where none do,
-    over those with the most of them, and over all where not even one sequence fits."""
+def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
+    """A trainer's shard and a whole engine on one of n devices; vLLM has the share of a GPU that the study gives it."""
     trainer = training_memory(shape, run, work, machine, devices)
+    engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":
-        return Placed(trainer | engine_memory(shape, run.sampler, work, machine, 1), 1, machine)
-    tried = []
-    shards = 1
-    while shards <= devices:
-        one = machine.model_copy(update={"in_flight": 1})
-        engine = engine_memory(shape, run.sampler, work, one, shards)
-        room = machine.memory - peak(trainer | engine, run.sampler, machine)
-        wanted = min(machine.in_flight, max(1, round(work.sequences * shards)))
-        fits = 1 + int(room // engine["engine's cache"])
-        held = machine.model_copy(update={"in_flight": max(1, min(wanted, fits))})
-        parts = trainer | engine_memory(shape, run.sampler, work, held, shards)
-        tried.append((min(wanted, fits) / wanted, Placed(parts, shards, held)))
-        shards *= 2
-    best = max(share for share, _ in tried)
-    chosen = [placed for share, placed in tried if share == best]
-    return chosen[0] if best > 0 else chosen[-1]
+        parts = trainer | engine
+        return Placed(parts, machine, max(0.0, peak(parts, run.sampler, machine) - machine.memory))
+    share = run.sampler.gpu_memory_utilization * machine.memory
+    cache = share - engine["engine's weights"]
+    held, one = in_flight(shape, run.sampler, work, machine)
+    lacking = max(0.0, one - cache) + max(0.0, machine.reserve + sum(trainer.values()) - (machine.memory - share))
+    # vLLM takes all of its share, whatever it needs of it.
+    return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
+
+
+def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:
+    """The machine with the sequences at their longest for which vLLM's share of a GPU has room, and bytes of one."""
+    engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
+    one = engine["engine's cache"]
+    room = sampler.gpu_memory_utilization * machine.memory - engine["engine's weights"]
+    return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), one

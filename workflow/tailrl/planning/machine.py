@@ -10,6 +10,9 @@ from tailrl.errors import StudyError, one_line
 from tailrl.sentences import sentences
 from tailrl.study import read_yaml
 
+IN_FLIGHT = 128
+"""As every engine here has it."""
+
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)")
 
 
@@ -37,7 +40,7 @@ class Machine(Settings):
     link: float = Field(3e11, gt=0, description="bytes per second between devices of one machine")
     reserve: float = Field(5e9, ge=0, description="bytes that are taken whatever the sizes: libraries, captured graphs")
     slack: float = Field(1.2, ge=1, description="bytes that the allocator holds for each byte of activations")
-    in_flight: int = Field(128, ge=1, description="sequences that an engine has in flight")
+    in_flight: int = Field(IN_FLIGHT, ge=1, description="sequences that an engine has in flight")
 
 
 def read_machine(file: Path | None, memory: str | None) -> Machine:

@@ -81,19 +81,17 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     return held + (kept if pruned else 0) + size * shape.embedding
 
 
-def engine_memory(
-    shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine, shards: int
-) -> dict[str, float]:
-    """What the engine holds on a device, by part; `shards` devices share one engine.
+def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> dict[str, float]:
+    """What the engine holds on a device, by part: it is whole on each of them.
 
     The cache is that of the sequences in flight at their longest, where the engine is not told how large it is.
     """
     size = BYTES[sampler.dtype]
     cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
     fixed = sampler.engine == "vllm" and not machine.gpu
-    sequences = min(machine.in_flight, work.sequences * shards)
-    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / shards
-    return {"engine's weights": size * _engine_parameters(shape, sampler) / shards, "engine's cache": cache}
+    sequences = min(machine.in_flight, work.sequences)
+    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response)
+    return {"engine's weights": size * _engine_parameters(shape, sampler), "engine's cache": cache}
 
 
 def _engine_parameters(shape: Shape, sampler: SamplerSettings) -> int:

@@ -1,10 +1,10 @@
 """The plan of a study in words: what `tailrl plan` prints."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tailrl.planning.engine import Placed, place_engine
-from tailrl.planning.machine import Machine
+from tailrl.planning.engine import Placed, in_flight, place
+from tailrl.planning.machine import IN_FLIGHT, Machine
 from tailrl.planning.memory import peak
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
@@ -36,8 +36,8 @@ def plan_arm(study: Study, arm: str, machine: Machine, devices: int, prompt: int
     """One arm's job on so many devices."""
     run, shape = study.run(arm), shape_of(study.policy)
     work = work_of(run.training, prompt, response, devices)
-    placed = place_engine(shape, run, work, machine, devices)
-    seconds = step_seconds(shape, run, work, placed.machine, devices, placed.shards)
+    placed = place(shape, run, work, machine, devices)
+    seconds = step_seconds(shape, run, work, placed.machine, devices)
     return Planned(run, work, placed, seconds)
 
 
@@ -60,7 +60,7 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
     lines = [f"{study.name}: {len(study.arms)} arms, {len(study.seeds)} seeds, a job on {devices} x {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
-    lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest], devices)]
+    lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
     lines += ["", f"seconds of a step (arm {slowest})", *_table(planned[slowest].seconds, "a step")]
     lines += ["", *_whole(study, shape, planned, devices)]
     lines += ["", *_assumed(machine, prompt, response)]
@@ -78,50 +78,51 @@ def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
     )
 
 
-def _memory(planned: Planned, devices: int) -> Iterator[str]:
-    placed, machine = planned.placed, planned.placed.machine
+def _memory(planned: Planned) -> Iterator[str]:
+    placed, machine, sampler = planned.placed, planned.placed.machine, planned.run.sampler
     yield from _rows({"libraries": machine.reserve} | placed.parts, 1e9)
-    needed = peak(placed.parts, planned.run.sampler, machine)
-    missing = needed - machine.memory
-    verdict = f"{missing / 1e9:.1f} missing: it does not fit" if missing > 0 else f"{-missing / 1e9:.1f} are left"
+    needed = peak(placed.parts, sampler, machine)
+    verdict = f"{placed.lacking / 1e9:.1f} missing: it does not fit" if placed.lacking else "it fits"
     yield f"  {'at its fullest':<22}{needed / 1e9:>10.2f}  of {machine.memory / 1e9:g}: {verdict}"
-    if missing > 0:
-        largest = max(placed.parts, key=lambda part: placed.parts[part])
-        yield f"  the largest part is {largest}"
-    if planned.run.sampler.engine == "vllm" and machine.gpu:
-        count, over = devices // placed.shards, placed.shards
-        yield f"  engines: {count}, over {over} of the devices each, with {machine.in_flight} sequences in flight"
+    if placed.lacking:
+        yield f"  the largest part is {max(placed.parts, key=lambda part: placed.parts[part])}"
+    if sampler.engine == "vllm" and machine.gpu:
+        share = sampler.gpu_memory_utilization
+        yield f"  vLLM has {share:.0%} of it, with room for {machine.in_flight} sequences in flight at their longest"
 
 
 def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
     training = sum(sum(arm.seconds.values()) * arm.run.training.steps for arm in planned.values()) * len(study.seeds)
     # The base policy is one more, and each run's last one comes after its snapshots.
     policies = 1 + sum(len(arm.run.training.snapshots) + 1 for arm in planned.values()) * len(study.seeds)
-    each = _evaluation(study, shape, next(iter(planned.values())), devices)
-    hours = (training + policies * (each or 0.0)) / 3600
+    each = _evaluation(study, shape, next(iter(planned.values())))
+    evaluating = policies * (each or 0.0) / 3600
     known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
     yield (
-        f"whole study: {training / 3600:,.1f} h of training, {policies * (each or 0.0) / 3600:,.1f} h of evaluating "
-        f"{policies} policies: {hours:,.1f} h, {hours * devices:,.0f} device-hours{known}"
+        f"whole study: {training / 3600:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
+        f"policies on 1: {devices * training / 3600 + evaluating:,.0f} device-hours{known}"
     )
     state = 4 * shape.parameters * (3 if study.training.optimizer == "adamw" else 2)
     kept = study.training.keep_checkpoints + 1
     disk = 4 * shape.parameters * policies
+    host = 4 * shape.parameters * devices + 2 * state
+    yield f"host memory: {host / 1e9:,.1f} GB: the policy once a rank, a checkpoint twice in the first as it is written"
     yield (
         f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
         f"runs ({kept} of {state / 1e9:,.1f})"
     )
 
 
-def _evaluation(study: Study, shape: Shape, planned: Planned, devices: int) -> float | None:
-    """Seconds to evaluate one policy; None where the number of problems is not known beforehand."""
-    evaluation, placed = study.evaluation, planned.placed
+def _evaluation(study: Study, shape: Shape, planned: Planned) -> float | None:
+    """Seconds to evaluate one policy on a device of its own; None where the number of problems is not known before."""
+    evaluation, machine = study.evaluation, planned.placed.machine
     problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
     if problems is None:
         return None
-    lengths = {"group": evaluation.samples, "response": evaluation.max_new_tokens}
-    work = replace(planned.work, prompts=problems / devices, **lengths)
-    return sampling_seconds(shape, evaluation.sampler, work, placed.machine, placed.shards)
+    work = Work(problems, evaluation.samples, planned.work.prompt, evaluation.max_new_tokens, planned.work.budget)
+    if machine.gpu and evaluation.sampler.engine == "vllm":
+        machine, _ = in_flight(shape, evaluation.sampler, work, machine.model_copy(update={"in_flight": IN_FLIGHT}))
+    return sampling_seconds(shape, evaluation.sampler, work, machine)
 
 
 def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[str]:

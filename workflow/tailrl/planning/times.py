@@ -13,30 +13,27 @@ from tailrl.planning.work import Work
 from tailrl.settings import Run, SamplerSettings
 
 
-def step_seconds(
-    shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1, shards: int = 1
-) -> dict[str, float]:
-    """Seconds by phase; `shards` devices share one engine."""
+def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, float]:
+    """Seconds by phase."""
     return {
-        "rollout": sampling_seconds(shape, run.sampler, work, machine, shards),
+        "rollout": sampling_seconds(shape, run.sampler, work, machine),
         "forward and backward": update_seconds(shape, run, work, machine, devices),
         "optimizer": optimizer_seconds(shape, run, machine, devices),
         "weights": weights_seconds(shape, run, machine, devices),
     }
 
 
-def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine, shards: int) -> float:
-    """All of an engine's sequences, as many at a time as it has in flight."""
-    size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share * shards
-    sequences = work.sequences * shards
-    rounds = max(1.0, sequences / machine.in_flight)
-    rows = sequences / rounds
+def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> float:
+    """All of a device's sequences, as many at a time as its engine has in flight."""
+    size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
+    rounds = max(1.0, work.sequences / machine.in_flight)
+    rows = work.sequences / rounds
     entries = shape.layers * shape.products + shape.embedding
     middle = work.prompt + work.response / 2
-    read = size * (entries + rows * shape.cached * middle) / (machine.bandwidth * shards)
+    read = size * (entries + rows * shape.cached * middle) / machine.bandwidth
     step = max(2 * entries * rows / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
-    prefill = 2 * shape.layers * shape.products * work.prompts * shards * work.prompt / rate
+    prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
     return prefill + rounds * work.response * step
 
 
