@@ -1,0 +1,53 @@
+"""Two ranks with a real vLLM each sample what one process samples, and learn the same from it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from run_fixture import TIMED
+from step_fixture import DVP, run_of
+
+from tailrl.records import Problem, write_problems
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TRAIN = """
+import sys, zlib
+from pathlib import Path
+import numpy as np
+from tailrl.settings import Run
+from tailrl.study import parse_settings
+from tailrl.training import loop
+
+def rewards(rollouts, *_):
+    return np.array([zlib.crc32(str(rollout.tokens).encode()) % 2 for rollout in rollouts], dtype=np.float32)
+
+loop.rewards = rewards
+folder, policy, out = map(Path, sys.argv[1:])
+loop.train(parse_settings(Run, str(folder / "run.json")), 5, policy, folder / "problems.jsonl", folder / out, folder)
+"""
+LAUNCH = "import sys\nfrom tailrl.launch import launch\nlaunch(2, sys.argv[1:])\n"
+
+
+def test_two_engines_sample_as_one(tmp_path: Path, policy_folder: Path, problems: list[Problem]) -> None:
+    write_problems(problems[:8], tmp_path / "problems.jsonl")
+    settings = run_of({"vocabulary": DVP}, temperature=1.0, keep_tokens_every=1).model_dump_json()
+    (tmp_path / "run.json").write_text(settings, encoding="utf-8")
+    results: list[tuple[list[dict[str, Any]], dict[str, np.ndarray]]] = []
+    for out, launcher in (("one", []), ("two", [sys.executable, "-c", LAUNCH])):
+        command = [*launcher, sys.executable, "-c", TRAIN, str(tmp_path), str(policy_folder), out]
+        subprocess.run(command, timeout=600, check=True)
+        lines = (tmp_path / out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        with np.load(tmp_path / out / "tokens.npz") as arrays:
+            results.append(([json.loads(line) for line in lines], dict(arrays)))
+    (one, tokens), (two, other_tokens) = results
+    assert [line["train/grad_norm"] > 0 for line in one] == [True] * 3
+    for before, after in zip(one, two, strict=True):
+        for name, value in before.items():
+            if not name.startswith(TIMED):
+                assert after[name] == (None if value is None else pytest.approx(value, rel=1e-4, abs=1e-9)), name
+    assert np.array_equal(tokens["logp_infer"], other_tokens["logp_infer"])
