@@ -76,6 +76,7 @@ chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undis
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
+		python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
 		python benchmarks/rollout.py --out docs/results/rollout.csv && \

@@ -1,6 +1,7 @@
 """Time and memory of the constrained log-prob, forward and backward, beside full logits and other libraries' paths.
 
     python benchmarks/logprobs.py --threads 2 --out docs/results/logprobs.csv
+    python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv
 
 The inputs are real: SmolLM2-135M-Instruct answers four questions at temperature 1, and its last hidden states, its head
 (float32) and the sampled tokens are what every case gets; a coefficient per response stands for advantage × weight.
@@ -34,7 +35,7 @@ QUESTIONS = (
     "A train travels 60 miles in 45 minutes. What is its average speed in miles per hour?",
 )
 RESPONSES, LENGTH = 16, 128  # to each question; tokens
-VOCABULARY = 49152
+VOCABULARY, WIDTH = 49152, 576
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
@@ -71,9 +72,12 @@ def make_inputs(path: Path) -> None:
 def load_inputs(path: Path, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The first rows of the saved inputs, with gradients asked for, and a coefficient for each row.
 
-    A smaller vocabulary is the head's first rows; sampled tokens beyond it are folded back into it.
+    More rows than were saved are the same ones again. A smaller vocabulary is the head's first rows; sampled tokens
+    beyond it are folded back into it.
     """
     hidden_TH, weight_VH, tokens_T = torch.load(path, mmap=True, weights_only=True)
+    times = -(-tokens // len(tokens_T))
+    hidden_TH, tokens_T = hidden_TH.repeat(times, 1), tokens_T.repeat(times)
     coefficient_N = torch.randn(len(tokens_T) // LENGTH, generator=torch.Generator().manual_seed(1))
     return (
         hidden_TH[:tokens].clone().requires_grad_(),
@@ -231,6 +235,25 @@ def measure(cases: list[str], arguments: argparse.Namespace, tokens: int, vocabu
     ]
 
 
+def measure_memory(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """How the peak grows with the tokens, and what of it is the gradient by the hidden states, which is an output."""
+    rows: list[dict[str, object]] = []
+    for case in ("ours, no mask", "ours, ρ = e^-13"):
+        for tokens in (1024, 2048, 4096, 8192, 16384):
+            memory = peak_elsewhere(case, arguments, tokens, VOCABULARY)
+            gradient = tokens * WIDTH * 4 / 2**20
+            rows.append(
+                {
+                    "case": case,
+                    "tokens": tokens,
+                    "peak_mib": round(memory),
+                    "gradient_mib": round(gradient),
+                    "rest_mib": round(memory - gradient),
+                }
+            )
+    return rows
+
+
 def median_ratio(times: list[float], base: list[float]) -> float:
     """Median over the rounds of the ratio within a round."""
     return round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 3)
@@ -244,6 +267,7 @@ def main() -> None:
     parser.add_argument(
         "--size", type=int, nargs=2, metavar=("TOKENS", "VOCABULARY"), help="measure all cases at this size alone"
     )
+    parser.add_argument("--memory", action="store_true", help="the peak over more tokens alone, no times")
     parser.add_argument("--out", type=Path, help="write a CSV file")
     parser.add_argument("--peak", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -253,6 +277,9 @@ def main() -> None:
         return
     if not arguments.data.exists():
         make_inputs(arguments.data)
+    if arguments.memory:
+        show(measure_memory(arguments), arguments.out)
+        return
     sizes = {tuple(arguments.size): tuple(CASES)} if arguments.size else SIZES
     rows = [
         row for size, cases in sizes.items() for row in measure([c for c in cases if available(c)], arguments, *size)

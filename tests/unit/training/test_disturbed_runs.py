@@ -4,6 +4,7 @@ The engine is the trainer's own model, so that what the two differ by is the dis
 """
 
 import json
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
 
 def trained(files: Path, policy: Path, arm: dict[str, Any], **training: Any) -> list[dict[str, float]]:
     sizes = {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 0, **training}
+    # The results of an equal run would be given again.
+    shutil.rmtree(files / "checkpoints", ignore_errors=True)
     train(run_of({"sampler": {"dtype": "float32"}, **arm}, **sizes), 5, policy, files / "problems.jsonl", files, files)
     return [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
 
