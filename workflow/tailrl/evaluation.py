@@ -49,8 +49,8 @@ class Evaluated:
         summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, sampler, seed,
             lm_eval_version) and `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means
             over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that ended by
-            themselves; per_problem, records of id and correct (k zeros and ones, in the order of the repeats). `snapshots`, where
-            there are any, holds likewise one record each, with the step.
+            themselves; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
+            `snapshots`, where there are any, holds likewise one record each, with the step.
         samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
             snapshot its step.
     """
