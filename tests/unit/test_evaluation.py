@@ -216,8 +216,8 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
     json_path, samples_path = tmp_path / "new" / "dvp.json", tmp_path / "new" / "dvp.samples.jsonl"
     evaluation.write_results(evaluated, json_path, samples_path)
     summary = json.loads(json_path.read_text(encoding="utf-8"))
-    assert list(summary)[:5] == ["arm", "task", "samples_per_problem", "temperature", "max_new_tokens"]
-    assert set(summary) == {*list(summary)[:5], "policies", "lm_eval_version"} and summary == evaluated.summary
+    settings = ["arm", "task", "samples_per_problem", "temperature", "max_new_tokens", "sampler", "seed"]
+    assert list(summary) == [*settings, "policies", "lm_eval_version"] and summary == evaluated.summary
     assert list(summary.values())[:5] == ["dvp", "arithmetic", 3, 0.7, 20]
     assert [json.loads(line) for line in samples_path.read_text(encoding="utf-8").splitlines()] == [
         {"seed": 100 + weight, "id": p.id, "answer": p.answer, "responses": expected_replies(weight)[p.id]}

@@ -46,11 +46,11 @@ class Evaluated:
     """What evaluating an arm gives, ready for JSON.
 
     Attributes:
-        summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, lm_eval_version) and
-            `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means over problems;
-            response_length_mean, tokens with the end token; stopped_fraction, responses that ended by themselves;
-            per_problem, records of id and correct (k zeros and ones, in the order of the repeats). `snapshots`, where
-            there are any, holds likewise one record each, with the step.
+        summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, sampler, seed,
+            lm_eval_version) and `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means
+            over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that ended by
+            themselves; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
+            `snapshots`, where there are any, holds likewise one record each, with the step.
         samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
             snapshot its step.
     """
@@ -245,6 +245,8 @@ def evaluate(
         "samples_per_problem": settings.samples,
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
+        "sampler": settings.sampler.model_dump(mode="json"),
+        "seed": settings.seed,
         "policies": records[: len(policies)],
         **({"snapshots": records[len(policies) :]} if snapshots else {}),
         "lm_eval_version": version("lm_eval"),
