@@ -15,6 +15,7 @@ Logits are float32 whatever the inputs are, float64 where one of those is. On a 
 over, but for float64, where every chunk is computed again.
 """
 
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tailrl.errors import NumericalError
-from tailrl.logprobs_chunks import Entries, Gradients, Operands, add_dense, add_entries, chunk_sums, chunks
+from tailrl.logprobs_chunks import (
+    Entries,
+    Gradients,
+    KeptEntries,
+    Operands,
+    add_dense,
+    add_entries,
+    chunk_sums,
+    chunks,
+)
 from tailrl.logprobs_rows import RowSums, outputs
 from tailrl.vocabulary import TokenLogprobs
 
@@ -94,30 +104,21 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         operands = _operands(hidden_TH, weight_VH, temperature)
         weight = operands.weight_VH
-        sums: list[RowSums] = []
-        kept: list[Entries] = []
-        ways: list[str] = []
-        room = KEPT_BYTES if keep else 0
+        rows_T, ways = RowSums.room(len(hidden_TH), weight), list[str]()
+        kept = KeptEntries(len(hidden_TH), weight, KEPT_BYTES if keep and rule != "full" else 0)
         for rows, buffer in chunks(len(hidden_TH), weight):
             scaled_CH = operands.scaled(rows)
             chunk, entries = chunk_sums(scaled_CH, weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
-            sums.append(chunk)
-            if entries is None:
-                ways.append("dense")
-            elif entries.bytes() > room:
-                ways.append("sparse")
-            else:
-                ways.append("kept")
-                kept.append(entries)
-                room -= entries.bytes()
-        rows_T = RowSums(*(torch.cat([getattr(chunk, name) for chunk in sums]) for name in RowSums.__slots__))
+            rows_T.write(rows, chunk)
+            ways.append("dense" if entries is None else "kept" if kept.add(entries) else "sparse")
+            del chunk, entries  # before the next chunk asks for memory
         logp_T, norm_T, rest = outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
-        flat = [tensor for entries in kept for tensor in (entries.row_n, entries.exp_n, entries.count_V)]
-        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_T, norm_T, rest[-1], *flat)
-        ctx.ways = ways
+        stored = kept.written()
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_T, norm_T, rest[-1], *stored)
+        ctx.ways, ctx.ends = ways, kept.ends
         ctx.settings = (rule, temperature, paper_fill)
         return logp_T, *rest
 
@@ -126,7 +127,8 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad_T is None:
             return (None,) * 8
-        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *flat = ctx.saved_tensors
+        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *stored = ctx.saved_tensors
+        row_m, exp_m, count_SV = stored
         rule, temperature, paper_fill = ctx.settings
         operands = _operands(hidden_TH, weight_VH, temperature)
         weight = operands.weight_VH
@@ -137,7 +139,10 @@ class _ConstrainedLogprobs(torch.autograd.Function):
             torch.zeros_like(hidden_TH, dtype=weight.dtype) if ctx.needs_input_grad[0] else None,
             torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
         )
-        kept = (Entries(*flat[i : i + 3]) for i in range(0, len(flat), 3))
+        kept = (
+            Entries(row_m[start:end], exp_m[start:end], count_V)
+            for (start, end), count_V in zip(pairwise(ctx.ends), count_SV, strict=False)
+        )
         dense_T = torch.zeros_like(outside_T)
         for (rows, buffer), way in zip(chunks(len(hidden_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
             active_C = factor_T[rows] != 0

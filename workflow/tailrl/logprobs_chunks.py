@@ -63,6 +63,49 @@ class Entries:
         return sum(t.numel() * t.element_size() for t in (self.row_n, self.exp_n, self.count_V))
 
 
+class KeptEntries:
+    """The entries of the chunks that fit, one after the other in memory that is asked for once.
+
+    Small pieces that stay, asked for between large ones that go, would lie in the holes of those: no later one fits in,
+    and the process grows by a large piece a chunk, although next to nothing is kept.
+
+    Attributes:
+        row_m, exp_m, count_SV: as in Entries, of all chunks; of what is not written the system gives no memory.
+        ends: how many entries there are up to the end of each chunk that is kept.
+    """
+
+    def __init__(self, rows: int, weight_VH: Tensor, most_bytes: int) -> None:
+        """Args:
+        rows: of all chunks.
+        weight_VH: the head's weight.
+        most_bytes: that the entries may take.
+        """
+        vocabulary, width = len(weight_VH), chunk_width(rows, weight_VH)
+        most = min(int(rows * vocabulary * max(KEPT_DENSITY, 0.0)), most_bytes // (1 + weight_VH.element_size()))
+        self.row_m = weight_VH.new_empty(most, dtype=torch.uint8)
+        self.exp_m = weight_VH.new_empty(most)
+        chunk_count = max(1, -(-rows // width)) if most_bytes else 0
+        self.count_SV = weight_VH.new_empty(chunk_count, vocabulary, dtype=torch.int32)
+        self.room = most_bytes
+        self.ends = [0]
+
+    def add(self, entries: Entries) -> bool:
+        """Keep the entries of a chunk; False where they do not fit."""
+        start, size = self.ends[-1], len(entries.row_n)
+        if entries.bytes() > self.room or start + size > len(self.row_m):
+            return False
+        self.row_m[start : start + size] = entries.row_n
+        self.exp_m[start : start + size] = entries.exp_n
+        self.count_SV[len(self.ends) - 1] = entries.count_V
+        self.room -= entries.bytes()
+        self.ends.append(start + size)
+        return True
+
+    def written(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`row_m`, `exp_m` and `count_SV`, as far as they are."""
+        return self.row_m[: self.ends[-1]], self.exp_m[: self.ends[-1]], self.count_SV[: len(self.ends) - 1]
+
+
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What the backward adds up, in the dtype of the logits; None where it is not asked for.
@@ -86,10 +129,15 @@ class Gradients:
                 self.weight_VH.index_add_(0, tokens_C, operands.scaled(rows) * coefficient_C1)
 
 
+def chunk_width(rows: int, weight_VH: Tensor) -> int:
+    """Rows in a chunk."""
+    width = CHUNK_BYTES // (len(weight_VH) * weight_VH.element_size())
+    return min(CHUNK_ROWS, max(16, width), max(rows, 1))
+
+
 def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tuple[slice, Tensor]]:
     """Slices of the rows, each with a flat buffer for its logits, always the same memory."""
-    width = CHUNK_BYTES // (len(weight_VH) * weight_VH.element_size())
-    width = min(CHUNK_ROWS, max(16, width), max(rows, 1))
+    width = chunk_width(rows, weight_VH)
     buffer = weight_VH.new_empty(len(weight_VH) * width if allocate else 0)
     for start in range(0, max(rows, 1), width):  # one chunk even of no rows: there is then something to concatenate
         count = min(width, rows - start)

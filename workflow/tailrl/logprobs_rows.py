@@ -1,6 +1,7 @@
 """What every way to compute the constrained log-prob finds of a row of logits, and all that follows from it alone."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ class RowSums:
     safe_T: Tensor
     moment_T: Tensor
     kept_T: Tensor
+
+    @classmethod
+    def room(cls, rows: int, like: Tensor) -> Self:
+        """Those of so many rows, still to be written, with a tensor's dtype and device."""
+        *floats, kept = cls.__slots__
+        return cls(**{name: like.new_empty(rows) for name in floats}, **{kept: like.new_empty(rows, dtype=torch.int64)})
+
+    def write(self, rows: slice, part: "RowSums") -> None:
+        """Put those of some of the rows in their place."""
+        for name in self.__slots__:
+            getattr(self, name)[rows] = getattr(part, name)
 
 
 def outputs(sums: RowSums, vocabulary: int, paper_fill: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
