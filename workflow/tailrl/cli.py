@@ -223,19 +223,13 @@ def _seed(text: str) -> int:
     return _whole_number(text, 0)
 
 
-def _ranks(text: str) -> int:
+def _positive(text: str) -> int:
     return _whole_number(text, 1)
 
 
 def _whole_number(text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise argparse.ArgumentTypeError(f"not a whole number from {least} on: {text!r}")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"not a whole number from 1 on: {text!r}")
     return int(text)
 
 
@@ -262,7 +256,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--problems": path,
             "--out": path,
             "--wandb": path,
-            "--ranks": {"type": _ranks, "default": 1},
+            "--ranks": {"type": _positive, "default": 1},
         },
         card: {"run": {"type": Path}, "--evaluation": path},
         evaluate: {
@@ -291,11 +285,11 @@ def build_parser() -> argparse.ArgumentParser:
         check: {"study": {"nargs": "+"}},
         plan: {
             "study": {},
-            "--gpus": {"type": _whole, "default": 1, "help": "devices that share a job"},
+            "--gpus": {"type": _positive, "default": 1, "help": "devices that share a job"},
             "--memory": {"help": "of a device, such as 80GB; that of the machine"},
             "--machine": {"type": Path, "help": "YAML of a device's throughputs; an H100's"},
-            "--prompt": {"type": _whole, "default": 200, "help": "tokens of a prompt; 200"},
-            "--response": {"type": _whole, "help": "tokens of a response; max_new_tokens"},
+            "--prompt": {"type": _positive, "default": 200, "help": "tokens of a prompt; 200"},
+            "--response": {"type": _positive, "help": "tokens of a response; max_new_tokens"},
         },
         schema: {},
         unlock: {},

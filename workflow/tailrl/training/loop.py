@@ -40,7 +40,7 @@ from tailrl.training.kept import KeptMetrics, KeptTokens
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.record import Stopwatch, response_metrics, reward_metrics
-from tailrl.training.results import give, write_results
+from tailrl.training.results import check, give, write_results
 from tailrl.training.skipped import write_batch
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
@@ -91,6 +91,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         if not ranks.said(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif ranks.is_first():
+            check(checkpoints.finished)
             print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
         if ranks.is_first():
             give(checkpoints.finished, out)

@@ -102,11 +102,7 @@ def give(folder: Path, out: Path) -> None:
     """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
 
     The files are the same ones under a second name, see `files.link_tree`.
-
-    Raises:
-        StudyError: a file is not as it was written; nothing is given then, and nothing removed.
     """
-    _check(folder)
     for source in sorted(folder.iterdir()):
         if source.name == CHECKSUMS:
             continue
@@ -121,8 +117,12 @@ def give(folder: Path, out: Path) -> None:
     sync(out)
 
 
-def _check(folder: Path) -> None:
-    """A file in it has a second name, by which something may have changed it."""
+def check(folder: Path) -> None:
+    """Of results that an earlier process wrote: a file has a second name, by which something may have changed it.
+
+    Raises:
+        StudyError: a file is not as it was written.
+    """
     try:
         digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         names = digests.keys() | {str(file.relative_to(folder)) for file in _files(folder)}
