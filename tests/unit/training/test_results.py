@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrl.errors import StudyError
 from tailrl.records import Problem
-from tailrl.training import loop, results
+from tailrl.training import files, loop, results
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.files import forget_finished
 from tailrl.training.kept import KeptMetrics, KeptTokens
@@ -208,7 +208,7 @@ def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
         raise Interrupted
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop if moment == "give" else results, moment, die)
+        patched.setattr({"save_policy": results, "sync": files, "give": loop}[moment], moment, die)
         with pytest.raises(Interrupted):
             runs.train(runs.settings())
     assert len(runs.saved()) == 2, "no checkpoint goes before the results are there"

@@ -4,6 +4,8 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tailrl.errors import StudyError, reason
@@ -41,6 +43,26 @@ def write_whole(data: bytes, aside: Path, path: Path) -> None:
         os.fsync(file.fileno())
     aside.replace(path)
     _sync(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path, name: str) -> Iterator[Path]:
+    """Give a new folder of this name beside `path`, and move it there in the end: whole or not there, likewise.
+
+    What lay at `path` before goes. Where something is raised within, `path` stays as it was.
+    """
+    aside = path.with_name(name)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir()
+        yield aside
+        sync(aside)
+        shutil.rmtree(path, ignore_errors=True)
+        aside.replace(path)
+        _sync(path.parent)
+    except Exception:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def sync(folder: Path) -> None:

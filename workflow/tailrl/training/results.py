@@ -20,7 +20,7 @@ from tailrl.policy import save_policy, whole_weights
 from tailrl.provenance import provenance
 from tailrl.settings import Run
 from tailrl.tracking import json_line
-from tailrl.training.files import checksum, link, link_tree, sync
+from tailrl.training.files import checksum, link, link_tree, sync, whole_folder
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
 
@@ -58,8 +58,6 @@ def write_results(
     weights = whole_weights(state.model)
     if not ranks.is_first():
         return
-    aside = folder.with_name("writing-results")
-    shutil.rmtree(aside, ignore_errors=True)
     record = {
         "study": run.study,
         "arm": run.arm,
@@ -76,20 +74,16 @@ def write_results(
     lines = "".join(map(json_line, state.metrics.read()))
     tokens = state.tokens.joined()
     try:
-        aside.mkdir()
-        (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
-        np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
-        save_policy(state.model, tokenizer, aside / "policy", weights)
-        if run.training.snapshot_every is not None:
-            snapshots.put(aside / "snapshots", state.step)
-        (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
-        (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
-        sync(aside)
-        aside.replace(folder)
-        sync(folder.parent)
+        with whole_folder(folder, "writing-results") as aside:
+            (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
+            np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
+            save_policy(state.model, tokenizer, aside / "policy", weights)
+            if run.training.snapshot_every is not None:
+                snapshots.put(aside / "snapshots", state.step)
+            (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
+            (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
     except Exception as error:  # the system's, and each of those that write a policy has a kind of its own
-        shutil.rmtree(aside, ignore_errors=True)
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free
         raise StudyError(

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tailrl import ranks
 from tailrl.errors import StudyError, reason
 from tailrl.policy import save_policy, whole_weights
-from tailrl.training.files import link_tree, sync
-
-ASIDE = "writing-snapshot"
+from tailrl.training.files import link_tree, whole_folder
 
 
 class Snapshots:
@@ -45,17 +43,12 @@ class Snapshots:
         weights = whole_weights(model)
         if not ranks.is_first():
             return
-        aside, path = self.folder / ASIDE, self._path(step)
-        shutil.rmtree(aside, ignore_errors=True)
+        path = self._path(step)
         try:
-            save_policy(model, tokenizer, aside, weights)
-            sync(aside)
             # A run that went on from an earlier checkpoint comes by again, with the same policy.
-            shutil.rmtree(path, ignore_errors=True)
-            aside.replace(path)
-            sync(self.folder)
+            with whole_folder(path, "writing-snapshot") as aside:
+                save_policy(model, tokenizer, aside, weights)
         except (OSError, StudyError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
             free = shutil.disk_usage(self.folder).free / 1e6
             raise StudyError(
                 f"{path}: the policy after step {step} could not be kept ({reason(error)}): {free:.1f} MB are free"
