@@ -3,8 +3,8 @@
     python benchmarks/rollout.py --threads 2 --out docs/results/rollout.csv
 
 Two policies: the default study's shape with random weights, small ones, so that it is nearly uniform and a response
-almost always runs to its limit; and, where its package is installed, SmolLM2-135M, of V = 49,152, with fewer requests.
-Every engine holds 128 sequences at most. They take turns, after a short run each; the ratio is taken within each round,
+almost always runs to its limit; and, where its package is installed, SmolLM2-135M, of V = 49,152, with as many requests
+as an engine has in flight: 128. The engines take turns, after a short run each; the ratio is taken within each round,
 then the median. Speed is in sampled tokens alone: prompts are work, not output.
 """
 
@@ -66,7 +66,7 @@ def save_default(folder: Path) -> None:
 
 LOADS = {
     "default study": Load(save_default, prompts=32, group=8, prompt=16, new_tokens=40),
-    "SmolLM2-135M": Load(smollm2.save, prompts=8, group=8, prompt=16, new_tokens=24),
+    "SmolLM2-135M": Load(smollm2.save, prompts=16, group=8, prompt=16, new_tokens=24),
 }
 
 
