@@ -132,7 +132,7 @@ def phases(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="where jobs and tables lie, from call to call")
     parser.add_argument("--seconds", type=float, default=500, help="of this call, after which a job is ended")
     parser.add_argument("--policy", type=Path, help="a Hugging Face folder; without it the package's model")

@@ -189,7 +189,7 @@ def measure(inputs: Inputs, repeats: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--width", type=int, default=2_048)

@@ -99,7 +99,8 @@ def take_steps(size: Size) -> list[tuple[float, float]]:
     from tailrl.records import Request
     from tailrl.rollout import Decoding, make_sampler
     from tailrl.training.optimizer import make_optimizer
-    from tailrl.training.step import Sample, Stopwatch, update
+    from tailrl.training.record import Stopwatch
+    from tailrl.training.step import Sample, update
 
     run, shape = run_of(size), shape_of(size)
     config = LlamaConfig(
@@ -204,7 +205,7 @@ def fit(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The five numbers at which the plan says of the fitted policies what was measured."""
     bare = {"train_share": 1.0, "passes": 0.0, "decode_share": 1.0, "launch": 0.0, "slack": 1.0}
 
-    def by(quantity: str, changed: Mapping[str, float]) -> list[float]:
+    def by(quantity: str, changed: dict[str, float]) -> list[float]:
         return [predicted(SIZES[name], machine_of(found[name], bare | changed))[quantity] for name in FITTED]
 
     def solve(
@@ -262,7 +263,7 @@ def rows_of(found: Mapping[str, Mapping[str, float]], fitted: Mapping[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="write a CSV file")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

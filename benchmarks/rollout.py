@@ -15,11 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import smollm2
 from table import show
+
+if TYPE_CHECKING:
+    from tailrl.records import Request
 
 ENGINES = {
     "exact float32": {"engine": "exact", "dtype": "float32"},
@@ -66,11 +71,11 @@ def save_default(folder: Path) -> None:
 
 LOADS = {
     "default study": Load(save_default, prompts=32, group=8, prompt=16, new_tokens=40),
-    "SmolLM2-135M": Load(smollm2.save, prompts=16, group=8, prompt=16, new_tokens=24),
+    "SmolLM2-135M": Load(partial(smollm2.save, shots=False), prompts=16, group=8, prompt=16, new_tokens=24),
 }
 
 
-def make_requests(load: Load, vocabulary: int, log_rho: float | None) -> list:
+def make_requests(load: Load, vocabulary: int, log_rho: float | None) -> list["Request"]:
     """Groups of requests with a prompt of its own each, as a training step has them."""
     import numpy as np
 
@@ -128,7 +133,7 @@ def measure(policy: str, load: Load, folder: Path, arguments: argparse.Namespace
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     installed = [name for name in ENGINES if not name.startswith("vLLM") or find_spec("vllm")]
     possible = [name for name in LOADS if name != "SmolLM2-135M" or smollm2.is_installed()]
     usual = [name for name in installed if name != "vLLM float32"]

@@ -57,7 +57,7 @@ def save(folder: Path, shots: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shots", action="store_true", help="prompt by worked examples of the task words")
     arguments = parser.parse_args()

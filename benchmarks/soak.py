@@ -57,7 +57,7 @@ def prepare(steps: int, folder: Path) -> list[str]:
     return [*command, *(f"--{name}={path}" for name, path in paths.items())]
 
 
-def watch(process: subprocess.Popen, metrics: Path) -> list[Look]:
+def watch(process: subprocess.Popen[bytes], metrics: Path) -> list[Look]:
     """The process once for each step that it had logged when it was looked at."""
     seen: list[Look] = []
     while not metrics.exists():

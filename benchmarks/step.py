@@ -123,7 +123,7 @@ def measure(repeats: int) -> dict[str, list[Seconds]]:
     seconds: dict[str, list[Seconds]] = {"TRL": [], **{name: [] for name in ENGINES}}
     clock = {"begun": 0.0, "rollout": 0.0}
 
-    class Trainer(RLOOTrainer):  # type: ignore[misc]
+    class Trainer(RLOOTrainer):
         """TRL's trainer with its rollouts timed."""
 
         def _generate(self, prompts: list[str]) -> Any:
@@ -155,7 +155,7 @@ def measure(repeats: int) -> dict[str, list[Seconds]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, help="write a CSV file")
     arguments = parser.parse_args()

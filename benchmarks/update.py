@@ -119,7 +119,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
     tokenizer = train_tokenizer(VOCABULARY, [prose()])
     begun: list[float] = []
 
-    class Trainer(RLOOTrainer):  # type: ignore[misc]
+    class Trainer(RLOOTrainer):
         """TRL's trainer with the rollouts given; the clock starts where they are handed over."""
 
         def _generate(self, prompts: list[str]) -> tuple[list[list[int]], list[list[int]], list[str]]:
@@ -150,7 +150,7 @@ def check_density(model: PreTrainedModel, prompts_ND: Tensor, completions_NT: Te
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, help="write a CSV file")
     arguments = parser.parse_args()
