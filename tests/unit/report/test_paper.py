@@ -15,7 +15,7 @@ from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
 from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.evidence import DEFINITION, OPEN, answers
-from tailrl.report.findings import CHANGES, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,9 @@ def roots(tmp_path: Path) -> list[Path]:
     """Results at hand and published ones, both with a study called stress."""
     here, published = tmp_path / "results", tmp_path / "docs" / "results"
     write_claims(here / "stress" / "tables" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp, naive"))
-    write_claims(here / "stress" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
+    write_claims(here / "default" / "gradients" / "claims.csv", (UNBIASED, REPRODUCED, "naive"))
+    write_claims(here / "stress" / "distributions" / "claims.csv", (NESTED, CONTRADICTED, "vllm"))
+    (here / "stress" / "distributions" / "distributions.svg").write_text(SVG)
     write_claims(here / "stress" / "ablations" / "rho_claims.csv", (f"{ABLATION}vocabulary.rho", CHANGES, "dvp"))
     (here / "stress" / "ablations" / "rho.svg").write_text(SVG)
     (here / "stress" / "figures").mkdir()
@@ -53,12 +55,13 @@ def roots(tmp_path: Path) -> list[Path]:
     return [here, published]
 
 
-def test_the_nearest_results_of_a_study_speak_and_its_parts_are_studies(roots: list[Path]) -> None:
+def test_the_nearest_results_of_a_study_speak_and_parts_of_the_default_are_studies(roots: list[Path]) -> None:
     found = {study.name: study for study in read_shown(roots)}
     assert set(found) == {"stress", "gradient_quality", "default"}
-    assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES]
-    (drawn, numbers), (ablation, _) = found["stress"].figures
-    assert (drawn.name, numbers and numbers.name, ablation.name) == ("evaluation.svg", "evaluation.csv", "rho.svg")
+    assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
+    (drawn, numbers), *others = found["stress"].figures
+    assert (drawn.name, numbers and numbers.name) == ("evaluation.svg", "evaluation.csv")
+    assert [path.name for path, _ in others] == ["rho.svg", "distributions.svg"]
     assert found["default"].figures[0][1] is None and found["default"].page is None
     assert [found[name].command for name in ("stress", "default")] == ["make stress", "make reproduce"]
 

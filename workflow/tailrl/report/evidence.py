@@ -14,8 +14,9 @@ Row = dict[str, str]
 
 DEFINITION, OPEN = "definition", "not run yet"
 
-NAMES = {"gradients": "gradient_quality"}
-"""A part of a study's folder that is a study of its own: how it is called where it is published."""
+PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
+"""Parts of a study's folder that its report does not speak of. Of the default study each is a study of its own, called
+by its target; of any other they are that study's."""
 
 COMMANDS = {
     "default": "make reproduce",
@@ -35,7 +36,6 @@ class Shown:
     """One study's results: its claims, its figures with the table behind each (None where there is none), its page."""
 
     name: str
-    folder: Path
     claims: tuple[Row, ...]
     figures: tuple[tuple[Path, Path | None], ...]
     page: Path | None
@@ -69,11 +69,14 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     found: dict[str, Shown] = {}
     for root in roots:
         for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-            for part in (folder, folder / "gradients", folder / "distributions"):
-                name = folder.name if part is folder else NAMES.get(part.name, part.name)
-                tables = _tables(part)
-                if tables and name not in found:
-                    found[name] = _shown(name, part, tables)
+            parts = {folder / part: name for part, name in PARTS.items()}
+            if folder.name == "default":
+                places = {folder.name: [folder]} | {name: [part] for part, name in parts.items()}
+            else:
+                places = {folder.name: [folder, *parts]}
+            for name, own in places.items():
+                if name not in found and any(map(_tables, own)):
+                    found[name] = _shown(name, own)
     return list(found.values())
 
 
@@ -112,16 +115,22 @@ def _tables(folder: Path) -> list[Path]:
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
 
-def _shown(name: str, folder: Path, tables: Sequence[Path]) -> Shown:
-    claims = [row for path in tables for row in _read(path)]
-    drawn = sorted({*folder.glob("*.svg"), *folder.glob("figures/*.svg"), *folder.glob("ablations/*.svg")})
+def _shown(name: str, places: Sequence[Path]) -> Shown:
+    claims = [row for place in places for path in _tables(place) for row in _read(path)]
+    found = {
+        path for place in places for where in ("", "figures/", "ablations/") for path in place.glob(f"{where}*.svg")
+    }
+    drawn = sorted(found)
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
     figures = []
     for path in drawn:
-        beside = (path.with_suffix(".csv"), folder / "tables" / f"{path.stem}.csv")
+        beside = (path.with_suffix(".csv"), path.parents[1] / "tables" / f"{path.stem}.csv")
         figures.append((path, next((table for table in beside if table.is_file()), None)))
-    pages = (folder / "summary.html", folder / "summary.md", folder / f"{name}.md")
-    return Shown(name, folder, tuple(claims), tuple(figures), next((page for page in pages if page.is_file()), None))
+    stems = [f"{PARTS.get(place.name, name)}.md" for place in places]
+    pages = [
+        place / page for place, own in zip(places, stems, strict=True) for page in ("summary.html", "summary.md", own)
+    ]
+    return Shown(name, tuple(claims), tuple(figures), next((page for page in pages if page.is_file()), None))
 
 
 def _read(path: Path) -> list[Row]:
