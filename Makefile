@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS ?=
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
-MEMORY ?= 141GB
+MEMORY ?= 80GB
 # Where PyTorch's CPU build comes from if no index that pip is configured with has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 

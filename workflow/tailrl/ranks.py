@@ -111,9 +111,15 @@ def any_rank(flag: bool) -> bool:
 # --- who does what -------------------------------------------------------------------------------------
 
 
-def share(items: Sequence[Value]) -> Sequence[Value]:
-    """The run of the items that is this rank's; the shares follow one another in the ranks' order."""
-    start, stop = (len(items) * part // count() for part in (number(), number() + 1))
+def share(items: Sequence[Value], together: int = 1) -> Sequence[Value]:
+    """The run of the items that is this rank's; the shares follow one another in the ranks' order.
+
+    Args:
+        items: of all ranks.
+        together: so many ranks, one after another, have the same share.
+    """
+    shares, own = count() // together, number() // together
+    start, stop = (len(items) * part // shares for part in (own, own + 1))
     return items[start:stop]
 
 

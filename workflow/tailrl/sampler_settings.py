@@ -33,6 +33,11 @@ class SamplerSettings(Settings):
         description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU has the "
         "rest, an evaluation can take nearly all",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="ranks that share one vLLM, each with a slice of every weight; a run's ranks are a multiple of it",
+    )
     verify: bool = Field(
         False,
         description="the trainer draws every proposed token again from the same noise, and the engine goes on from the "
@@ -54,6 +59,8 @@ class SamplerSettings(Settings):
             raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
         if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:
             raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
+        if self.engine != "vllm" and self.tensor_parallel != 1:
+            raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
         if self.engine == "transformers" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
         return self

@@ -97,6 +97,20 @@ def test_an_engine_without_room_for_a_sequence_does_not_fit() -> None:
     assert placed.lacking == pytest.approx(2 * LARGE.parameters + 2 * LARGE.cached * 1100 - 24e9)
 
 
+def test_devices_that_share_an_engine_have_a_slice_each_and_the_sequences_of_all() -> None:
+    whole = {"dtype": "bfloat16", "activation_checkpointing": True}
+    sampler = {"gpu_memory_utilization": 0.12}
+    alone, shared = (run_of({"sampler": sampler | {"tensor_parallel": n}}, **whole) for n in (1, 4))
+    own, slice_ = (engine_memory(SMALL, run.sampler, WORK, H100) for run in (alone, shared))
+    assert slice_["engine's weights"] == own["engine's weights"] / 4
+    assert H100.in_flight == 128 and WORK.sequences == 64
+    assert slice_["engine's cache"] == own["engine's cache"] / 64 * 128 / 4, "128 of the 256 of four are in flight"
+    placed = place(LARGE, shared, WORK, H100, 64)
+    assert placed.lacking == 0
+    room = 0.12 * 80e9 - 2 * LARGE.parameters / 4
+    assert placed.machine.in_flight == int(room // (2 * LARGE.cached * 1100 / 4)) < 128
+
+
 def test_on_a_cpu_the_parts_are_held_against_the_memory() -> None:
     cpu = H100.model_copy(update={"gpu": False, "memory": 1e9})
     placed = place(SMALL, run_of(), WORK, cpu, 1)
@@ -133,15 +147,28 @@ def test_sampling_goes_by_the_larger_of_products_and_reading() -> None:
     assert rounds == pytest.approx(busy, rel=0.02)
 
 
+def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
+    """Few sequences wait for the weights to be read, of which each of four reads a quarter; more wait for the links."""
+    still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "link": 1e30})
+    one = Work(prompts=1, group=1, prompt=1, response=100, budget=8000)
+    alone, shared = run_of(), run_of({"sampler": {"tensor_parallel": 4}})
+    sampling = [step_seconds(SMALL, run, one, still)["rollout"] for run in (alone, shared)]
+    assert sampling[1] == pytest.approx(sampling[0] / 4, rel=0.02)
+    slow = step_seconds(SMALL, shared, one, still.model_copy(update={"link": 1e9}))["rollout"]
+    added = 2 * 2 * 3 / 4 * 2 * SMALL.hidden * 4 * SMALL.layers
+    assert slow - sampling[1] == pytest.approx(100 * added / 1e9)
+
+
 # --- the page ----------------------------------------------------------------------------------------
 
 
-def test_the_papers_study_fits_eight_devices_of_141_gb_and_not_of_80() -> None:
-    large, small = (plan_page(paper(), read_machine(None, memory), 8, 200, None) for memory in ("141GB", "80GB"))
-    assert "14,768.3 million, 13,212.5 without embedding and head" in large
-    assert "4,194,304 sampled tokens" in large
-    assert "of 141: it fits" in large
-    assert "it does not fit" in small and "the largest part is engine's weights" in small
+def test_the_papers_study_fits_eight_devices_of_80_gb_and_not_four() -> None:
+    eight, four = (plan_page(paper(), H100, devices, 200, None) for devices in (8, 4))
+    assert "14,768.3 million, 13,212.5 without embedding and head" in eight
+    assert "4,194,304 sampled tokens" in eight
+    assert "of 80: it fits" in eight
+    assert "vLLM has 30% of each of the 4 that share one, with room for 48 sequences" in eight
+    assert "it does not fit" in four and "the largest part is optimizer state" in four
     assert "it fits" in plan_page(read_study(ROOT / "studies/gpu.yaml"), H100, 1, 200, None)
 
 

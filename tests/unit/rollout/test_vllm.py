@@ -110,7 +110,7 @@ def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
     made["eight_bits"] = eight_bits
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
-        made["cramped"] = VllmSampler(folder, "float32", MAX_LENGTH, seed=0)
+        made["cramped"] = VllmSampler(folder, SamplerSettings(dtype="float32"), MAX_LENGTH, seed=0)
     yield made
     for sampler in made.values():
         sampler.llm.llm_engine.engine_core.shutdown()
@@ -375,7 +375,7 @@ def test_an_engine_without_weights_does_not_generate() -> None:
 
 def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="vLLM could not start") as caught:
-        VllmSampler(tmp_path, "float32", MAX_LENGTH, seed=0)
+        VllmSampler(tmp_path, SamplerSettings(), MAX_LENGTH, seed=0)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -384,7 +384,7 @@ def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": None}), encoding="utf-8")
     monkeypatch.setattr(engine_module, "LLM", lambda **_: None)
     with pytest.raises(StudyError, match="no end token") as caught:
-        VllmSampler(tmp_path, "float32", MAX_LENGTH, seed=0)
+        VllmSampler(tmp_path, SamplerSettings(), MAX_LENGTH, seed=0)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -407,16 +407,20 @@ class StandIn:
         self.taken.append(("then the cache", torch.bool, len(self.handed)))
 
 
-@pytest.mark.parametrize(("count", "backend"), [(1, None), (2, "external_launcher")])
-def test_each_rank_has_an_engine_on_a_share_of_its_gpu(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, backend: str | None
+@pytest.mark.parametrize(
+    ("count", "sharing", "backend"), [(1, 1, None), (2, 1, "external_launcher"), (4, 2, "external_launcher")]
+)
+def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, sharing: int, backend: str | None
 ) -> None:
     """What vLLM is told: on a GPU nobody has seen it. Weights pass one at a time, in the engine's dtype."""
     monkeypatch.setattr(engine_module, "LLM", StandIn)
     monkeypatch.setattr(ranks, "count", lambda: count)
-    sampler = make_sampler(SamplerSettings(gpu_memory_utilization=0.3), folder, MAX_LENGTH, seed=0)
+    settings = SamplerSettings(gpu_memory_utilization=0.3, tensor_parallel=sharing)
+    sampler = make_sampler(settings, folder, MAX_LENGTH, seed=0)
     assert isinstance(sampler, VllmSampler)
     engine = sampler.llm
+    assert engine.given["tensor_parallel_size"] == sharing
     assert engine.given["gpu_memory_utilization"] == 0.3
     assert engine.given["distributed_executor_backend"] == backend
 
@@ -431,6 +435,16 @@ def test_each_rank_has_an_engine_on_a_share_of_its_gpu(
         ("second", torch.bfloat16, 2),
         ("then the cache", torch.bool, 2),
     ]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_engine_that_not_all_ranks_can_share_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(ranks, "count", lambda: count)
+    words = rf"tensor_parallel: 2 ranks are to share an engine, and there are {count}: their number must be a multiple"
+    with pytest.raises(StudyError, match=words):
+        make_sampler(SamplerSettings(tensor_parallel=2), folder, MAX_LENGTH, seed=0)
 
 
 # --- weights -----------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from tailrl import ranks
 from tailrl.errors import NumericalError
+from tailrl.records import Request, Rollout
 from tailrl.settings import Run
 from tailrl.training import step
+from tailrl.training.exchange import of_all_ranks
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.record import Stopwatch
@@ -114,6 +116,26 @@ def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
         for size, (turns, *orders) in zip(sizes, found, strict=True):
             assert turns == -(-size // count)
             assert orders == [list(range(100, 100 + size))] * 2
+
+
+def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
+    """Four ranks on two engines: what comes together is each response once, in the order of the requests."""
+    requests = [Request((9, seed), seed) for seed in range(5)]
+
+    def sample() -> tuple[list[int], list[tuple[int, ...]], list[float]]:
+        own = ranks.share(requests, 2)
+        numbers = np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.int32)
+        rollouts = [Rollout(request.prompt_tokens, (request.seed, 7), *numbers, True) for request in own]
+        rewards = np.array([request.seed / 2 for request in own], np.float32)
+        whole, together = of_all_ranks(requests, rollouts, rewards, 2)
+        assert [rollout.prompt_tokens for rollout in whole] == [request.prompt_tokens for request in requests]
+        return [request.seed for request in own], [rollout.tokens for rollout in whole], together.tolist()
+
+    found = on_ranks(4, tmp_path, sample)
+    assert [own for own, _, _ in found] == [[0, 1], [0, 1], [2, 3, 4], [2, 3, 4]]
+    for _, tokens, rewards in found:
+        assert tokens == [(seed, 7) for seed in range(5)]
+        assert rewards == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
 def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:

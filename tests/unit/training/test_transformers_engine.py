@@ -121,10 +121,12 @@ def test_a_cache_of_eight_bits_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", ["transformers", "exact"])
 def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
-    sampler = {"engine": engine, "dtype": "float32", "gpu_memory_utilization": 0.5}
-    words = f"engine: {engine} takes the memory it needs: leave out gpu_memory_utilization"
-    with pytest.raises(StudyError, match=words):
-        parse_study({"name": "test", "arms": {"a": {"sampler": sampler}}})
+    sampler = {"engine": engine, "dtype": "float32"}
+    words = "takes the memory it needs: leave out gpu_memory_utilization"
+    with pytest.raises(StudyError, match=f"engine: {engine} {words}"):
+        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"gpu_memory_utilization": 0.5}}}})
+    with pytest.raises(StudyError, match=f"engine: {engine} is not spread over ranks: leave out tensor_parallel"):
+        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"tensor_parallel": 2}}}})
 
 
 def test_the_evaluation_cannot_verify() -> None:

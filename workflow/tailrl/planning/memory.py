@@ -82,16 +82,17 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
 
 
 def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> dict[str, float]:
-    """What the engine holds on a device, by part: it is whole on each of them.
+    """What the engine holds on a device, by part: it is whole on each of them, or spread over those that share it.
 
     The cache is that of the sequences in flight at their longest, where the engine is not told how large it is.
     """
     size = BYTES[sampler.dtype]
     cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
     fixed = sampler.engine == "vllm" and not machine.gpu
-    sequences = min(machine.in_flight, work.sequences)
-    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response)
-    return {"engine's weights": size * _engine_parameters(shape, sampler), "engine's cache": cache}
+    sharing = sampler.tensor_parallel
+    sequences = min(machine.in_flight, work.sequences * sharing)
+    cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / sharing
+    return {"engine's weights": size * _engine_parameters(shape, sampler) / sharing, "engine's cache": cache}
 
 
 def _engine_parameters(shape: Shape, sampler: SamplerSettings) -> int:

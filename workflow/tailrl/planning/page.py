@@ -88,7 +88,9 @@ def _memory(planned: Planned) -> Iterator[str]:
         yield f"  the largest part is {max(placed.parts, key=lambda part: placed.parts[part])}"
     if sampler.engine == "vllm" and machine.gpu:
         share = sampler.gpu_memory_utilization
-        yield f"  vLLM has {share:.0%} of it, with room for {machine.in_flight} sequences in flight at their longest"
+        shared = sampler.tensor_parallel
+        where = f"of each of the {shared} that share one" if shared > 1 else "of it"
+        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight at their longest"
 
 
 def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:

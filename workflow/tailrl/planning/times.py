@@ -24,15 +24,21 @@ def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: 
 
 
 def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> float:
-    """All of a device's sequences, as many at a time as its engine has in flight."""
+    """All of a device's sequences, as many at a time as its engine has in flight.
+
+    Of an engine that several devices share each computes its slice for the sequences of all of them, and every layer adds
+    the slices up twice.
+    """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
-    rounds = max(1.0, work.sequences / machine.in_flight)
-    rows = work.sequences / rounds
+    sharing = sampler.tensor_parallel
+    rounds = max(1.0, work.sequences * sharing / machine.in_flight)
+    rows = work.sequences * sharing / rounds
     entries = shape.layers * shape.products + shape.embedding
     middle = work.prompt + work.response / 2
-    read = size * (entries + rows * shape.cached * middle) / machine.bandwidth
-    step = max(2 * entries * rows / rate, read) + shape.layers * machine.launch
+    read = size * (entries + rows * shape.cached * middle) / sharing / machine.bandwidth
+    step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
+    step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
     prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
     return prefill + rounds * work.response * step
 

@@ -82,7 +82,7 @@ def make_sampler(
         trainer: the model that is trained, where it is to verify what the engine draws.
 
     Raises:
-        StudyError: the engine is not installed, or does not know the policy.
+        StudyError: the engine is not installed, does not know the policy, or lacks ranks that are to share it.
     """
     if settings.verify:
         from tailrl.rollout.sampling import stop_tokens
@@ -108,5 +108,4 @@ def make_sampler(
         raise StudyError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
-    kv_cache_dtype, memory = settings.kv_cache_dtype, settings.gpu_memory_utilization
-    return VllmSampler(policy_folder, settings.dtype, max_length, seed, kv_cache_dtype, memory)
+    return VllmSampler(policy_folder, settings, max_length, seed)

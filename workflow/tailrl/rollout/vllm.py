@@ -37,7 +37,7 @@ from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, is_kept
 from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.selftest import record_error, tolerance
-from tailrl.settings import Disturbance
+from tailrl.settings import Disturbance, SamplerSettings
 from tailrl.vocabulary import logit_cut
 
 SEQUENCES_IN_FLIGHT = 128
@@ -186,25 +186,26 @@ class WorkerExtension:
 class VllmSampler:
     """A `Sampler` over one vLLM engine in this process."""
 
-    def __init__(
-        self,
-        policy_folder: Path,
-        dtype: str,
-        max_length: int,
-        seed: int,
-        kv_cache_dtype: str = "auto",
-        gpu_memory_utilization: float = 0.4,
-    ) -> None:
+    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
+        """See `make_sampler`."""
+        sharing = settings.tensor_parallel
+        if ranks.count() % sharing:
+            raise StudyError(
+                f"sampler.tensor_parallel: {sharing} ranks are to share an engine, and there are {ranks.count()}: "
+                "their number must be a multiple"
+            )
         try:
             self.llm = LLM(
                 model=str(policy_folder),
                 trust_remote_code=False,
-                dtype=dtype,
-                kv_cache_dtype=kv_cache_dtype,
-                gpu_memory_utilization=gpu_memory_utilization,
-                # Among several ranks each has an engine of its own, on its own GPU: vLLM's word for that is a launcher
-                # outside of it, whose process group it then uses.
+                dtype=settings.dtype,
+                kv_cache_dtype=settings.kv_cache_dtype,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                # Among several ranks each is a worker on its own GPU, alone or with those that it shares an engine
+                # with: vLLM's word for that is a launcher outside of it, whose process group it then uses. Each has a
+                # scheduler, and all that share decide the same by the same requests.
                 distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
+                tensor_parallel_size=sharing,
                 # The engine starts empty and is handed every weight, head included: where a reload leaves out a
                 # tied head, vLLM's packed copy of the old one stays in place.
                 load_format="dummy",
@@ -226,7 +227,7 @@ class VllmSampler:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
-        self.dtype = getattr(torch, dtype)
+        self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
         self.has_weights = False

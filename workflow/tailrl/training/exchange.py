@@ -13,7 +13,7 @@ from tailrl.records import Request, Rollout
 
 
 def of_all_ranks(
-    requests: Sequence[Request], rollouts: Sequence[Rollout], rewards: NDArray[np.float32]
+    requests: Sequence[Request], rollouts: Sequence[Rollout], rewards: NDArray[np.float32], together: int = 1
 ) -> tuple[list[Rollout], NDArray[np.float32]]:
     """The rollouts of a step and their rewards, in the order of its requests.
 
@@ -23,10 +23,11 @@ def of_all_ranks(
         requests: of the whole step.
         rollouts: of this rank's share of them (`ranks.share`); without kept logits.
         rewards: one for each of these rollouts.
+        together: ranks that have the same share, of which the first one's counts.
     """
     if ranks.count() == 1:
         return list(rollouts), rewards
-    given = ranks.gathered(_tensors(rollouts, rewards))
+    given = ranks.gathered(_tensors(rollouts, rewards))[::together]
     sampled = [rollout for tensors in given for rollout in _sampled(tensors)]
     whole = [Rollout(request.prompt_tokens, *rollout) for request, rollout in zip(requests, sampled, strict=True)]
     return whole, torch.cat([tensors["rewards"] for tensors in given]).numpy()

@@ -171,6 +171,7 @@ def take_step(
         The step's metrics, and where the update was skipped, the sentence that says why.
     """
     run, settings, step = job.run, job.run.training, state.step
+    together = run.sampler.tensor_parallel
     watch, begun = Stopwatch(), time.perf_counter()
     seed_libraries(derive_seed("libraries", job.seed, step))
     for group in state.optimizer.param_groups:
@@ -178,10 +179,11 @@ def take_step(
     thresholds = [state.thresholds.of(problem) for problem in chosen]
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
     with watch.phase("rollout"):
-        rollouts = engine.generate(ranks.share(requests), job.decoding, state.model)
+        rollouts = engine.generate(ranks.share(requests, together), job.decoding, state.model)
     with watch.phase("reward"):
-        posed = ranks.share([job.problems[i] for i in chosen for _ in range(settings.group_size)])
-        rollouts, rewards_B = of_all_ranks(requests, rollouts, rewards(rollouts, posed, job.tokenizer))
+        posed = ranks.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
+        scored = rewards(rollouts, posed, job.tokenizer)
+        rollouts, rewards_B = of_all_ranks(requests, rollouts, scored, together)
         rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
     advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
     samples = [
