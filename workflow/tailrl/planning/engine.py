@@ -23,7 +23,7 @@ class Placed:
 
 
 def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """A trainer's shard and an engine, or its slice, on one of n devices; vLLM has the share of a GPU that the study gives it."""
+    """A trainer's shard and an engine, or its slice, on one of n devices; vLLM has its share of a GPU by the study."""
     trainer = training_memory(shape, run, work, machine, devices)
     engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":

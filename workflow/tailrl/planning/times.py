@@ -26,8 +26,8 @@ def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: 
 def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> float:
     """All of a device's sequences, as many at a time as its engine has in flight.
 
-    Of an engine that several devices share each computes its slice for the sequences of all of them, and every layer adds
-    the slices up twice.
+    Of an engine that several devices share each computes its slice for the sequences of all of them, and every layer
+    adds the slices up twice.
     """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
     sharing = sampler.tensor_parallel
