@@ -29,7 +29,7 @@ PUBLISHED = {
     "dvp_at_zero.yaml": "60899d53805ab82c",
     "gradient_quality.yaml": "3c50ba093a171ce0",
     "remedies.yaml": "83b22831fdb5edc3",
-    "search_dose.yaml": "583d864703935ef8",
+    "search_dose.yaml": "7d391ee595d84bd7",
     "stress.yaml": "5da6eeee8388a496",
     "tim_isolated.yaml": "545eee3d55d3e6ad",
 }
