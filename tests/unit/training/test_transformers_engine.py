@@ -133,3 +133,8 @@ def test_the_evaluation_cannot_verify() -> None:
     sampler = {"engine": "transformers", "verify": True}
     with pytest.raises(StudyError, match=r"sampler\.verify needs a trainer, which an evaluation does not have"):
         parse_study({"name": "test", "arms": {"a": {}}, "evaluation": {"sampler": sampler}})
+
+
+def test_an_evaluation_has_an_engine_of_its_own() -> None:
+    with pytest.raises(StudyError, match=r"tensor_parallel is for the ranks of a run: an evaluation is one process"):
+        parse_study({"name": "test", "arms": {"a": {}}, "evaluation": {"sampler": {"tensor_parallel": 2}}})

@@ -31,8 +31,9 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
     sharing = sampler.tensor_parallel
-    rounds = max(1.0, work.sequences * sharing / machine.in_flight)
-    rows = work.sequences * sharing / rounds
+    sequences = work.sequences * sharing
+    rounds = max(1.0, sequences / machine.in_flight)
+    rows = sequences / rounds
     entries = shape.layers * shape.products + shape.embedding
     middle = work.prompt + work.response / 2
     read = size * (entries + rows * shape.cached * middle) / sharing / machine.bandwidth

@@ -69,14 +69,14 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     found: dict[str, Shown] = {}
     for root in roots:
         for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-            parts = {folder / part: name for part, name in PARTS.items()}
             if folder.name == "default":
-                places = {folder.name: [folder]} | {name: [part] for part, name in parts.items()}
+                places = {folder.name: [folder], **{name: [folder / part] for part, name in PARTS.items()}}
             else:
-                places = {folder.name: [folder, *parts]}
+                places = {folder.name: [folder, *(folder / part for part in PARTS)]}
             for name, own in places.items():
-                if name not in found and any(map(_tables, own)):
-                    found[name] = _shown(name, own)
+                tables = [path for place in own for path in _tables(place)]
+                if tables and name not in found:
+                    found[name] = _shown(name, own, tables)
     return list(found.values())
 
 
@@ -115,20 +115,17 @@ def _tables(folder: Path) -> list[Path]:
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
 
-def _shown(name: str, places: Sequence[Path]) -> Shown:
-    claims = [row for place in places for path in _tables(place) for row in _read(path)]
-    found = {
-        path for place in places for where in ("", "figures/", "ablations/") for path in place.glob(f"{where}*.svg")
-    }
-    drawn = sorted(found)
+def _shown(name: str, places: Sequence[Path], tables: Sequence[Path]) -> Shown:
+    claims = [row for path in tables for row in _read(path)]
+    patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
+    drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
     figures = []
     for path in drawn:
         beside = (path.with_suffix(".csv"), path.parents[1] / "tables" / f"{path.stem}.csv")
         figures.append((path, next((table for table in beside if table.is_file()), None)))
-    stems = [f"{PARTS.get(place.name, name)}.md" for place in places]
     pages = [
-        place / page for place, own in zip(places, stems, strict=True) for page in ("summary.html", "summary.md", own)
+        place / page for place in places for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md")
     ]
     return Shown(name, tuple(claims), tuple(figures), next((page for page in pages if page.is_file()), None))
 
