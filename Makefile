@@ -34,7 +34,7 @@ reproduce: venv  ## compute the study, or go on with it after a crash: tables, f
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
 # A study of studies/ by its name: its report, or what it is about.
-search_dose dose_response $(filter ablate_%,$(STUDIES)): TARGET = all ablations
+dose_response $(filter search_% ablate_%,$(STUDIES)): TARGET = all ablations
 gradient_quality: TARGET = gradient_quality
 smollm2_checks: TARGET = distributions
 smollm2_checks: results/models/smollm2
