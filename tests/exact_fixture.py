@@ -61,11 +61,11 @@ def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def sampler_of(model: PreTrainedModel, folder: Path) -> ExactSampler:
+def sampler_of(model: PreTrainedModel, folder: Path, max_length: int = MAX_LENGTH) -> ExactSampler:
     """An exact engine with the model's weights."""
     model.config.save_pretrained(folder)
     GenerationConfig(eos_token_id=STOP_TOKENS[0]).save_pretrained(folder)
-    sampler = ExactSampler(folder, str(model.dtype).removeprefix("torch."), MAX_LENGTH)
+    sampler = ExactSampler(folder, str(model.dtype).removeprefix("torch."), max_length)
     sampler.load_weights(named_weights(model))
     return sampler
 

@@ -73,7 +73,7 @@ def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int
         rule, threshold = RULES[turn % len(RULES)]
         count = int(rng.integers(1, largest + 1))
         requests = random_requests(count, int(rng.integers(1, 90)), 1000 * seed + turn, threshold)
-        dial = DIALS[turn % len(DIALS)]
+        dial = DIALS[(turn + turn // len(RULES)) % len(DIALS)]
         decoding = Decoding(float(rng.choice([1.0, 0.7])), int(rng.integers(20, 60)), rule, dial)
         sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
         order = rng.permutation(count)
@@ -132,6 +132,19 @@ def test_a_shared_prompt_is_as_good_as_an_own_one(pair: Pair) -> None:
     together = pair[1].generate([*shared, second], decoding)
     assert all(map(same_bits, together, [pair[1].generate([request], decoding)[0] for request in [*shared, second]]))
     assert len({rollout.tokens for rollout in together}) == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_longer_than_one_product_of_values(dtype: str, tmp_path: Path) -> None:
+    longest = 2 * operators.VALUES + 100
+    model = random_policy("llama, 3 queries a key", dtype)
+    sampler = sampler_of(model, tmp_path, longest)
+    requests, decoding = random_requests(24, longest - 40), Decoding(1.0, 30)
+    sampled = list(zip(requests, sampler.generate(requests, decoding), strict=True))
+    assert sum(len(request.prompt_tokens) > longest // 2 for request in requests) > 8
+    wrong, total = differing_tokens(model, sampled[::-1], decoding, [1, 5])
+    assert total > 200
+    assert wrong == 0
 
 
 def test_few_in_flight_and_prompts_in_several_rows_give_the_same_bits(
