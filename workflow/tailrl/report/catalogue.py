@@ -46,9 +46,9 @@ STRESS, REMEDIES, ISOLATED = "make stress", "make remedies", "make tim_isolated"
 GRADIENTS, WHOLE = "make gradient_quality", "snakemake --cores 1 distributions"
 
 HARM = (
-    "Naive collapses by mismatch alone: with zero mismatch it does not",
+    "Naive collapses under a mismatch but not without one",
     "Naive collapses by mismatch alone: as disturbed without one it does not",
-    "Naive ends lower by mismatch alone: than with zero mismatch",
+    "Naive ends lower under a mismatch than without one",
     "Naive ends lower by mismatch alone: than as disturbed without one",
 )
 MIS_OR_DVP = ("DVP ends above MIS", "MIS alone ends above naive")

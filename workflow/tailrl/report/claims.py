@@ -156,7 +156,7 @@ def exact_is_exact(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive collapses by mismatch alone: with zero mismatch it does not",
+    "Naive collapses under a mismatch but not without one",
     f"{VEXACT}, finding (a)",
     unit="share of runs",
     family="survival",
@@ -206,7 +206,7 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...]) 
 
 
 @claim(
-    "Naive ends lower by mismatch alone: than with zero mismatch",
+    "Naive ends lower under a mismatch than without one",
     f"{VEXACT}, finding (a), in scores",
     unit="share of samples",
     family="harm",
