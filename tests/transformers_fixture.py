@@ -12,7 +12,7 @@ from tailrl.rollout import make_sampler
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.settings import SamplerSettings
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
 GQA = "llama, 3 queries a key"
 
 

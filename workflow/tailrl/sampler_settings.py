@@ -20,8 +20,10 @@ class SamplerSettings(Settings):
         description="the rollout engine; transformers: the Hugging Face library, which runs where vLLM does not; "
         "exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="dtype of the engine's weights and activations; exact takes the trainer's, float32"
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
+        "bfloat16",
+        description="dtype of the engine's weights and activations; exact takes the trainer's, float32; float64 is "
+        "transformers'",
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
@@ -55,6 +57,8 @@ class SamplerSettings(Settings):
             raise ValueError("engine: exact draws what the trainer would draw: leave out verify")
         if self.engine == "exact" and self.dtype != "float32":
             raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
+        if self.dtype == "float64" and self.engine != "transformers":
+            raise ValueError(f"engine: {self.engine} does not compute in float64: engine: transformers does")
         if self.engine == "exact" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
         if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:

@@ -119,6 +119,12 @@ def test_a_cache_of_eight_bits_is_refused() -> None:
             parse_study({"name": "test", **settings})
 
 
+def test_other_engines_refuse_float64() -> None:
+    sampler = {"engine": "vllm", "dtype": "float64"}
+    with pytest.raises(StudyError, match="engine: vllm does not compute in float64: engine: transformers does"):
+        parse_study({"name": "test", "arms": {"a": {"sampler": sampler}}})
+
+
 @pytest.mark.parametrize("engine", ["transformers", "exact"])
 def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
     sampler = {"engine": engine, "dtype": "float32"}

@@ -14,7 +14,7 @@ from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 from tailrl.settings import Run, SamplerSettings
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 VLLM_CPU_CACHE = 2**30
 """What `rollout.vllm` gives it on a CPU."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30

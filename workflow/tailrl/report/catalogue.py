@@ -42,7 +42,7 @@ class Statement:
 
 PAPER, REFERENCE, QUESTIONS = f"Dynamic Vocabulary Pruning ({DVP})", f"VeXact ({VEXACT})", "Open questions"
 
-STRESS, REMEDIES, ISOLATED = "make stress", "make remedies", "make tim_isolated"
+STRESS, COLLAPSE, REMEDIES, ISOLATED = "make stress", "make collapse", "make remedies", "make tim_isolated"
 GRADIENTS, WHOLE = "make gradient_quality", "snakemake --cores 1 distributions"
 
 HARM = (
@@ -199,7 +199,7 @@ STATEMENTS = [
     ),
     Statement(
         REFERENCE, "(a) The mismatch alone makes training collapse; without it the run does not", VEXACT, HARM,
-        "survival", STRESS,
+        "survival", COLLAPSE,
     ),
     Statement(
         REFERENCE,
@@ -297,7 +297,7 @@ STATEMENTS = [
         "",
         HARM[:2],
         "survival",
-        STRESS,
+        COLLAPSE,
     ),
     Statement(
         QUESTIONS,
