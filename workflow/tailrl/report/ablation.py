@@ -110,7 +110,7 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
     bases, values = (list(dict.fromkeys(getattr(p, name) for p in points_A)) for name in ("base", "value"))
     with style():
         figure, panels = make_panels(3, 2, 6.0 + 0.2 * (len(bases) > 1))
-        score, _, k3_unmasked, k3_masked, lost, outside = panels
+        score, survived, k3_unmasked, k3_masked, lost, outside = panels
         score.axhspan(untrained.low, untrained.high, color=GREY, alpha=0.15, linewidth=0)
         score.axhline(untrained.mean, color=GREY, linestyle="--", linewidth=1)
         titles = {
@@ -132,10 +132,13 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
         set_percent_axis(score, axis="y")
         low, high = score.get_ylim()
         score.set_ylim(max(low, -0.02), min(high, 1.02))  # a t interval of few seeds can leave [0, 1]
+        longest = np.nanmax([1.0, *(p.survived.mean for p in points_A)])
+        survived.set_ylim(0, 1.05 * longest)  # likewise
         for ax, name in ((k3_unmasked, "k3_unmasked"), (k3_masked, "k3_masked"), (lost, "lost"), (outside, "outside")):
             set_magnitude_scale(ax, [getattr(p, name).mean for p in points_A])
             if name in ("lost", "outside") and ax.get_yscale() == "linear":
                 set_percent_axis(ax, axis="y")
+                ax.set_ylim(bottom=0)
         for ax in (lost, outside):
             ax.set_xlabel(field)
         if len(bases) > 1:
