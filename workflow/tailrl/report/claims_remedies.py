@@ -32,6 +32,11 @@ __all__ = ["CLAIMS"]
 
 BOUND = "dvp/bias_bound_paper"
 
+KEPT, LENGTH = "dvp/kept_mass_train_mean", "response/length_mean"
+
+BINDS = 0.01
+"""A set binds where it leaves out a token of one response in so many: of a hundred."""
+
 REWARDS = 1.0
 """The range of the reward, R_max of Prop. 5.5."""
 
@@ -191,6 +196,25 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
         above, below = one_sided(difference_from([mean(run.metric(BOUND)) for run in results.runs[arm]], REWARDS))
         ends = (bound.mean, bound.low, bound.high)
         yield measured((arm,), bound, ends, f"the bound is {interval(*ends)} on average", below, above)
+
+
+@claim(
+    "DVP's set leaves out a token of one response in a hundred",
+    OPEN,
+    unit="tokens a response",
+    family="binds",
+    needs="DVP arm",
+)
+def set_binds(results: Results) -> Iterator[Finding]:
+    """Tokens of a response that would lie outside the trainer's set if they were drawn from its full distribution,
+    T (1 − Z), of a step's mean length and mean kept mass, as a mean over a run's steps and then over runs: above
+    0.01."""
+    for arm in roles.arms_as(results, roles.is_dvp):
+        lost = [mean(run.metric(LENGTH) * (1 - run.metric(KEPT))) for run in results.runs[arm]]
+        outside, against = difference_from(lost, 0.0), difference_from(lost, BINDS)
+        ends = (outside.mean, outside.low, outside.high)
+        words = f"its set leaves out {interval(*ends)} tokens of a response"
+        yield measured((arm,), outside, ends, words, *one_sided(against))
 
 
 # --- the price ---------------------------------------------------------------------------------------
