@@ -25,7 +25,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 
 PUBLISHED = {
     "collapse.yaml": "d4e774a6f5bc93a5",
-    "config.yaml": "edacdb84cf079d32",
+    "config.yaml": "6770daee9fc66272",
     "dose_response.yaml": "e46e54162c8de6e2",
     "dvp_at_zero.yaml": "60899d53805ab82c",
     "gradient_quality.yaml": "3c50ba093a171ce0",
