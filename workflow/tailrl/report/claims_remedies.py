@@ -192,10 +192,9 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
     """A step's bound T (1 − Z_min) on |J_mp − J|, of its longest response and its smallest kept mass, as a mean over a
     run's steps and then over runs: below 1, the range of the rewards."""
     for arm in roles.arms_as(results, roles.is_dvp):
-        bound = difference_from([mean(run.metric(BOUND)) for run in results.runs[arm]], 0.0)
-        above, below = one_sided(difference_from([mean(run.metric(BOUND)) for run in results.runs[arm]], REWARDS))
-        ends = (bound.mean, bound.low, bound.high)
-        yield measured((arm,), bound, ends, f"the bound is {interval(*ends)} on average", below, above)
+        bounds = [mean(run.metric(BOUND)) for run in results.runs[arm]]
+        found = _above(arm, bounds, REWARDS, "the bound is {} on average")
+        yield replace(found, p_for=found.p_against, p_against=found.p_for)
 
 
 @claim(
@@ -211,10 +210,15 @@ def set_binds(results: Results) -> Iterator[Finding]:
     0.01."""
     for arm in roles.arms_as(results, roles.is_dvp):
         lost = [mean(run.metric(LENGTH) * (1 - run.metric(KEPT))) for run in results.runs[arm]]
-        outside, against = difference_from(lost, 0.0), difference_from(lost, BINDS)
-        ends = (outside.mean, outside.low, outside.high)
-        words = f"its set leaves out {interval(*ends)} tokens of a response"
-        yield measured((arm,), outside, ends, words, *one_sided(against))
+        yield _above(arm, lost, BINDS, "its set leaves out {} tokens of a response")
+
+
+def _above(arm: str, level_S: Sequence[float], limit: float, words: str) -> Finding:
+    """That the mean of one number a run lies above a limit."""
+    level = difference_from(level_S, 0.0)
+    ends = (level.mean, level.low, level.high)
+    tested = one_sided(difference_from(level_S, limit))
+    return measured((arm,), level, ends, words.format(interval(*ends)), *tested)
 
 
 # --- the price ---------------------------------------------------------------------------------------
