@@ -52,6 +52,8 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
             test = stats.ttest_ind(value["second"], value["first"], equal_var=False)
             assert float(row["change_p"]) == pytest.approx(test.pvalue, rel=1e-6)
             assert float(row["change_p_holm"]) >= float(row["change_p"])
+        elif np.ptp(np.concatenate(list(value.values()))) == 0:
+            assert row["change_p"] == "", "no comparison, and none that Holm counts"
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"

@@ -39,7 +39,7 @@ class Place:
     """One quantity of one arm in one study, with its t interval over seeds.
 
     Attributes:
-        change: against the first of the studies, Welch over seeds; NaN in that one.
+        change: against the first of the studies, Welch over seeds; NaN in that one, and where all seeds of both agree.
         change_p_holm: its p by Holm over the arms and studies of the quantity.
     """
 
@@ -78,7 +78,9 @@ def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequ
     for arm in arms:
         first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
         for study, value_S in zip(studies, values, strict=True):
-            change = arm_difference(value_S, first_S) if value_S is not first_S else _NONE
+            # What an arm cannot have, as naive no pruned mass, is no comparison.
+            varies = np.ptp(np.concatenate([value_S, first_S])) > 0
+            change = arm_difference(value_S, first_S) if value_S is not first_S and varies else _NONE
             found.append((arm, study.name, mean_interval(value_S), change))
     adjusted = holm([change.p for *_, change in found]).tolist()
     return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
