@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from tailrl.report import figures
-from tailrl.report.axes import ARM_COLOURS, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.axes import ARM_COLOURS, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.scores import Gain, PolicyScore
 from tailrl.report.statistics import Interval, paired_difference
 from tailrl.report.tables import NATS, Curve, DeltaBin, TimeShare
@@ -143,10 +143,23 @@ def test_time_bars_fill_the_step() -> None:
 
 
 def test_an_arm_keeps_its_style_and_no_two_share_one() -> None:
-    names = [f"arm{number}" for number in range(4 * len(ARM_COLOURS))]
+    names = [f"arm{number}" for number in range(5 * len(ARM_COLOURS))]
     styles = arm_styles(names)
     assert len(set(styles.values())) == len(names)
     assert arm_styles(names[:3]) == {name: styles[name] for name in names[:3]}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_long_legend_leaves_the_panels_their_height() -> None:
+    """Beside one of two rows, which the figure's own height has room for."""
+    heights = []
+    for names in ([f"arm{number}" for number in range(8)], [f"reinforce_dvp_mis_stressed{n}" for n in range(32)]):
+        with style():
+            figure, panels = make_panels(1, 3, 2.3)
+            arm_legend(figure, names)
+            figure.draw_without_rendering()
+        heights.append(panels[0].get_position().height * figure.get_figheight())
+    assert heights[1] == pytest.approx(heights[0], rel=0.02)
 
 
 @pytest.mark.parametrize(

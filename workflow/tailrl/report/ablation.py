@@ -14,6 +14,7 @@ from tailrl.errors import StudyError
 from tailrl.report import roles
 from tailrl.report.axes import (
     GREY,
+    Dash,
     arm_legend,
     arm_styles,
     make_panels,
@@ -146,7 +147,7 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
     return figure
 
 
-def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: str, *, shift: float) -> None:
+def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, shift: float) -> None:
     if all(math.isnan(i.mean) for i in intervals):
         ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color=GREY)
     x = [place + shift for place in range(len(intervals))]

@@ -19,10 +19,13 @@ WIDTH = 6.75
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for a line."""
 
-Dash = Literal["-", "--", "-.", ":"]
+Dash = Literal["-", "--", "-.", ":"] | tuple[int, tuple[int, ...]]
 
-DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":")
+DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":", (0, (8, 2, 2, 2, 2, 2)))
 """Past the last colour the colours start again, with the next of these."""
+
+LEGEND_ROW = 0.176
+"""Inches that a row of the legend takes."""
 
 GREY = "#6E6E6E"
 
@@ -75,13 +78,16 @@ def make_panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Ax
 
 
 def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None = None) -> None:
-    """The colours of the arms (of those shown, or of all) in rows above the panels."""
+    """The colours of the arms (of those shown, or of all) in rows above the panels, which keep their height: past the
+    first two rows the figure grows."""
     names = [arm for arm in arms if shown is None or arm in shown]
     styles = arm_styles(arms)
     lines = [Line2D([], [], color=styles[arm][0], linestyle=styles[arm][1]) for arm in names]
     # About 14 characters of the legend's type fit an inch; a line and its gaps take 8.
     columns = min(len(names), max(1, int(14 * figure.get_figwidth()) // (max(map(len, names)) + 8)))
     figure.legend(lines, names, loc="outside upper center", ncols=columns, handlelength=1.6)
+    more = max(0, math.ceil(len(names) / columns) - 2)
+    figure.set_figheight(figure.get_figheight() + more * LEGEND_ROW)
 
 
 def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
