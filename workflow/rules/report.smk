@@ -185,6 +185,7 @@ for ablation in study.ablations:
             csv=f"{results}/ablations/{ablation}.csv",
             figure=f"{results}/ablations/{ablation}.svg",
             claims=f"{results}/ablations/{ablation}_claims.csv",
+            differences=f"{results}/ablations/{ablation}_differences.csv",
         log:
             f"{results}/logs/ablate_{ablation}.log",
         conda:

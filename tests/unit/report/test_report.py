@@ -170,6 +170,13 @@ def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]],
     text = (tmp_path / "ablations" / "dose.md").read_text()
     assert "Arms `naive`, `dvp` with other values of `disturbance.floor`" in text and "| naive | 0.01 | " in text
     assert "| 1 of 2 |" in text
+    # Every pair of the four arms; on the page what is to be held against another: DVP against naive at each value.
+    pairs = rows(tmp_path / "ablations" / "dose_differences.csv")
+    assert len(pairs) == 6
+    assert [(row["first"], row["second"]) for row in pairs if row["why"]] == [
+        ("dvp", "naive"), ("dvp+dose=0.01", "naive+dose=0.01"),
+    ]  # fmt: skip
+    assert "| dvp+dose=0.01 | naive+dose=0.01 | naive | " in text and "over the 2 comparisons of this table" in text
 
 
 def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from tailrl.report import roles
 from tailrl.report.data import Results, read_results
 from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
 from tailrl.report.scores import Comparison, compare_arms
@@ -306,7 +307,7 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
-    asked = [c for c in compare_arms(results) if c.why]
+    asked = [c for c in compare_arms(results, roles.references(results)) if c.why]
     assert [line.split("**")[1] for line in text.splitlines() if line.startswith("**")] == [
         f"{c.first} against {c.second}" for c in asked
     ]

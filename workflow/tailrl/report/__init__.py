@@ -7,7 +7,7 @@ results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.report import ablation, distributions, figures, gradients, scores, snapshots, tables
+from tailrl.report import ablation, distributions, figures, gradients, roles, scores, snapshots, tables
 from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.claims_distributions import judge_distributions
@@ -83,7 +83,8 @@ def write_report(study: Study, results: Path, out: Path) -> None:
 
 
 def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
-    """Writes the ablation's table and figure, out/ablations/<name>.{md,csv,svg}.
+    """Writes the ablation's table and figure, out/ablations/<name>.{md,csv,svg}, and beside them its verdicts and the
+    differences between its arms.
 
     Raises:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
@@ -156,6 +157,7 @@ def _write_evaluation(results: Results, out: Path) -> None:
     policies = scores.policy_scores(results)
     tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
     tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
-    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(scores.compare_arms(results)))
+    comparisons = scores.compare_arms(results, roles.references(results))
+    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(comparisons))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

@@ -27,7 +27,7 @@ from tailrl.report.catalogue import ABLATION
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
 from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
-from tailrl.report.scores import Gain, by_problem, gains_over_base
+from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
 from tailrl.report.statistics import (
     CONFIDENCE,
     Difference,
@@ -37,7 +37,7 @@ from tailrl.report.statistics import (
     mean_interval,
     problem_interval,
 )
-from tailrl.report.summary import LOST, count, p_value, percent, points, table
+from tailrl.report.summary import LOST, comparison_table, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.report.verdicts import Verdict
@@ -80,7 +80,8 @@ class Point:
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
-    """Writes folder/<name>.csv, .svg, .md and, with the verdict on the field, <name>_claims.csv.
+    """Writes folder/<name>.csv, .svg, .md, with the verdict on the field <name>_claims.csv, and with the differences
+    between all of its arms, across values too, <name>_differences.csv.
 
     Raises:
         StudyError: a result or the ablation is missing.
@@ -99,10 +100,14 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     if ablation.contrast:
         verdicts += _contrasts(read, ablation.field, points_A, ablation.contrast)
     write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
+    comparisons = compare_arms(read, roles.ties(read))
+    write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
     page = _page(study, name, points_A, untrained, samples)
     for verdict in verdicts[len(ablation.bases) :]:
         page += f"\n{verdict.endpoint} {verdict.seen}: {verdict.verdict}, p by Holm {p_value(verdict.p_holm)}.\n"
+    if tied := [comparison for comparison in comparisons if comparison.why]:
+        page += f"\n## Differences between arms\n\n{comparison_table(tied)}\n"
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 

@@ -123,11 +123,11 @@ def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...]
     yield from _alike(_all_settings(results), first, second, _SHARED, apart)
 
 
-def references(results: Results) -> list[tuple[str, str, str]]:
-    """What each arm is compared with in a report: (arm, reference, what that is to it), in the order of the study.
+def ties(results: Results) -> list[tuple[str, str, str]]:
+    """What each arm is to be held against: (arm, reference, what that is to it), in the order of the study.
 
-    The naive arm under the same mismatch, its own matched control, and itself without any mismatch; the study's first
-    arm for an arm that none of these ties to another. Which they are depends on settings alone, never on results.
+    The naive arm under the same mismatch, its own matched control, and itself without any mismatch. Which they are
+    depends on settings alone, never on results.
     """
     whole = (*_SHARED, "vocabulary", "correction")
     kinds: list[tuple[str, Role, Role, tuple[str, ...], tuple[str, ...]]] = [
@@ -141,8 +141,13 @@ def references(results: Results) -> list[tuple[str, str, str]]:
         for why, own, other, blocks, apart in kinds
         for arm, reference in _alike(settings, own, other, blocks, apart)
     ]
-    tied = {arm for one, other, _ in found for arm in (one, other)}
-    first = results.arms[0]
+    return sorted(found, key=lambda pair: results.arms.index(pair[0]))
+
+
+def references(results: Results) -> list[tuple[str, str, str]]:
+    """`ties`, and the study's first arm for an arm that nothing ties to another."""
+    found = ties(results)
+    tied, first = {arm for one, other, _ in found for arm in (one, other)}, results.arms[0]
     found += [(arm, first, "first arm") for arm in results.arms if arm not in tied | {first}]
     return sorted(found, key=lambda pair: results.arms.index(pair[0]))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.report import roles
 from tailrl.report.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.report.data import FloatArray, Results, Score
 from tailrl.report.power import least_effect, seeds_needed
@@ -126,9 +125,10 @@ class Comparison:
     least_seen: float
 
 
-def compare_arms(results: Results) -> list[Comparison]:
-    """The pairs that are reported, then every other one, the later arm of the study minus the earlier one."""
-    asked = {(arm, reference): why for arm, reference, why in roles.references(results)}
+def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -> list[Comparison]:
+    """The pairs that are reported, `roles.references` or `roles.ties`, then every other one, the later arm of the study
+    minus the earlier one."""
+    asked = {(arm, reference): why for arm, reference, why in references}
     others = [
         (first, second)
         for second, first in itertools.combinations(results.arms, 2)

@@ -1,11 +1,11 @@
 """The summary of a study in words and tables (Markdown), generated from its results and from nothing else."""
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results
 from tailrl.report.power import MOST
 from tailrl.report.provenance import describe_arms, what_ran
@@ -218,26 +218,33 @@ def _training_note() -> str:
 
 
 def _comparisons(results: Results) -> str:
-    comparisons = [comparison for comparison in compare_arms(results) if comparison.why]
+    comparisons = [c for c in compare_arms(results, roles.references(results)) if c.why]
     if not comparisons:
         return "The study has one arm: there is nothing to compare."
     k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
+    note = (
+        "Each arm stands beside what it is to be held against: naive under the same mismatch, its "
+        "matched control, itself without a mismatch; every other pair is in `tables/differences.csv`. Seeds needed: "
+        "seeds an arm with which a true difference of the size seen is found over seeds "
+        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
+        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
+    )
+    return "\n\n".join([comparison_table(comparisons), note, *(verdict(c, k3) for c in comparisons)])
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """Differences between arms, a line each, and below them what the numbers are."""
     rows = [
         [c.first, c.second, c.why, points(c.both), p_value(c.both.p), p_value(c.both_p_holm), *_power(c)]
         for c in comparisons
     ]
     note = (
-        "Points of avg. Each arm stands beside what it is to be held against: naive under the same mismatch, its "
-        "matched control, itself without a mismatch; every other pair is in `tables/differences.csv`. Intervals are at "
-        "95 %, each by itself, over seeds and problems. p is given raw and by Holm over the "
-        f"{count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at most "
-        f"{LEVEL:g}. Seeds needed: seeds an arm with which a true difference of the size seen is found over seeds "
-        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
-        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
+        "Points of avg. Intervals are at 95 %, each by itself, over seeds and problems. p is given raw and by Holm "
+        f"over the {count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at "
+        f"most {LEVEL:g}."
     )
     header = ("arm", "minus", "which is its", "difference", "p", "p, Holm", "seeds needed", "least seen, points")
-    verdicts = [verdict(comparison, k3) for comparison in comparisons]
-    return "\n\n".join(itertools.chain([table(header, rows), note], verdicts))
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def _power(comparison: Comparison) -> tuple[str, str]:
