@@ -28,7 +28,7 @@ def case(seed: int, *, collapses: bool, rise: int | None = None, size: float = 1
     signals["policy/entropy"] = np.full(STEPS, entropy)
     if rise is not None:
         signals[K3] = np.where(np.arange(STEPS) >= rise, size, 1.0)
-    return Case("s", "a", seed, seed % 2 == 0, STEPS, COLLAPSE if collapses else None, signals)
+    return Case("s", "a", seed, seed % 2 == 0, STEPS, COLLAPSE if collapses else None, math.nan, signals)
 
 
 def test_what_a_threshold_does() -> None:
@@ -118,16 +118,47 @@ def test_runs_are_read_as_they_are(study: Path) -> None:
     np.testing.assert_allclose(cases[0].signals[SKEW][[0, 1, 3]], [0.05, 0.0, 0.1])
 
 
+def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path) -> None:
+    """Two of four that are judged raise a false alarm: one ends above the untrained policy, one below it."""
+    for seed in (201, 203):
+        job = study / "train" / "stays" / f"seed{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in job.read_text().splitlines()]
+        job.write_text(
+            "".join(json.dumps(line | {K3: 1.0} if line["train/step"] > 50 else line) + "\n" for line in lines)
+        )
+    ends = {"base": {0: [1, 0]}, "stays": {seed: [0, 0] if seed in (201, 202) else [1, 1] for seed in range(200, 208)}}
+    for arm, scores in ends.items():
+        policies = [{"seed": s, "per_problem": [{"id": "a", "correct": right}]} for s, right in scores.items()]
+        path = study / "eval" / f"{arm}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"arm": arm, "policies": policies}))
+    assert {c.seed: c.gain for c in read_cases(study) if c.arm == "stays"} == {
+        seed: -0.5 if seed in (201, 202) else 0.5 for seed in range(200, 208)
+    }
+    assert all(math.isnan(c.gain) for c in read_cases(study) if c.arm == "falls")
+    write_early_warning([study], study.parent / "out")
+    text = (study.parent / "out" / "early_warning.md").read_text()
+    assert "Of the 4 runs without a collapse whose policies were evaluated it would have ended 2, 1 of them" in text
+    assert "below the untrained policy; of the 3 that end above it, 1." in text
+
+
 def test_the_report_of_early_warnings(study: Path) -> None:
     out = study.parent / "early_warning"
     write_early_warning([study], out)
     with (out / "early_warning.csv").open(newline="") as file:
-        first, *_ = csv.DictReader(file)
+        first, *others = csv.DictReader(file)
     assert (first["metric"], first["collapsed"], first["warned"], first["others"], first["alarmed"]) == ("k3", *"4440")
     text = (out / "early_warning.md").read_text()
     assert "16 runs of made, of which 8 collapsed" in text and "nan" not in text
     assert f"metric: {K3}, factor: 10" in text  # the farthest threshold with the same lead
-    assert len((out / "runs.csv").read_text().splitlines()) == 17
+    with (out / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 16
+    for one in (first, *others):
+        own = [run for run in runs if run["chooses"] == "False"]
+        early = [run for run in own if run["collapse"] and run[one["metric"]]]
+        assert sum(int(run[one["metric"]]) < int(run["collapse"]) for run in early) == int(one["warned"])
+        assert sum(not run["collapse"] and run[one["metric"]] != "" for run in own) == int(one["alarmed"])
     assert (out / "early_warning.svg").read_text().startswith("<?xml")
     written = {path: path.read_bytes() for path in out.iterdir()}
     write_early_warning([study], out)

@@ -6,9 +6,10 @@ other half, metric by metric, so that no threshold is judged on the runs that ch
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,13 +19,14 @@ from scipy import stats
 from tailrl.alarm import SKEW, SKEWED, alarm_step, start_steps
 from tailrl.errors import StudyError
 from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
-from tailrl.report.data import FloatArray, read_metrics, read_text
+from tailrl.report.data import FloatArray, read_evaluation, read_metrics, read_text
 from tailrl.report.findings import REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import Interval, collapse_step, holm, median_interval, share_interval
 from tailrl.report.summary import count, p_value, percent, table
 from tailrl.report.survival import FEWEST, REWARD, WINDOW
 from tailrl.report.tables import flat_rows, write_csv
 from tailrl.report.verdicts import LEVEL, Verdict
+from tailrl.study import BASE_ARM
 
 RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
 """Multiples of a run's own level that are tried as thresholds."""
@@ -47,7 +49,10 @@ WARNED, ALARMED = ARM_COLOURS[:2]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none)."""
+    """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
+
+    gain is its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
+    """
 
     study: str
     arm: str
@@ -55,6 +60,7 @@ class Case:
     chooses: bool
     steps: int
     collapse: int | None
+    gain: float
     signals: dict[str, FloatArray]
 
 
@@ -107,8 +113,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     judged = judge_metrics(every)
     write_csv(out / "thresholds.csv", flat_rows(every))
     write_csv(out / "early_warning.csv", flat_rows(judged))
-    names = ("study", "arm", "seed", "chooses", "steps", "collapse")
-    write_csv(out / "runs.csv", [{name: getattr(case, name) for name in names} for case in cases])
+    write_csv(out / "runs.csv", [_row(case, judged) for case in cases])
     write_csv(out / "claims.csv", flat_rows(_verdicts(cases, judged)))
     save_svg(warning_figure(judged), out / "early_warning.svg")
     (out / "early_warning.md").write_text(_page(cases, judged), encoding="utf-8")
@@ -118,10 +123,20 @@ def read_cases(folder: Path) -> list[Case]:
     """The finished runs of one study; seeds at even places of their order choose, the others are judged."""
     jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
-    return [_case(folder, job, seeds) for job in jobs]
+    gains = {arm: _gains(folder / "eval", arm) for arm in {job.parent.name for job in jobs}}
+    return [_case(folder, job, seeds, gains[job.parent.name]) for job in jobs]
 
 
-def _case(folder: Path, job: Path, seeds: Sequence[int]) -> Case:
+def _gains(folder: Path, arm: str) -> dict[int, float]:
+    """What each seed of an arm gains over the untrained policy, as far as they have been evaluated."""
+    paths = [folder / f"{name}.json" for name in (BASE_ARM, arm)]
+    if not all(path.exists() for path in paths):
+        return {}
+    base, own = (read_evaluation(path).scores for path in paths)
+    return {score.seed: score.avg_at_k - base[0].avg_at_k for score in own}
+
+
+def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case:
     metrics = read_metrics(job / "metrics.jsonl")
     try:
         settings = json.loads(read_text(job / "run.json"))["settings"]
@@ -142,6 +157,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int]) -> Case:
         seeds.index(seed) % 2 == 0,
         planned,
         None if index is None else int(np.flatnonzero(known)[index]),
+        gains.get(seed, math.nan),
         {key: _signal(metrics, key, length) for key in keys},
     )
 
@@ -158,11 +174,22 @@ def _thresholds() -> list[tuple[str, float]]:
     return [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
 
 
+def _alarm(case: Case, key: str, factor: float) -> int | None:
+    return alarm_step(case.signals[key], factor, start_steps(case.steps))
+
+
+def _row(case: Case, judged: Sequence[Warned]) -> dict[str, Any]:
+    """A run, and the step at which each metric raises its alarm, if it does."""
+    names = ("study", "arm", "seed", "chooses", "steps", "collapse", "gain")
+    alarms = {one.metric: _alarm(case, one.signal, one.factor) for one in judged}
+    return {name: getattr(case, name) for name in names} | alarms
+
+
 def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool) -> Warned:
     """One threshold on one half of the runs."""
     key = METRICS[metric][0]
     own = [case for case in cases if case.chooses == chooses]
-    alarms = [alarm_step(case.signals[key], factor, start_steps(case.steps)) for case in own]
+    alarms = [_alarm(case, key, factor) for case in own]
     pairs = list(zip(own, alarms, strict=True))
     leads = [
         case.collapse - alarm
@@ -262,7 +289,22 @@ def _page(cases: Sequence[Case], judged: Sequence[Warned]) -> str:
     last = (
         f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
     )
+    last += _ended(cases, best)
     return "\n\n".join(["# Early warning", introduction, table(header, rows), last]) + "\n"
+
+
+def _ended(cases: Sequence[Case], rule: Warned) -> str:
+    """How the runs end that the rule would have ended for nothing, as a sentence."""
+    kept = [case for case in cases if not case.chooses and case.collapse is None and not math.isnan(case.gain)]
+    if not kept:
+        return ""
+    better = [case for case in kept if case.gain >= 0]
+    false, lost = (sum(_alarm(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
+    return (
+        f" Of the {count(len(kept), 'run')} without a collapse whose policies were evaluated it would have ended "
+        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that end above "
+        f"it, {lost}."
+    )
 
 
 def _counts(one: Warned) -> tuple[tuple[int, int, Interval], tuple[int, int, Interval]]:
