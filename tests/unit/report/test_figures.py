@@ -191,6 +191,19 @@ def test_magnitude_scale(values: list[float], scale: str) -> None:
         assert (0.0 in ticks) == (scale == "symlog")
 
 
+@pytest.mark.parametrize("values", [[0.0, 1e-6, 1.0], [1e-6, 1.0], [-1e-3, 1e-2]])
+def test_the_values_fill_a_magnitude_axis(values: list[float]) -> None:
+    """Also where the linear axis had its limits already."""
+    with style():
+        figure, (ax,) = make_panels(1, 1, 2.0)
+        ax.plot(values, "o")
+        ax.get_ylim()
+        set_magnitude_scale(ax, values)
+        figure.draw_without_rendering()
+    heights = ax.transAxes.inverted().transform(ax.transData.transform([(0, min(values)), (0, max(values))]))[:, 1]
+    assert heights == pytest.approx([1 / 22, 21 / 22], abs=0.01), "margins of 5 % of what lies between"
+
+
 def test_a_tiny_rounding_error_does_not_stretch_the_axis() -> None:
     with style():
         _, (ax,) = make_panels(1, 1, 2.0)

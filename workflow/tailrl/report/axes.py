@@ -115,6 +115,7 @@ def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
         ax.set_yscale("symlog", linthresh=10.0**low, linscale=0.5)
         negative = [-tick for tick in ticks] if known.min() < -(10.0**low) else []
         ticks = [*negative[::-1], 0.0, *ticks]
+    ax.autoscale_view(scalex=False)  # the margins of the linear axis would be decades on this one
     plain = low >= -2 and high <= 4
     ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if plain else _power_label(value)))
