@@ -322,7 +322,8 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
     found = []
     for one, p in zip(judged, holm([one.p for one in judged]).tolist(), strict=True):
         lead = f", median lead {_steps(one.lead)} steps" if one.warned else ""
-        seen = f"before {one.warned} of {one.collapsed} collapses{lead}; falsely in {one.alarmed} of {one.others} runs"
+        true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
+        seen = f"{one.metric}: before {true}{lead}; falsely in {false}"
         found.append(
             Verdict(
                 claim=f"{one.metric} announces a collapse",
