@@ -24,6 +24,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 
 
 PUBLISHED = {
+    "ablate_mask_side.yaml": "77f4e6bf42e1d522",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "6770daee9fc66272",
     "dose_response.yaml": "e46e54162c8de6e2",

@@ -14,6 +14,7 @@ STEPS, SEEDS, PROBLEMS = 50, 8, 10_000
 
 NAIVE: dict[str, Any] = {}
 DVP = {"vocabulary": {"rule": "min_p", "rho": "e-5"}}
+PAPERS_DVP = {"vocabulary": {"rule": "min_p", "rho": "e-13"}}
 DVP_MIS = {**DVP, "correction": {"sequence": "mis", "veto": 1e-4}}
 EXACT = {"sampler": {"engine": "exact", "dtype": "float32"}}
 NOISE = {"disturbance": {"noise": 0.5}}

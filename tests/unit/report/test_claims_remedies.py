@@ -12,6 +12,7 @@ from claims_fixture import (
     MATCHED,
     NAIVE,
     NOISE,
+    PAPERS_DVP,
     SEEDS,
     STEPS,
     Made,
@@ -109,10 +110,11 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("bound_says_something", UNDECIDED, {"a": made(DVP, bound=around(0.9, 0.8))}),
     ("bound_says_something", UNTESTABLE, {"a": made(DVP)}),
     ("bound_says_something", UNTESTABLE, {"a": made(NAIVE, bound=SPREAD)}),
-    ("set_binds", REPRODUCED, {"a": made(DVP, kept=around(0.999, 1e-4), length=[20] * SEEDS)}),
-    ("set_binds", CONTRADICTED, {"a": made(DVP, kept=around(0.9999, 1e-5), length=[20] * SEEDS)}),
-    ("set_binds", UNDECIDED, {"a": made(DVP, kept=around(0.9995, 3e-4), length=[20] * SEEDS)}),
-    ("set_binds", UNTESTABLE, {"a": made(DVP)}),
+    ("set_binds", REPRODUCED, {"a": made(PAPERS_DVP, kept=around(0.999, 1e-4), length=[20] * SEEDS)}),
+    ("set_binds", CONTRADICTED, {"a": made(PAPERS_DVP, kept=around(0.9999, 1e-5), length=[20] * SEEDS)}),
+    ("set_binds", UNDECIDED, {"a": made(PAPERS_DVP, kept=around(0.9995, 3e-4), length=[20] * SEEDS)}),
+    ("set_binds", UNTESTABLE, {"a": made(PAPERS_DVP)}),
+    ("set_binds", UNTESTABLE, {"a": made(DVP, kept=around(0.999, 1e-4), length=[20] * SEEDS)}),
     ("set_binds", UNTESTABLE, {"a": made(NAIVE, kept=[0.9] * SEEDS, length=[20] * SEEDS)}),
 ]  # fmt: skip
 

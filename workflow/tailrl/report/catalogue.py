@@ -262,7 +262,7 @@ STATEMENTS = [
         QUESTIONS,
         "4. Does ρ = e⁻¹³ bind at all?",
         "",
-        ("DVP's set leaves out a token of one response in a hundred", f"{ABLATION}vocabulary.rho"),
+        ("DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred", f"{ABLATION}vocabulary.rho"),
         "rho",
         "make ablate_rho",
     ),

@@ -198,17 +198,17 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP's set leaves out a token of one response in a hundred",
+    "DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",
     OPEN,
     unit="tokens a response",
     family="binds",
-    needs="DVP arm",
+    needs="DVP arm at the paper's ρ",
 )
 def set_binds(results: Results) -> Iterator[Finding]:
     """Tokens of a response that would lie outside the trainer's set if they were drawn from its full distribution,
     T (1 − Z), of a step's mean length and mean kept mass, as a mean over a run's steps and then over runs: above
     0.01."""
-    for arm in roles.arms_as(results, roles.is_dvp):
+    for arm in roles.arms_as(results, roles.both(roles.is_dvp, roles.has_papers_rho)):
         lost = [mean(run.metric(LENGTH) * (1 - run.metric(KEPT))) for run in results.runs[arm]]
         yield _above(arm, lost, BINDS, "its set leaves out {} tokens of a response")
 

@@ -30,6 +30,11 @@ def is_dvp(settings: Mapping[str, Any]) -> bool:
     return _pruned(settings) and _unweighted(settings)
 
 
+def has_papers_rho(settings: Mapping[str, Any]) -> bool:
+    """The threshold of arXiv 2512.23087."""
+    return bool(settings["vocabulary.rho"] == "e-13")
+
+
 def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     """The same with masked importance weights of the sequence, and of nothing else."""
     weights = settings["correction.token"], settings["correction.sequence"]
