@@ -83,6 +83,17 @@ def test_every_statement_has_a_verdict(roots: list[Path]) -> None:
     }
 
 
+def test_a_statements_own_study_speaks_first() -> None:
+    """Among the published ones."""
+    found = answers(read_shown([ROOT / "docs" / "results"]))
+    led = 0
+    for statement in STATEMENTS:
+        own = [a.study.command == statement.command for a in found if a.statement == statement and a.study]
+        assert own == sorted(own, reverse=True), statement.text
+        led += any(own) and not all(own)
+    assert led > 5
+
+
 def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to() -> None:
     """No claim is lost on the page, and no name in the catalogue is misspelt."""
     known = {claim.statement for claim in CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED, BOUND, SIGN, NESTED, EQUAL}

@@ -81,13 +81,15 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
 
 
 def answers(studies: Sequence[Shown]) -> list[Answer]:
-    """Every statement in its order, with each line that speaks to it; lines that cannot decide it only if none can."""
+    """Every statement in its order, with each line that speaks to it, those of its own study first; lines that cannot
+    decide it only if none can."""
     found = []
     for statement in STATEMENTS:
         # A line without arms says that a study has none to speak with.
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
         lines = [(study, line) for study, line in named if _speaks(statement, line["claim"])]
+        lines.sort(key=lambda pair: pair[0].command != statement.command)
         decided = [(study, line) for study, line in lines if line["verdict"] != UNTESTABLE]
         if lines:
             shown = decided or lines
