@@ -24,6 +24,8 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 
 
 PUBLISHED = {
+    "ablate_domain_arithmetic.yaml": "8452aaf64edc861c",
+    "ablate_domain_words.yaml": "6afad88484586b1e",
     "ablate_mask_side.yaml": "77f4e6bf42e1d522",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "6770daee9fc66272",
