@@ -16,6 +16,7 @@ from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
 from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.evidence import DEFINITION, OPEN, answers
 from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.paper import SHOWN
 from tailrl.report.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -138,6 +139,21 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
         rows = list(csv.DictReader(file))
     assert len(rows) == len(answers(read_shown(roots)))
     assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
+
+
+@pytest.mark.parametrize(("lines", "hidden"), [(SHOWN, 0), (SHOWN + 1, 0), (SHOWN + 3, 3)])
+def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_path: Path) -> None:
+    """The rest is there, behind a box that says what it holds; a single line more is shown."""
+    verdicts = [REPRODUCED] * (lines - 1) + [CONTRADICTED]
+    write_claims(
+        tmp_path / "results" / "stress" / "claims.csv", *((DVP_ABOVE, v, f"arm{i}") for i, v in enumerate(verdicts))
+    )
+    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert text.count('<tr class="rest">') == hidden
+    said = f"> {hidden} more: {hidden - 1} {REPRODUCED}, 1 {CONTRADICTED}</label>"
+    assert (said in text) == (hidden > 0) == ("<label" in text)
+    assert all(f"arm{i}" in text for i in range(lines))
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tailrl.report.tables import write_csv
 
 TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
 
+SHOWN = 4
+"""Lines of a statement that the page shows at first, if it has more than one more."""
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
@@ -117,16 +119,28 @@ def _claims(part: str, found: Sequence[Answer]) -> str:
     header = "".join(
         f"<th>{name}</th>" for name in ("statement", "verdict", "seen", "where", "seeds", "p, Holm", "figure")
     )
-    rows = []
+    bodies = []
     for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
         lines = list(own)
+        rest = lines[SHOWN:] if len(lines) > SHOWN + 1 else []
+        rows = []
         for index, answer in enumerate(lines):
-            text = f'<td rowspan="{len(lines)}">{html.escape(statement.text)}</td>' if not index else ""
-            rows.append(f"<tr>{text}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
+            text = f'<td rowspan="{len(lines)}">{html.escape(statement.text)}{_more(rest)}</td>' if not index else ""
+            kind = ' class="rest"' if index >= len(lines) - len(rest) else ""
+            rows.append(f"<tr{kind}>{text}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
+        bodies.append(f"<tbody>{''.join(rows)}</tbody>")
     return (
         f'<h3>{html.escape(part)}</h3><div class="wide"><table class="cards"><thead><tr>{header}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"{''.join(bodies)}</table></div>"
     )
+
+
+def _more(rest: Sequence[Answer]) -> str:
+    """What opens the lines past the first ones, with what they say: nothing where there are none."""
+    if not rest:
+        return ""
+    said = ", ".join(f"{count} {verdict}" for verdict, count in Counter(answer.verdict for answer in rest).items())
+    return f'<label class="more"><input type="checkbox"> {len(rest)} more: {html.escape(said)}</label>'
 
 
 def _line(answer: Answer) -> str:
