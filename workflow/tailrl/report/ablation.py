@@ -30,6 +30,7 @@ from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
 from tailrl.report.statistics import (
     CONFIDENCE,
+    NO_DIFFERENCE,
     Difference,
     Interval,
     arm_contrast,
@@ -42,9 +43,6 @@ from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
-
-NO_CHANGE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
-"""Of the arm that the others are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     for verdict in verdicts[len(ablation.bases) :]:
         page += f"\n{verdict.endpoint} {verdict.seen}: {verdict.verdict}, p by Holm {p_value(verdict.p_holm)}.\n"
     if tied := [comparison for comparison in comparisons if comparison.why]:
-        page += f"\n## Differences between arms\n\n{comparison_table(tied)}\n"
+        page += f"\n## Differences between arms\n\n{comparison_table(tied, f'{name}_differences.csv')}\n"
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
@@ -168,7 +166,7 @@ def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Po
     for base, arm, _ in places:
         own = [other for of, other, _ in places if of == base]
         start = base if base in own else own[0]
-        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_CHANGE)
+        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_DIFFERENCE)
     adjusted = holm([change.p for change in changes]).tolist()
     return [
         _point(results.runs[arm], base, gains[arm], value, change, p)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tailrl.errors import StudyError
 from tailrl.report.data import FloatArray, Results, read_results
-from tailrl.report.statistics import Difference, Interval, arm_difference, holm, mean_interval
+from tailrl.report.statistics import NO_DIFFERENCE, Difference, Interval, arm_difference, holm, mean_interval
 from tailrl.report.summary import LOST, p_value, table
 from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.study import Study
@@ -80,13 +80,10 @@ def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequ
         for study, value_S in zip(studies, values, strict=True):
             # What an arm cannot have, as naive no pruned mass, is no comparison.
             varies = np.ptp(np.concatenate([value_S, first_S])) > 0
-            change = arm_difference(value_S, first_S) if value_S is not first_S and varies else _NONE
+            change = arm_difference(value_S, first_S) if value_S is not first_S and varies else NO_DIFFERENCE
             found.append((arm, study.name, mean_interval(value_S), change))
     adjusted = holm([change.p for *_, change in found]).tolist()
     return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
-
-
-_NONE = Difference(np.nan, np.nan, np.nan, np.nan, 0)
 
 
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:

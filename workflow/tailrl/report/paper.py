@@ -16,6 +16,7 @@ TITLE = "The mismatch between training and inference, and pruning the tail: what
 
 SHOWN = 4
 """Lines of a statement that the page shows at first, if it has more than one more."""
+
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
@@ -122,11 +123,15 @@ def _claims(part: str, found: Sequence[Answer]) -> str:
     bodies = []
     for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
         lines = list(own)
-        rest = lines[SHOWN:] if len(lines) > SHOWN + 1 else []
+        shown = SHOWN if len(lines) > SHOWN + 1 else len(lines)
         rows = []
         for index, answer in enumerate(lines):
-            text = f'<td rowspan="{len(lines)}">{html.escape(statement.text)}{_more(rest)}</td>' if not index else ""
-            kind = ' class="rest"' if index >= len(lines) - len(rest) else ""
+            text = (
+                f'<td rowspan="{len(lines)}">{html.escape(statement.text)}{_more(lines[shown:])}</td>'
+                if not index
+                else ""
+            )
+            kind = ' class="rest"' if index >= shown else ""
             rows.append(f"<tr{kind}>{text}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
         bodies.append(f"<tbody>{''.join(rows)}</tbody>")
     return (

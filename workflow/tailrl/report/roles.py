@@ -30,11 +30,6 @@ def is_dvp(settings: Mapping[str, Any]) -> bool:
     return _pruned(settings) and _unweighted(settings)
 
 
-def has_papers_rho(settings: Mapping[str, Any]) -> bool:
-    """The threshold of arXiv 2512.23087."""
-    return bool(settings["vocabulary.rho"] == "e-13")
-
-
 def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     """The same with masked importance weights of the sequence, and of nothing else."""
     weights = settings["correction.token"], settings["correction.sequence"]
@@ -65,6 +60,11 @@ def is_adaptive(settings: Mapping[str, Any]) -> bool:
     """A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
     moves = settings["vocabulary.rule"] == "entropy" or settings["vocabulary.adapt"] != "none"
     return moves and settings["vocabulary.side"] == "both" and _unweighted(settings)
+
+
+def has_papers_rho(settings: Mapping[str, Any]) -> bool:
+    """The threshold of arXiv 2512.23087."""
+    return bool(settings["vocabulary.rho"] == "e-13")
 
 
 def is_pruned(settings: Mapping[str, Any]) -> bool:

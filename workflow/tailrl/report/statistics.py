@@ -47,6 +47,10 @@ class Difference:
     n: int
 
 
+NO_DIFFERENCE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
+"""Where there is nothing to compare: nothing was measured, or it is what the others are held against."""
+
+
 def mean_interval(values_N: ArrayLike) -> Interval:
     """The t interval of a mean over N independent values, such as one score per seed.
 
@@ -149,7 +153,7 @@ def difference_from(values_N: ArrayLike, reference: float) -> Difference:
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     if not values.size:
-        return Difference(math.nan, math.nan, math.nan, math.nan, 0)
+        return NO_DIFFERENCE
     mean = float(values.mean()) - reference
     if values.size < 2 or np.ptp(values) < _CONSTANT:
         return _constant_difference(mean, values.size, repeated=values.size > 1)

@@ -222,26 +222,24 @@ def _comparisons(results: Results) -> str:
     if not comparisons:
         return "The study has one arm: there is nothing to compare."
     k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
-    note = (
-        "Each arm stands beside what it is to be held against: naive under the same mismatch, its "
-        "matched control, itself without a mismatch; every other pair is in `tables/differences.csv`. Seeds needed: "
-        "seeds an arm with which a true difference of the size seen is found over seeds "
-        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
-        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
-    )
-    return "\n\n".join([comparison_table(comparisons), note, *(verdict(c, k3) for c in comparisons)])
+    compared = comparison_table(comparisons, "tables/differences.csv")
+    return "\n\n".join([compared, *(verdict(c, k3) for c in comparisons)])
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """Differences between arms, a line each, and below them what the numbers are."""
+def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
+    """Differences between arms, a line each, and below them what the numbers are; `others` names the table of all."""
     rows = [
         [c.first, c.second, c.why, points(c.both), p_value(c.both.p), p_value(c.both_p_holm), *_power(c)]
         for c in comparisons
     ]
     note = (
-        "Points of avg. Intervals are at 95 %, each by itself, over seeds and problems. p is given raw and by Holm "
-        f"over the {count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at "
-        f"most {LEVEL:g}."
+        "Points of avg. Each arm stands beside what it is to be held against: naive under the same mismatch, its "
+        f"matched control, itself without a mismatch; every other pair is in `{others}`. Intervals are at "
+        "95 %, each by itself, over seeds and problems. p is given raw and by Holm over the "
+        f"{count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at most "
+        f"{LEVEL:g}. Seeds needed: seeds an arm with which a true difference of the size seen is found over seeds "
+        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
+        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
     )
     header = ("arm", "minus", "which is its", "difference", "p", "p, Holm", "seeds needed", "least seen, points")
     return f"{table(header, rows)}\n\n{note}"
