@@ -40,13 +40,13 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=3),
     "llama, 3 queries a key": LlamaConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, head_dim=32),
     "qwen2, 2 queries a key": Qwen2Config(
-        **{**SIZES, "tie_word_embeddings": False, "vocab_size": 608}, num_attention_heads=2, num_key_value_heads=1
+        **{**SIZES, "tie_word_embeddings": False, "vocab_size": 604}, num_attention_heads=2, num_key_value_heads=1
     ),
     "qwen3, 4 queries a key": Qwen3Config(
         **{**SIZES, "vocab_size": 640}, num_attention_heads=4, num_key_value_heads=1, head_dim=32
     ),
 }
-ROW_MULTIPLES = {"llama": 64, "llama, 3 queries a key": 64, "qwen2, 2 queries a key": 8, "qwen3, 4 queries a key": 4}
+ROW_MULTIPLES = {"llama": 64, "llama, 3 queries a key": 64, "qwen2, 2 queries a key": 32, "qwen3, 4 queries a key": 16}
 
 
 def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:

@@ -44,8 +44,8 @@ def test_padding() -> None:
 
 
 def test_rounder_widths_need_fewer_rows() -> None:
-    assert [row_multiple([width]) for width in (601, 602, 608, 48, 640, 49152)] == [64, 64, 4, 8, 4, 4]
-    assert row_multiple([640, 48, 96]) == 8
+    assert [row_multiple([width]) for width in (601, 602, 604, 600, 48, 49152)] == [64, 64, 32, 16, 16, 16]
+    assert row_multiple([640, 48, 604]) == 32
     assert row_multiple([601, 640]) == 64
 
 

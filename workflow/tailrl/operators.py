@@ -3,7 +3,8 @@ with, so that both compute the same bits (VeXact, arXiv 2605.14220).
 
 PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
 
-- A matrix product chooses its kernel by the number of rows: any multiple of `FEWEST_ROWS` gives the same bits.
+- A matrix product chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same bits, on Intel
+  as on AMD, where 4 would do.
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
   rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
   (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
@@ -31,11 +32,13 @@ from tailrl.settings import Disturbance
 from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 ROWS = 64
-FEWEST_ROWS = 4
+FEWEST_ROWS = 16
 VECTORS = 128
 """Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
 
-KEYS = 16
+KEYS = 32
+"""As many numbers as AMX multiplies at once in half precision; what is left over of them it adds up in another order."""
+
 VALUES = 256
 """Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""
 
