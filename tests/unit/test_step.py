@@ -7,6 +7,7 @@ sequence at a time, log-softmax and the estimator's definition.
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from tailrl.policy import load_policy, load_tokenizer, named_weights
 from tailrl.records import Problem, Rollout, write_problems
 from tailrl.rollout import Decoding
 from tailrl.settings import Run
+from tailrl.training import step
 from tailrl.training.loop import problem_order, rewards, step_requests, train
 from tailrl.training.record import StepRecord, Stopwatch
-from tailrl.training.step import accumulate_gradients
+from tailrl.training.step import Sample, accumulate_gradients
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -130,6 +132,44 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
         torch.testing.assert_close(gradient, results[0][1], rtol=1e-3, atol=1e-5 * results[0][1].abs().max().item())
         assert record.metrics() == pytest.approx(results[0][2].metrics(), rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
+def test_samples_without_an_advantage_are_recorded_and_no_more(
+    model: PreTrainedModel, arm: str, silent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is that of a backward through all of them, and is there, though 0, where nobody has one."""
+    rollouts, advantages = make_rollouts()
+    advantages = [0.0 if i in silent else advantage for i, advantage in enumerate(advantages)]
+    run, results, scored = make_run(arm, token_budget=45), [], []
+    forward = step.forward_logprobs
+
+    def spy(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> Any:
+        scored.append((torch.is_grad_enabled(), [sample.advantage for sample in samples]))
+        return forward(model, samples, run)
+
+    monkeypatch.setattr(step, "forward_logprobs", spy)
+    # So small an advantage that it is one for the sum alone.
+    for least in (0.0, 1e-30):
+        model.zero_grad()
+        samples, record = samples_of(rollouts, [a or least for a in advantages], run), StepRecord()
+        loss = accumulate_gradients(model, samples, run, Stopwatch(), record)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        metrics = record.metrics()
+        results.append((loss, gradients, metrics))
+        with_gradient = sum(len(given) for enabled, given in scored if enabled)
+        assert with_gradient == (7 - len(silent) if least == 0 and len(silent) < 7 else 7)
+        assert sum(len(given) for _, given in scored) == 7
+        scored.clear()
+    (loss, found, metrics), (loss_of_all, expected, metrics_of_all) = results
+    assert loss == pytest.approx(loss_of_all, rel=1e-5, abs=1e-12)
+    assert metrics == pytest.approx(metrics_of_all, rel=1e-4, abs=1e-6, nan_ok=True)
+    assert {*found} == {name for name, _ in model.named_parameters()} == {*expected}
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    assert (largest > 1e-3) == (len(silent) < 7)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-5 * largest + 1e-20, msg=name)
 
 
 def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> None:

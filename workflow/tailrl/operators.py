@@ -37,7 +37,7 @@ VECTORS = 128
 """Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
 
 KEYS = 32
-"""As many numbers as AMX multiplies at once in half precision; what is left over of them it adds up in another order."""
+"""As many numbers as AMX multiplies at once in half precision; what is left of them it adds up in another order."""
 
 VALUES = 256
 """Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""

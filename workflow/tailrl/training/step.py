@@ -72,7 +72,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     −inf where the token lies outside the trainer's set.
     """
     old: dict[str, Tensor] = {}
-    groups = _micro_batches(samples, run)
+    groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in ranks.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
         logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
@@ -92,7 +92,8 @@ def accumulate_gradients(
     """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
     The micro-batches are dealt to the ranks. Each has a share of the loss, which is divided by all samples, and the
-    gradients of the ranks are summed.
+    gradients of the ranks are summed. Samples whose advantage is 0, as all of a group that is all right or all wrong,
+    have no part in the gradient: they come last and are scored alone, for the record.
 
     Args:
         model: the policy.
@@ -109,23 +110,28 @@ def accumulate_gradients(
     Raises:
         NumericalError: a log-prob or the loss is not finite, on whichever rank; then on every rank.
     """
-    groups = _micro_batches(samples, run)
-    parts: list[Part] = []
-    for index, counts in ranks.dealt(len(groups)):
-        chosen = [samples[i] for i in groups[index]]
-        before = None if old is None else [old[i] for i in groups[index]]
-        with watch.phase("forward"):
-            loss, part = _together(_forward, model, chosen, run, len(samples), before)
-        with watch.phase("backward"):
-            (loss if counts else 0 * loss).backward()  # type: ignore[no-untyped-call]
-        if counts:
-            parts.append(part)
-    with watch.phase("backward"):
-        parts = of_all_ranks(parts)
+    teaching = [i for i, sample in enumerate(samples) if sample.advantage != 0]
+    # Where nothing teaches, the gradient is 0 and not missing: the optimizer has its momentum.
+    teaching = teaching or list(range(len(samples)))
     loss_sum = 0.0
-    for part in parts:
-        record.add(part)
-        loss_sum += part.loss.item()
+    for teaches, indices in ((True, teaching), (False, sorted({*range(len(samples))} - {*teaching}))):
+        groups = _micro_batches(samples, run, indices)
+        parts: list[Part] = []
+        for index, counts in ranks.dealt(len(groups)):
+            chosen = [samples[i] for i in groups[index]]
+            before = None if old is None else [old[i] for i in groups[index]]
+            with watch.phase("forward"), torch.set_grad_enabled(teaches):
+                loss, part = _together(_forward, model, chosen, run, len(samples), before)
+            if teaches:
+                with watch.phase("backward"):
+                    (loss if counts else 0 * loss).backward()  # type: ignore[no-untyped-call]
+            if counts:
+                parts.append(part)
+        with watch.phase("backward"):
+            parts = of_all_ranks(parts)
+        for part in parts:
+            record.add(part)
+            loss_sum += part.loss.item()
     return loss_sum
 
 
@@ -245,10 +251,11 @@ def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
     return factor
 
 
-def _micro_batches(samples: Sequence[Sample], run: Run) -> list[list[int]]:
-    rollouts = [sample.rollout for sample in samples]
+def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) -> list[list[int]]:
+    rollouts = [samples[i].rollout for i in indices]
     lengths = [len(rollout.tokens) for rollout in rollouts]
-    return micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
+    groups = micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
+    return [[indices[place] for place in group] for group in groups]
 
 
 def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:
