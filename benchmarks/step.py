@@ -38,7 +38,7 @@ from table import show
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, TrainerCallback
 
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, encode_prompt, named_weights
+from tailrl.policy import PACKED_ATTENTION, encode_prompt, make_exact, named_weights
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.settings import SamplerSettings
 from tailrl.study import parse_study
@@ -81,7 +81,10 @@ def our_step(
 ) -> Callable[[], Seconds]:
     """A function that makes one step of ours."""
     model = silent_model()
-    model.set_attn_implementation(EXACT_ATTENTION if settings.exact else PACKED_ATTENTION)
+    if settings.exact:
+        make_exact(model)
+    else:
+        model.set_attn_implementation(PACKED_ATTENTION)
     optimizer = make_optimizer(model)
     sampler = make_sampler(settings, folder, PROMPT_TOKENS + NEW_TOKENS, 0, model)
     sampler.load_weights(named_weights(model))

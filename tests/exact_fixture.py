@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tailrl.policy import EXACT_ATTENTION, named_weights
+from tailrl.policy import make_exact, named_weights
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.exact import ExactSampler
@@ -49,11 +49,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 ROW_MULTIPLES = {"llama": 64, "llama, 3 queries a key": 64, "qwen2, 2 queries a key": 32, "qwen3, 4 queries a key": 16}
 
 
-def random_policy(name: str, dtype: str, seed: int = 0) -> PreTrainedModel:
+def random_policy(policy: str | PreTrainedConfig, dtype: str, seed: int = 0) -> PreTrainedModel:
     """Weights, norms' and biases too, large enough for a distribution with peaks."""
-    model = AutoModelForCausalLM.from_config(
-        CONFIGS[name], dtype=getattr(torch, dtype), attn_implementation=EXACT_ATTENTION
-    )
+    config = CONFIGS[policy] if isinstance(policy, str) else policy
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    make_exact(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

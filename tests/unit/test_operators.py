@@ -1,16 +1,21 @@
 """The batch-invariant operators: right against float64 loops, and each row's result its own."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from exact_fixture import CONFIGS, V, random_policy
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tailrl import operators
 from tailrl.operators import (
+    BLOCK,
+    FEWEST_ROWS,
     KEYS,
+    MOST_ROWS,
     ROWS,
     VALUES,
     PackedAttention,
@@ -20,8 +25,10 @@ from tailrl.operators import (
     future_bias,
     head_logits,
     pad_rows,
+    product,
     rounded_up,
     row_multiple,
+    rows_at_once,
 )
 from tailrl.packing import pack
 from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
@@ -58,6 +65,58 @@ def test_as_many_rows_as_the_widths_ask_for_have_the_bits_of_many(width: int, dt
     for count in range(row_multiple([width, 96]), 65, row_multiple([width, 96])):
         alone = torch.nn.functional.silu(torch.nn.functional.linear(rows[:count].clone(), weight))
         assert torch.equal(alone, together[:count])
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+WIDTHS = [(601, 96), (192, 576), (576, 1536), (256, 1024)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), WIDTHS)
+@pytest.mark.usefixtures("threads")
+def test_a_product_has_the_same_bits_in_any_number_of_rows(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """Where sums are long, some machines' `linear` has not."""
+    rows, weight = random(MOST_ROWS + 3 * ROWS, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, dtype=dtype, seed=2)
+    together = product(rows, weight, bias)
+    close = 1e-5 if dtype == torch.float32 else 1e-2
+    plain = rows.double() @ weight.double().T + bias
+    torch.testing.assert_close(together.double(), plain, rtol=close, atol=close * plain.abs().max().item())
+    for count in (FEWEST_ROWS, BLOCK, BLOCK + FEWEST_ROWS, 3 * ROWS, 704, MOST_ROWS):
+        for start in (0, 2 * ROWS):
+            chosen = slice(start, start + count)
+            assert torch.equal(product(rows[chosen].clone(), weight, bias), together[chosen]), (count, start)
+
+
+def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose sums depend on whether there are more than 40 rows, or than 704 as AMX has it."""
+    taken, border = [], 0
+
+    def minding(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        taken.append(len(rows))
+        return torch.nn.functional.linear(rows, weight, bias) + (len(rows) > border)
+
+    monkeypatch.setattr(operators, "linear", minding)
+    rows, weight = random(80, 8).requires_grad_(), random(24, 8, seed=1).requires_grad_()
+    for last, size in ((40, BLOCK), (704, BLOCK), (MOST_ROWS, MOST_ROWS)):
+        border = last
+        rows_at_once.cache_clear()
+        assert rows_at_once(24, 8, torch.float32, torch.get_num_threads()) == size
+        taken.clear()
+        out = product(rows, weight)
+        assert taken == ([32, 32, 16] if size == BLOCK else [80])
+        torch.testing.assert_close(out, rows @ weight.T)
+        found = torch.autograd.grad(out.square().sum(), (rows, weight))
+        expected = torch.autograd.grad((rows @ weight.T).square().sum(), (rows, weight))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    rows_at_once.cache_clear()
 
 
 # --- attention ---------------------------------------------------------------------------------------
@@ -193,15 +252,15 @@ def test_log_probs_in_chunks_are_the_definition(rule: str, chunk_rows: int, monk
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_those_of_the_plain_forward(name: str) -> None:
-    model = random_policy(name, "float32")
+    exact, plain = random_policy(name, "float32"), AutoModelForCausalLM.from_config(CONFIGS[name])
+    plain.load_state_dict(exact.state_dict())
+    plain.set_attn_implementation(PACKED_ATTENTION)
     lengths = [3, 40, 17]
     packing, count = pack(lengths), sum(lengths)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, V, count))
     coefficient = random(count, seed=3)
     gradients = {}
-    for attention in (PACKED_ATTENTION, EXACT_ATTENTION):
-        model.set_attn_implementation(attention)
-        model.zero_grad()
+    for attention, model in ((EXACT_ATTENTION, exact), (PACKED_ATTENTION, plain)):
         hidden = hidden_states(model, tokens, packing)
         if attention == EXACT_ATTENTION:
             threshold, unused = torch.full((count, 1), -20.0), [0] * count
@@ -211,6 +270,6 @@ def test_gradients_are_those_of_the_plain_forward(name: str) -> None:
             logp = token_logprobs(hidden @ head_weight(model).T, tokens, "min_p", -20.0).logp_T
         (logp * coefficient).sum().backward()
         gradients[attention] = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    for weight, plain in gradients[PACKED_ATTENTION].items():
-        assert plain.norm() > 0
-        assert (gradients[EXACT_ATTENTION][weight] - plain).norm() < 1e-4 * plain.norm(), weight
+    for weight, expected in gradients[PACKED_ATTENTION].items():
+        assert expected.norm() > 0
+        assert (gradients[EXACT_ATTENTION][weight] - expected).norm() < 1e-4 * expected.norm(), weight

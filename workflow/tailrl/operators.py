@@ -4,7 +4,8 @@ with, so that both compute the same bits (VeXact, arXiv 2605.14220).
 PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
 
 - A matrix product chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same bits, on Intel
-  as on AMD, where 4 would do.
+  as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an Intel CPU, cut
+  them by the number of rows: there `product` takes `BLOCK` rows at a time. Which it is is measured (`rows_at_once`).
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
   rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
   (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
@@ -20,6 +21,7 @@ layer's attention: memory grows with the square of the length.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import gcd
 
 import torch
@@ -33,6 +35,9 @@ from tailrl.vocabulary import TokenLogprobs, token_logprobs
 
 ROWS = 64
 FEWEST_ROWS = 16
+BLOCK = 32
+MOST_ROWS = 1024
+
 VECTORS = 128
 """Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
 
@@ -66,6 +71,47 @@ def pad_rows(rows_R: Tensor) -> Tensor:
     """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`."""
     missing = -len(rows_R) % ROWS
     return pad(rows_R, (0, 0) * (rows_R.ndim - 1) + (0, missing)) if missing else rows_R
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+@cache
+def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> int:
+    """How many rows a product may take at once on this machine so that none minds the others: `BLOCK`, or many more.
+
+    It is tried on random numbers; `exactness.self_test` then tries the whole engine.
+
+    Args:
+        outputs: numbers that each row becomes.
+        inputs: numbers of a row.
+        dtype: of both.
+        threads: that compute.
+    """
+    assert threads == torch.get_num_threads()
+    most = min(MOST_ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop)
+    generator = torch.Generator().manual_seed(0)
+    rows_RI, weight_OI = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (most, outputs))
+    with torch.no_grad():
+        expected_RO = torch.cat([linear(part, weight_OI) for part in torch.split(rows_RI, BLOCK)])
+        counts = {most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)}
+        alike = all(torch.equal(linear(rows_RI[:count], weight_OI), expected_RO[:count]) for count in sorted(counts))
+    return most if alike else BLOCK
+
+
+def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`linear`, each row's result its own: [R, O].
+
+    Args:
+        rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. Two dimensions: with three, of which the first is 1,
+            other kernels are chosen, by its stride.
+        weight_OI: [O, I].
+        bias_O: [O].
+    """
+    size = rows_at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads())
+    if len(rows_RI) <= size:
+        return linear(rows_RI, weight_OI, bias_O)
+    return torch.cat([linear(part, weight_OI, bias_O) for part in torch.split(rows_RI, size)])
 
 
 # --- attention ---------------------------------------------------------------------------------------
@@ -197,7 +243,7 @@ def head_logits(
         seeds: of each row's response; none for the padding.
         places: which token of its response each row predicts, from 0; likewise.
     """
-    logits_RV = linear(hidden_RH, weight_VH).float() / scoring.temperature
+    logits_RV = product(hidden_RH, weight_VH).float() / scoring.temperature
     missing = [0] * (len(logits_RV) - len(seeds))
     return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,6 @@ from tailrl.settings import ScratchPolicy
 
 PACKED_ATTENTION = "packed"
 EXACT_ATTENTION = "exact"
-"""Set on a model (`set_attn_implementation`), it makes a token's hidden states the same whatever shares its row."""
 
 
 def _packed_attention(
@@ -102,10 +102,22 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
     return cast(Tensor, output.last_hidden_state[0])
 
 
+def make_exact(model: PreTrainedModel) -> None:
+    """From now on a token's hidden states are the same whatever shares its row."""
+    model.set_attn_implementation(EXACT_ATTENTION)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = MethodType(_exact_linear, module)  # type: ignore[method-assign]
+
+
+def _exact_linear(module: nn.Linear, row_1RI: Tensor) -> Tensor:
+    return operators.product(row_1RI[0], module.weight, module.bias)[None]
+
+
 def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
     """Last hidden states [R, H] of a row of tokens under a given attention.
 
-    The model's attention must be `EXACT_ATTENTION`, and the row padded to a multiple of `row_multiple`. Nothing but
+    `make_exact` must have seen the model, and the row be padded to a multiple of `row_multiple`. Nothing but
     `attend` connects the tokens of the row.
     """
     output = model.base_model(

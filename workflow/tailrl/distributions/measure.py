@@ -24,12 +24,12 @@ from tailrl.guard import guarded
 from tailrl.operators import Scoring, head_logits, pad_rows
 from tailrl.packing import micro_batches, pack_batch
 from tailrl.policy import (
-    EXACT_ATTENTION,
     encode_prompt,
     head_weight,
     hidden_states,
     load_policy,
     load_tokenizer,
+    make_exact,
     named_weights,
     required_length,
 )
@@ -131,7 +131,7 @@ def read_inputs(
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
     if settings.engine.sampler.exact:
-        model.set_attn_implementation(EXACT_ATTENTION)
+        make_exact(model)
     return model, prompts, required_length(problems, prompts, settings.max_new_tokens, model.config)
 
 

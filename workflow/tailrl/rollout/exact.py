@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.errors import StudyError
 from tailrl.operators import Scoring, head_logits
-from tailrl.policy import EXACT_ATTENTION, head_weight
+from tailrl.policy import head_weight, make_exact
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, exactness
 from tailrl.rollout.flight import Flight
@@ -34,9 +34,8 @@ class ExactSampler:
                 f"{policy_folder}: rotary embeddings of type {rotary} depend on the longest sequence of a batch, "
                 "which the exact engine does not support"
             )
-        self.model = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation=EXACT_ATTENTION
-        )
+        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        make_exact(self.model)
         self.model.eval().requires_grad_(False)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder))

@@ -26,7 +26,7 @@ from tailrl import ranks
 from tailrl.errors import NumericalError, StudyError
 from tailrl.metrics import METRICS
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import EXACT_ATTENTION, encode_prompt, load_policy, load_tokenizer, required_length
+from tailrl.policy import encode_prompt, load_policy, load_tokenizer, make_exact, required_length
 from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.seeding import derive_seed
@@ -106,7 +106,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
             raise StudyError(
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
-        model.set_attn_implementation(EXACT_ATTENTION)
+        make_exact(model)
     place(model, settings, run.sampler.exact)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = Engine(
