@@ -24,6 +24,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 
 
 PUBLISHED = {
+    "ablate_adaptive_rho.yaml": "be822d955278d589",
     "ablate_domain_arithmetic.yaml": "8452aaf64edc861c",
     "ablate_domain_words.yaml": "6afad88484586b1e",
     "ablate_mask_side.yaml": "77f4e6bf42e1d522",
