@@ -49,6 +49,7 @@ from tailrl.training.step import Sample, update
 
 ENGINES = {
     "ours, vLLM bfloat16": {"engine": "vllm"},
+    "ours, vLLM bfloat16, compiled": {"engine": "vllm", "enforce_eager": False},
     "ours, exact float32": {"engine": "exact", "dtype": "float32"},
     "ours, transformers float32": {"engine": "transformers", "dtype": "float32"},
 }

@@ -40,6 +40,11 @@ class SamplerSettings(Settings):
         ge=1,
         description="ranks that share one vLLM, each with a slice of every weight; a run's ranks are a multiple of it",
     )
+    enforce_eager: bool | None = Field(
+        None,
+        description="whether vLLM runs its model as it stands; false: it is compiled first, which takes half a minute "
+        "and pays where a run is long; null: true on a CPU, false on a GPU",
+    )
     verify: bool = Field(
         False,
         description="the trainer draws every proposed token again from the same noise, and the engine goes on from the "
@@ -65,6 +70,8 @@ class SamplerSettings(Settings):
             raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
         if self.engine != "vllm" and self.tensor_parallel != 1:
             raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
+        if self.engine != "vllm" and self.enforce_eager is not None:
+            raise ValueError(f"engine: {self.engine} compiles nothing: leave out enforce_eager")
         if self.engine == "transformers" and self.kv_cache_dtype != "auto":
             raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
         return self

@@ -120,6 +120,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "sampler.kv_cache_dtype": ("fp8_e4m3", "fp8_e5m2"),
             "sampler.gpu_memory_utilization": (0.5, 0.50000001),
             "sampler.tensor_parallel": (2, 4),
+            "sampler.enforce_eager": (True, False),
             "correction.token": ("tis", "mask"),
             "correction.token_threshold": (3.0, 3.0000001),
             "correction.sequence": ("is", "tis", "mis", "geometric", "reject_k1", "reject_k3"),

@@ -437,6 +437,19 @@ def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
     ]
 
 
+@pytest.mark.parametrize(
+    ("said", "gpu", "told"), [(None, False, True), (None, True, False), (False, False, False), (True, True, True)]
+)
+def test_vllm_compiles_on_a_gpu_and_where_it_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, said: bool | None, gpu: bool, told: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    sampler = make_sampler(SamplerSettings(enforce_eager=said), folder, MAX_LENGTH, seed=0)
+    assert isinstance(sampler, VllmSampler)
+    assert sampler.llm.given["enforce_eager"] is told
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_engine_that_not_all_ranks_can_share_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -495,6 +508,27 @@ def test_the_engine_computes_with_the_weights_it_was_handed(
         for name, weight in expected.items():
             assert actual[name].dtype == weight.dtype
             assert torch.equal(actual[name], weight), f"{name} of the set with seed {seed}"
+
+
+@pytest.mark.slow
+def test_a_compiled_engine_computes_with_the_weights_it_was_handed(
+    folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Its log-probs are the trainer's, for one set of weights after the other."""
+    settings = SamplerSettings(dtype="float32", enforce_eager=False)
+    sampler = make_sampler(settings, folder, MAX_LENGTH, seed=0)
+    decoding = Decoding(1.0, 20, "min_p")
+    for seed in (5, 6):
+        policy = random_policy(tokenizer, seed)
+        sampler.load_weights(named_weights(policy))
+        requests = random_requests(40, seed=seed, threshold=-3.0)
+        assert sampler.self_test(requests[:4], decoding) < 1e-4
+        rollouts = sampler.generate(requests, decoding)
+        found = np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+        scored = trained(policy, rollouts, 1.0, -3.0)
+        inside = ~scored.outside_T.numpy()
+        assert inside.mean() > 0.99
+        np.testing.assert_allclose(found[inside], scored.logp_T.numpy()[inside], atol=2e-3)
 
 
 def trained(

@@ -133,6 +133,8 @@ def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
         parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"gpu_memory_utilization": 0.5}}}})
     with pytest.raises(StudyError, match=f"engine: {engine} is not spread over ranks: leave out tensor_parallel"):
         parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"tensor_parallel": 2}}}})
+    with pytest.raises(StudyError, match=f"engine: {engine} compiles nothing: leave out enforce_eager"):
+        parse_study({"name": "test", "arms": {"a": {"sampler": sampler | {"enforce_eager": False}}}})
 
 
 def test_the_evaluation_cannot_verify() -> None:

@@ -188,7 +188,7 @@ class VllmSampler:
 
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
         """See `make_sampler`."""
-        sharing = settings.tensor_parallel
+        sharing, eager = settings.tensor_parallel, settings.enforce_eager
         if ranks.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {sharing} ranks are to share an engine, and there are {ranks.count()}: "
@@ -218,7 +218,7 @@ class VllmSampler:
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
-                enforce_eager=not torch.cuda.is_available(),
+                enforce_eager=not torch.cuda.is_available() if eager is None else eager,
                 async_scheduling=False,  # the processor reads the tokens sampled so far
                 # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
                 enable_chunked_prefill=False,
