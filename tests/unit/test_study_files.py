@@ -27,6 +27,7 @@ PUBLISHED = {
     "ablate_adaptive_rho.yaml": "be822d955278d589",
     "ablate_domain_arithmetic.yaml": "8452aaf64edc861c",
     "ablate_domain_words.yaml": "6afad88484586b1e",
+    "ablate_estimator.yaml": "27c3adb2539a7790",
     "ablate_mask_side.yaml": "77f4e6bf42e1d522",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "6770daee9fc66272",
