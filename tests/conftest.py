@@ -1,6 +1,7 @@
 """Shared by the tests: a policy small enough to build in a second, and an engine that samples from it plainly."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,17 @@ def tokenizer(problems: list[Problem]) -> "PreTrainedTokenizerFast":
     from tailrl.tokenizer import train_tokenizer
 
     return train_tokenizer(TINY.vocabulary_size, [problem.prompt + problem.solution for problem in problems])
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """PyTorch computes with so many."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The batch-invariant operators: right against float64 loops, and each row's result its own."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -65,14 +64,6 @@ def test_as_many_rows_as_the_widths_ask_for_have_the_bits_of_many(width: int, dt
     for count in range(row_multiple([width, 96]), 65, row_multiple([width, 96])):
         alone = torch.nn.functional.silu(torch.nn.functional.linear(rows[:count].clone(), weight))
         assert torch.equal(alone, together[:count])
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 WIDTHS = [(601, 96), (192, 576), (576, 1536), (256, 1024)]

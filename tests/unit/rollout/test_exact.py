@@ -1,7 +1,6 @@
 """The exact engine: the trainer's bits for every token, whatever shares a batch, and the right distribution."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,14 +54,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pai
 @pytest.fixture
 def pair(pairs: dict[tuple[str, str], Pair]) -> Pair:
     return pairs["llama, 3 queries a key", "float32"]
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int, int]:
