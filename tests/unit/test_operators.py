@@ -1,6 +1,7 @@
 """The batch-invariant operators: right against float64 loops, and each row's result its own."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,11 +96,12 @@ def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pyt
         return torch.nn.functional.linear(rows, weight, bias) + (len(rows) > border)
 
     monkeypatch.setattr(operators, "linear", minding)
+    monkeypatch.setattr(operators, "rows_at_once", cache(rows_at_once.__wrapped__))
     rows, weight = random(80, 8).requires_grad_(), random(24, 8, seed=1).requires_grad_()
     for last, size in ((40, BLOCK), (704, BLOCK), (MOST_ROWS, MOST_ROWS)):
         border = last
-        rows_at_once.cache_clear()
-        assert rows_at_once(24, 8, torch.float32, torch.get_num_threads()) == size
+        operators.rows_at_once.cache_clear()
+        assert operators.rows_at_once(24, 8, torch.float32, torch.get_num_threads()) == size
         taken.clear()
         out = product(rows, weight)
         assert taken == ([32, 32, 16] if size == BLOCK else [80])
@@ -107,7 +109,16 @@ def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pyt
         found = torch.autograd.grad(out.square().sum(), (rows, weight))
         expected = torch.autograd.grad((rows @ weight.T).square().sum(), (rows, weight))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
-    rows_at_once.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(16, 96), (1, 48, 96), (2, 16, 96)])
+def test_an_exact_layer_takes_rows_of_any_shape(shape: tuple[int, ...]) -> None:
+    """A mixture of experts drops the row's first dimension on the way to its experts."""
+    layer = random_policy("llama", "float32").model.layers[0].mlp.up_proj
+    rows = random(*shape)
+    expected = torch.nn.functional.linear(rows, layer.weight, layer.bias)
+    assert layer(rows).shape == expected.shape
+    torch.testing.assert_close(layer(rows), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- attention ---------------------------------------------------------------------------------------

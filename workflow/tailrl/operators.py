@@ -3,9 +3,10 @@ with, so that both compute the same bits (VeXact, arXiv 2605.14220).
 
 PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
 
-- A matrix product chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same bits, on Intel
-  as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an Intel CPU, cut
-  them by the number of rows: there `product` takes `BLOCK` rows at a time. Which it is is measured (`rows_at_once`).
+- A matrix product with weights chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same
+  bits, on Intel as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an
+  Intel CPU, cut them by the number of rows: there `product` takes `BLOCK` rows at a time. Which it is is measured
+  (`rows_at_once`).
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
   rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
   (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
@@ -77,8 +78,8 @@ def pad_rows(rows_R: Tensor) -> Tensor:
 
 
 @cache
-def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> int:
-    """How many rows a product may take at once on this machine so that none minds the others: `BLOCK`, or many more.
+def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> int:  # noqa: ARG001 - by which it is kept
+    """How many rows a product may take at once on this CPU so that none minds the others: `BLOCK`, or many more.
 
     It is tried on random numbers; `exactness.self_test` then tries the whole engine.
 
@@ -86,9 +87,8 @@ def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) ->
         outputs: numbers that each row becomes.
         inputs: numbers of a row.
         dtype: of both.
-        threads: that compute.
+        threads: that PyTorch computes with now.
     """
-    assert threads == torch.get_num_threads()
     most = min(MOST_ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop)
     generator = torch.Generator().manual_seed(0)
     rows_RI, weight_OI = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (most, outputs))
@@ -104,10 +104,12 @@ def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 
     Args:
         rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. Two dimensions: with three, of which the first is 1,
-            other kernels are chosen, by its stride.
+            other kernels are chosen, by its stride. On a GPU, where nothing here is exact, it is `linear` itself.
         weight_OI: [O, I].
         bias_O: [O].
     """
+    if rows_RI.device.type != "cpu":
+        return linear(rows_RI, weight_OI, bias_O)
     size = rows_at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads())
     if len(rows_RI) <= size:
         return linear(rows_RI, weight_OI, bias_O)

@@ -110,8 +110,10 @@ def make_exact(model: PreTrainedModel) -> None:
             module.forward = MethodType(_exact_linear, module)  # type: ignore[method-assign]
 
 
-def _exact_linear(module: nn.Linear, row_1RI: Tensor) -> Tensor:
-    return operators.product(row_1RI[0], module.weight, module.bias)[None]
+def _exact_linear(module: nn.Linear, rows: Tensor) -> Tensor:
+    """[..., I] → [..., O]: a model's row has a first dimension of 1, and a layer may drop it."""
+    flat_RO = operators.product(rows.flatten(0, -2), module.weight, module.bias)
+    return flat_RO.view(*rows.shape[:-1], -1)
 
 
 def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:

@@ -5,6 +5,7 @@ of the smallest gradients AdamW makes as large as any, to 1e-4 after three steps
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str,
 
     step.optimizer_step = spy
     try:
-        found = [update(model, optimizer, samples, run, seed, Stopwatch()) for seed in range(count)]
+        found = [update(model, optimizer, samples, run, seed, Stopwatch()) for seed in range(count - 1)]
+        # Some have no part in the gradient of the last one.
+        silent = [replace(sample, advantage=0.0) if i in (1, 4, 5) else sample for i, sample in enumerate(samples)]
+        found.append(update(model, optimizer, silent, run, count - 1, Stopwatch()))
     finally:
         step.optimizer_step = own
     return {

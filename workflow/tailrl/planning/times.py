@@ -45,7 +45,7 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
 
 
 def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> float:
-    """Forward and backward over all micro-batches."""
+    """Forward and backward over all micro-batches, as if every response had an advantage."""
     again = run.training.activation_checkpointing
     body = (8 if again else 6) * shape.layers * shape.products * work.row
     length = work.prompt + work.response

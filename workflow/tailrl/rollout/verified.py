@@ -7,7 +7,7 @@ every place, given the tokens before it. Up to the first place where the draws d
 would have sampled token by token; there the trainer's draw is taken, and the engine goes on from it. So the response is
 distributed exactly as the trainer's policy in its scoring pass, whatever the engine does: a bad engine costs rounds,
 never a bias, and no probability is asked of it. With batch-invariant operators under the trainer
-(`policy.EXACT_ATTENTION`) the log-probs that the loss is made of are the very bits that were drawn from.
+(`policy.make_exact`) the log-probs that the loss is made of are the very bits that were drawn from.
 
 The test is argmax against argmax, not the accept-or-resample of speculative decoding, which needs the engine's
 distribution; at a total variation distance of d between the two, draws from shared Gumbel noise differ with a

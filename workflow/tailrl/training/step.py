@@ -92,8 +92,8 @@ def accumulate_gradients(
     """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
     The micro-batches are dealt to the ranks. Each has a share of the loss, which is divided by all samples, and the
-    gradients of the ranks are summed. Samples whose advantage is 0, as all of a group that is all right or all wrong,
-    have no part in the gradient: they come last and are scored alone, for the record.
+    gradients of the ranks are summed. Samples whose advantage is 0, as with RLOO and GRPO all of a group that is
+    all right or all wrong, have no part in the gradient: they come last and are scored alone, for the record.
 
     Args:
         model: the policy.
