@@ -89,7 +89,8 @@ def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) ->
         dtype: of both.
         threads: that PyTorch computes with now.
     """
-    most = min(MOST_ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop)
+    # Of a large vocabulary only as many as an engine has in flight: more logits would take the memory of a policy.
+    most = min(MOST_ROWS, max(2 * ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop))
     generator = torch.Generator().manual_seed(0)
     rows_RI, weight_OI = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (most, outputs))
     with torch.no_grad():
