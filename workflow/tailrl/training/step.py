@@ -111,10 +111,12 @@ def accumulate_gradients(
         NumericalError: a log-prob or the loss is not finite, on whichever rank; then on every rank.
     """
     teaching = [i for i, sample in enumerate(samples) if sample.advantage != 0]
-    # Where nothing teaches, the gradient is 0 and not missing: the optimizer has its momentum.
-    teaching = teaching or list(range(len(samples)))
+    silent = [i for i, sample in enumerate(samples) if sample.advantage == 0]
+    if not teaching:
+        # The gradient is 0 then and not missing: the optimizer has its momentum.
+        teaching, silent = silent, []
     loss_sum = 0.0
-    for teaches, indices in ((True, teaching), (False, sorted({*range(len(samples))} - {*teaching}))):
+    for teaches, indices in ((True, teaching), (False, silent)):
         groups = _micro_batches(samples, run, indices)
         parts: list[Part] = []
         for index, counts in ranks.dealt(len(groups)):
