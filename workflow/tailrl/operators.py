@@ -37,7 +37,10 @@ from tailrl.vocabulary import TokenLogprobs, token_logprobs
 ROWS = 64
 FEWEST_ROWS = 16
 BLOCK = 32
+"""Rows that every kernel seen so far multiplies alike; with more, AMX begins to cut long sums otherwise."""
+
 MOST_ROWS = 1024
+"""Rows that a product takes at once where they do not mind one another: so many are tried, and no more are taken."""
 
 VECTORS = 128
 """Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
