@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tailrl.noise import gumbel, normal, uniform
+from tailrl.noise import BLOCK, gumbel, normal, uniform
 
 LEVEL = 1e-4
 """A correct generator falls below this p-value once in ten thousand seeds."""
@@ -142,6 +142,14 @@ def test_a_row_is_the_same_bits_in_any_batch(draw: str, tokens: int) -> None:
         assert torch.equal(DRAWS[draw]([seed], [position], tokens)[0], row)
         assert torch.equal(DRAWS[draw]([9, seed, 9], [1, position, 2], tokens + 13)[1, :tokens], row)
     assert torch.equal(DRAWS[draw](SEEDS[::-1], POSITIONS[::-1], tokens), together.flip(0))
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(300, 2049), (3, 2 * BLOCK + 1)])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_row_is_the_same_bits_in_any_block(draw: str, positions: int, tokens: int) -> None:
+    together = DRAWS[draw]([5] * positions, list(range(positions)), tokens)
+    for place in (0, positions // 2, positions - 1):
+        assert torch.equal(DRAWS[draw]([5], [place], tokens)[0], together[place])
 
 
 @pytest.mark.parametrize("draw", DRAWS)

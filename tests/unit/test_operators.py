@@ -17,9 +17,11 @@ from tailrl.operators import (
     KEYS,
     MOST_ROWS,
     ROWS,
+    SUMMANDS,
     VALUES,
     PackedAttention,
     Scoring,
+    at_once,
     causal_attention,
     exact_logprobs,
     future_bias,
@@ -28,7 +30,6 @@ from tailrl.operators import (
     product,
     rounded_up,
     row_multiple,
-    rows_at_once,
 )
 from tailrl.packing import pack
 from tailrl.policy import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
@@ -67,7 +68,7 @@ def test_as_many_rows_as_the_widths_ask_for_have_the_bits_of_many(width: int, dt
         assert torch.equal(alone, together[:count])
 
 
-WIDTHS = [(601, 96), (192, 576), (576, 1536), (256, 1024)]
+WIDTHS = [(601, 96), (192, 576), (576, 1536), (256, 1030)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,26 +90,45 @@ def test_a_product_has_the_same_bits_in_any_number_of_rows(outputs: int, inputs:
 
 def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose sums depend on whether there are more than 40 rows, or than 704 as AMX has it."""
-    taken, border = [], 0
+    taken: list[tuple[int, int]] = []
+    border, shortest = 0, 0
 
     def minding(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        taken.append(len(rows))
-        return torch.nn.functional.linear(rows, weight, bias) + (len(rows) > border)
+        taken.append(tuple(rows.shape))
+        return torch.nn.functional.linear(rows, weight, bias) + (len(rows) > border and rows.shape[1] >= shortest)
 
     monkeypatch.setattr(operators, "linear", minding)
-    monkeypatch.setattr(operators, "rows_at_once", cache(rows_at_once.__wrapped__))
-    rows, weight = random(80, 8).requires_grad_(), random(24, 8, seed=1).requires_grad_()
-    for last, size in ((40, BLOCK), (704, BLOCK), (MOST_ROWS, MOST_ROWS)):
-        border = last
-        operators.rows_at_once.cache_clear()
-        assert operators.rows_at_once(24, 8, torch.float32, torch.get_num_threads()) == size
+    monkeypatch.setattr(operators, "at_once", cache(at_once.__wrapped__))
+
+    def try_out(dtype: torch.dtype, inputs: int) -> tuple[int, int]:
+        operators.at_once.cache_clear()
+        found = operators.at_once(24, inputs, dtype, torch.get_num_threads())
+        rows, weight, bias = (
+            random(*shape, seed=seed) for seed, shape in enumerate(((80, inputs), (24, inputs), (24,)))
+        )
+        given = [tensor.to(dtype).requires_grad_() for tensor in (rows, weight, bias)]
         taken.clear()
-        out = product(rows, weight)
-        assert taken == ([32, 32, 16] if size == BLOCK else [80])
-        torch.testing.assert_close(out, rows @ weight.T)
-        found = torch.autograd.grad(out.square().sum(), (rows, weight))
-        expected = torch.autograd.grad((rows @ weight.T).square().sum(), (rows, weight))
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        gradients = torch.autograd.grad(product(*given).square().sum(), given)
+        assert not any(count > border and summands >= shortest for count, summands in taken)
+        close = {"rtol": 1e-4, "atol": 1e-2} if dtype == torch.float32 else {"rtol": 0.05, "atol": 20.0}
+        plain = [tensor.detach().double().requires_grad_() for tensor in given]
+        expected = torch.autograd.grad((plain[0] @ plain[1].T + plain[2]).square().sum(), plain)
+        torch.testing.assert_close([g.double() for g in gradients], list(expected), **close)
+        return found
+
+    border = 40
+    assert try_out(torch.float32, 8) == (BLOCK, 8)
+    border = 704
+    assert try_out(torch.float32, 8) == (BLOCK, 8)
+    border, shortest = 40, SUMMANDS + 1
+    assert try_out(torch.float32, 8) == (MOST_ROWS, 8)
+    assert try_out(torch.float32, SUMMANDS + 8) == (MOST_ROWS, SUMMANDS)
+    assert taken == [(80, SUMMANDS)]
+    # In half precision each of several sums would be rounded.
+    assert try_out(torch.bfloat16, SUMMANDS + 8) == (BLOCK, SUMMANDS + 8)
+    assert taken == [(32, SUMMANDS + 8), (32, SUMMANDS + 8), (16, SUMMANDS + 8)]
+    border = MOST_ROWS
+    assert try_out(torch.float32, SUMMANDS + 8) == (MOST_ROWS, SUMMANDS + 8)
 
 
 @pytest.mark.parametrize("shape", [(16, 96), (1, 48, 96), (2, 16, 96)])

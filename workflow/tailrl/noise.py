@@ -8,7 +8,7 @@ The hash is 32-bit and not cryptographic. A uniform has 31 bits and full relativ
 an exponential race, where rare tokens win, is right down to probabilities of about 1e-9.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 from tailrl.seeding import derive_seed
 
 _GOLDEN = 0x9E3779B97F4A7C15
+
+BLOCK = 2**18
+"""Numbers made at a time: what their two dozen operations read and write stays in a core's cache."""
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str) -> Tensor:
@@ -29,37 +32,52 @@ def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: 
         count: numbers per position, one for each token of the vocabulary.
         stream: what they are for; different names give independent numbers.
     """
-    return _uniform(_bits(seeds, positions, count, stream))
+    return _drawn(seeds, positions, count, stream, _uniform)
 
 
 def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
     """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p."""
     # −ln(−ln(1 − u)): small u, which floats resolve well, make the large values, which decide.
-    return uniform(seeds, positions, count, stream).neg_().log1p_().neg_().log_().neg_()
+    return _drawn(seeds, positions, count, stream, lambda bits: _uniform(bits).neg_().log1p_().neg_().log_().neg_())
 
 
 def normal(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "normal") -> Tensor:
     """Standard normal numbers, float32 [T, count]; exactly symmetric, with tails to 6.3 on both sides."""
-    bits_TV = _bits(seeds, positions, count, stream)
-    # The bit that the uniform leaves over is the sign, so that both tails come from where u is resolved well.
-    half_TV = torch.special.ndtri(_uniform(bits_TV).mul_(0.5))
-    return torch.where(bits_TV < 0, half_TV, -half_TV)
+    return _drawn(seeds, positions, count, stream, _normal)
 
 
-def _bits(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str) -> Tensor:
-    """32 random bits for each token at each position: int32 [T, count]."""
+def _drawn(
+    seeds: Sequence[int], positions: Sequence[int], count: int, stream: str, law: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Numbers that a law makes of 32 random bits each, float32 [T, count]."""
     words_T2 = torch.from_numpy(_words(seeds, positions, stream))
-    bits_TV = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9)) + words_T2[:, :1]
-    _mix(bits_TV)
-    bits_TV ^= words_T2[:, 1:]
-    _mix(bits_TV)
-    return bits_TV
+    tokens_V = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9))
+    drawn_TV = torch.empty(len(seeds), count)
+    rows = max(1, BLOCK // max(1, count))
+    for out_BV, words_B2 in zip(torch.split(drawn_TV, rows), torch.split(words_T2, rows), strict=True):
+        out_BV.copy_(law(_bits(tokens_V, words_B2)))
+    return drawn_TV
 
 
-def _uniform(bits_TV: Tensor) -> Tensor:
+def _bits(tokens_V: Tensor, words_B2: Tensor) -> Tensor:
+    """32 random bits for each token at each position: int32 [B, V]."""
+    bits_BV = tokens_V + words_B2[:, :1]
+    _mix(bits_BV)
+    bits_BV ^= words_B2[:, 1:]
+    _mix(bits_BV)
+    return bits_BV
+
+
+def _normal(bits_BV: Tensor) -> Tensor:
+    # The bit that the uniform leaves over is the sign, so that both tails come from where u is resolved well.
+    half_BV = torch.special.ndtri(_uniform(bits_BV).mul_(0.5))
+    return torch.where(bits_BV < 0, half_BV, -half_BV)
+
+
+def _uniform(bits_BV: Tensor) -> Tensor:
     """The lower 31 bits as a float32 in (0, 1)."""
     # The largest would round to 1, where an exponential is infinite.
-    return bits_TV.bitwise_and(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return bits_BV.bitwise_and(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
 
 
 def _words(seeds: Sequence[int], positions: Sequence[int], stream: str) -> NDArray[np.int32]:

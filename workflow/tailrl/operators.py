@@ -5,8 +5,8 @@ PyTorch promises no such thing. What differs on a CPU, and what is done about it
 
 - A matrix product with weights chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same
   bits, on Intel as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an
-  Intel CPU, cut them by the number of rows: there `product` takes `BLOCK` rows at a time. Which it is is measured
-  (`rows_at_once`).
+  Intel CPU, cut them by the number of rows: there `product` adds up shorter sums, or takes `BLOCK` rows at a time.
+  Which it is is measured (`at_once`).
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
   rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
   (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
@@ -38,6 +38,9 @@ ROWS = 64
 FEWEST_ROWS = 16
 BLOCK = 32
 """Rows that every kernel seen so far multiplies alike; with more, AMX begins to cut long sums otherwise."""
+
+SUMMANDS = 512
+"""So long a sum in float32 no kernel seen so far cuts; an Intel CPU with two threads begins between 768 and 896."""
 
 MOST_ROWS = 1024
 """Rows that a product takes at once where they do not mind one another: so many are tried, and no more are taken."""
@@ -81,10 +84,11 @@ def pad_rows(rows_R: Tensor) -> Tensor:
 
 
 @cache
-def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> int:  # noqa: ARG001 - by which it is kept
-    """How many rows a product may take at once on this CPU so that none minds the others: `BLOCK`, or many more.
+def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tuple[int, int]:  # noqa: ARG001 - a key
+    """Rows, and summands of each sum, that a product may take at once on this CPU so that no row minds the others.
 
-    It is tried on random numbers; `exactness.self_test` then tries the whole engine.
+    All; or shorter sums; or fewer rows. It is tried on random numbers; `exactness.self_test` then tries the whole
+    engine.
 
     Args:
         outputs: numbers that each row becomes.
@@ -94,13 +98,20 @@ def rows_at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) ->
     """
     # Of a large vocabulary only as many as an engine has in flight: more logits would take the memory of a policy.
     most = min(MOST_ROWS, max(2 * ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop))
+    # Half precision would round each of several sums.
+    shorter = [SUMMANDS] if dtype == torch.float32 and inputs > SUMMANDS else []
     generator = torch.Generator().manual_seed(0)
     rows_RI, weight_OI = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (most, outputs))
+    counts = sorted({most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)})
     with torch.no_grad():
-        expected_RO = torch.cat([linear(part, weight_OI) for part in torch.split(rows_RI, BLOCK)])
-        counts = {most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)}
-        alike = all(torch.equal(linear(rows_RI[:count], weight_OI), expected_RO[:count]) for count in sorted(counts))
-    return most if alike else BLOCK
+        for summands in (inputs, *shorter):
+            expected_RO = _product(rows_RI, weight_OI, None, BLOCK, summands)
+            if all(
+                torch.equal(_product(rows_RI[:count], weight_OI, None, most, summands), expected_RO[:count])
+                for count in counts
+            ):
+                return most, summands
+    return BLOCK, inputs
 
 
 def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -114,10 +125,22 @@ def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
     """
     if rows_RI.device.type != "cpu":
         return linear(rows_RI, weight_OI, bias_O)
-    size = rows_at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads())
-    if len(rows_RI) <= size:
+    return _product(rows_RI, weight_OI, bias_O, *at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads()))
+
+
+def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: int, summands: int) -> Tensor:
+    """`linear` with so many rows, and so many summands of each sum, at once."""
+    if len(rows_RI) > rows:
+        return torch.cat([_product(part, weight_OI, bias_O, rows, summands) for part in torch.split(rows_RI, rows)])
+    if rows_RI.shape[1] <= summands:
         return linear(rows_RI, weight_OI, bias_O)
-    return torch.cat([linear(part, weight_OI, bias_O) for part in torch.split(rows_RI, size)])
+    (rows_RS, weight_OS), *others = zip(
+        *(torch.split(given, summands, 1) for given in (rows_RI, weight_OI)), strict=True
+    )
+    out_RO = linear(rows_RS, weight_OS, bias_O)
+    for rows_RS, weight_OS in others:
+        out_RO = torch.addmm(out_RO, rows_RS, weight_OS.t())
+    return out_RO
 
 
 # --- attention ---------------------------------------------------------------------------------------
@@ -249,7 +272,7 @@ def head_logits(
         seeds: of each row's response; none for the padding.
         places: which token of its response each row predicts, from 0; likewise.
     """
-    logits_RV = product(hidden_RH, weight_VH).float() / scoring.temperature
+    logits_RV = product(hidden_RH, weight_VH).float().div_(scoring.temperature)
     missing = [0] * (len(logits_RV) - len(seeds))
     return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
 

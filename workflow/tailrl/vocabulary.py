@@ -117,7 +117,16 @@ def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor
 
 def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
     """Which tokens are safe: bool [T, V]."""
+    if rule == "full":
+        return torch.ones_like(logits_TV, dtype=torch.bool)
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
+
+
+def set_size(safe_TV: Tensor) -> Tensor:
+    """|V_S| of each row, int64 [T]."""
+    # A sum widens all flags first: to 32 bits in a tenth of the time that 64 take, and few enough to stay in a cache.
+    parts = torch.split(safe_TV, max(1, 2**20 // max(1, safe_TV.shape[-1])))
+    return torch.cat([part.sum(-1, dtype=torch.int32) for part in parts]).long()
 
 
 def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,7 +172,7 @@ def token_logprobs(
         logp_T=logp_T,
         logp_full_T=(chosen_T - log_sum_T).detach(),
         log_kept_T=(log_sum_safe_T - log_sum_T).detach(),
-        kept_vocab_T=safe_TV.sum(-1),
+        kept_vocab_T=set_size(safe_TV),
         entropy_T=entropy_T.detach(),
         outside_T=outside_T,
     )

@@ -24,38 +24,46 @@ CACHE_BYTES = 2 * 2**30
 
 
 class KeyValueCache:
-    """Keys and values of every layer, one row for each sequence in flight; entries not written yet are zero."""
+    """Keys and values of every layer, one row for each sequence in flight.
 
-    def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
-        config = model.config
-        size = head_size(config)
-        heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
-        layers = range(config.num_hidden_layers)
-        fitting = max(16, CACHE_BYTES // (length * token_bytes(config, model.dtype)))
-        self.row_multiple = row_multiple(model)
+    The memory is kept from one batch to the next: to clear it takes a tenth of the time that new memory takes.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.group = key_group(model.config)
+        self.rows = self.row_multiple = self.length = 0
+        self.key: list[Tensor] = []
+        self.value: list[Tensor] = []
+
+    def clear(self, count: int, length: int) -> None:
+        """Room for so many sequences of up to so many tokens, or for as many of them as fit; all entries are zero."""
+        config, dtype = self.model.config, self.model.dtype
+        heads, size, length = config.num_key_value_heads, head_size(config), rounded_up(length, KEYS)
+        fitting = max(16, CACHE_BYTES // (length * token_bytes(config, dtype)))
+        self.row_multiple = row_multiple(self.model)
         self.rows = rounded_up(min(count, SEQUENCES_IN_FLIGHT, fitting), self.row_multiple)
-        self.group = key_group(config)
-        self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
-        self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
-        self.length = 0
+        if self.value and self.value[0].shape[0] >= self.rows and self.value[0].shape[2] == length:
+            for tensor in (*self.key, *self.value):
+                tensor.zero_()
+            return
+        self.key, self.value = [], []  # given back before there is as much again
+        layers = range(config.num_hidden_layers)
+        self.key = [torch.zeros(self.rows, heads, size, length, dtype=dtype) for _ in layers]
+        self.value = [torch.zeros(self.rows, heads, length, size, dtype=dtype) for _ in layers]
 
     def step(self, position_S: Tensor) -> None:
         """The next tokens of the first S rows stand at these positions."""
         self.length = rounded_up(int(position_S.max()) + 1, KEYS)
         self.bias_S1RM = future_bias(position_S[:, None], self.group, self.length)
-        _, heads, size, length = self.key[0].shape
-        first_BD = torch.arange(len(position_S) * heads * size).view(-1, size) * length
-        position_B = position_S.repeat_interleave(heads)
-        # Places of the new entries among all, in the keys number by number and in the values row by row.
-        self.key_place = (first_BD + position_B[:, None]).flatten()
-        self.value_place = torch.arange(len(position_B)) * length + position_B
+        self.position_S = position_S
 
     def attend(self, layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float) -> Tensor:
         """See `operators.Attend`: one token of each row over that row's keys, its own among them."""
-        count = len(query_SHD)
-        key_SKDM, value_SKMD = self.key[layer][:count], self.value[layer][:count]
-        key_SKDM.view(-1).index_copy_(0, self.key_place, key_SKD.flatten())
-        value_SKMD.view(-1, value_SKMD.shape[-1]).index_copy_(0, self.value_place, value_SKD.flatten(0, 1))
+        row_S = torch.arange(len(query_SHD))
+        key_SKDM, value_SKMD = self.key[layer][: len(row_S)], self.value[layer][: len(row_S)]
+        key_SKDM[row_S, :, :, self.position_S] = key_SKD
+        value_SKMD[row_S, :, self.position_S] = value_SKD
         keys, values = key_SKDM[..., : self.length], value_SKMD[:, :, : self.length]
         return causal_attention(query_SHD[:, None], keys, values, self.bias_S1RM, scaling).squeeze(1)
 
@@ -100,13 +108,13 @@ class Flight:
     Row i is about request `request_S[i]` and next sees `token_S[i]`, which stands at `position_S[i]` of its sequence.
     """
 
-    def __init__(self, model: PreTrainedModel, requests: Sequence[Request], limits: Sequence[int]) -> None:
-        self.model, self.requests = model, requests
+    def __init__(self, cache: KeyValueCache, requests: Sequence[Request], limits: Sequence[int]) -> None:
+        self.cache, self.requests = cache, requests
         self.waiting = deque(range(len(requests)))
         self.prompt_N = torch.tensor([len(request.prompt_tokens) for request in requests])
         self.limit_N = torch.tensor(limits)
         self.threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
-        self.cache = KeyValueCache(model, len(requests), int((self.prompt_N + self.limit_N).max()))
+        cache.clear(len(requests), int((self.prompt_N + self.limit_N).max()))
         self.alive = 0
         self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
 
@@ -135,7 +143,7 @@ class Flight:
             prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
             tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
-            exact_hidden_states(self.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
+            exact_hidden_states(self.cache.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
 
     def _attend_and_keep(
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
@@ -157,7 +165,7 @@ class Flight:
             limit_S=self.limit_N[request_S],
             threshold_S1=self.threshold_N[request_S, None],
             seeds=[self.requests[index].seed for index in request_S.tolist()],
-            hidden_SH=exact_hidden_states(self.model, self.token_S[used], position_S, self.cache.attend),
+            hidden_SH=exact_hidden_states(self.cache.model, self.token_S[used], position_S, self.cache.attend),
         )
 
     def advance(self, token_S: Tensor, ended_S: Tensor) -> None:

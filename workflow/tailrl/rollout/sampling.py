@@ -15,7 +15,7 @@ from tailrl.noise import gumbel
 from tailrl.policy import head_size
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, is_kept
-from tailrl.vocabulary import log_masses
+from tailrl.vocabulary import log_masses, set_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
     score_SV = gumbel(seeds, places, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
     if rule != "full":
         score_SV.masked_fill_(~safe_SV, -torch.inf)
-    token_S = score_SV.argmax(-1)
+    token_S = score_SV.max(-1).indices  # `argmax` takes three times as long
     return Drawn(
         token_S=token_S,
         logp_S=logits_SV.gather(-1, token_S[:, None]).squeeze(-1) - log_sum_safe_S,
         log_kept_S=log_sum_safe_S - log_sum_S,
-        kept_vocab_S=safe_SV.sum(-1),
+        kept_vocab_S=set_size(safe_SV),
     )
 
 
