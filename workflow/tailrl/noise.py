@@ -99,10 +99,12 @@ def _mix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _mix(bits: Tensor) -> None:
     """The same for 32 bits, in place; torch's right shift keeps the sign, so what it drags in is masked off."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        bits ^= (bits >> shift) & ((1 << (32 - shift)) - 1)
-        bits *= _signed(factor)
-    bits ^= (bits >> 16) & 0xFFFF
+    shifted = torch.empty_like(bits)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        torch.bitwise_right_shift(bits, shift, out=shifted)
+        bits ^= shifted.bitwise_and_((1 << (32 - shift)) - 1)
+        if factor != 1:
+            bits *= _signed(factor)
 
 
 def _signed(word: int) -> int:

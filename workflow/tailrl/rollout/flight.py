@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tailrl.operators import KEYS, PackedAttention, causal_attention, future_bias, pad_rows, rounded_up
 from tailrl.packing import micro_batches, pack
-from tailrl.policy import exact_hidden_states, head_size, key_group, row_multiple
+from tailrl.policy import exact_hidden_states, head_size, head_weight, key_group, row_multiple
 from tailrl.records import Request
 from tailrl.rollout.sampling import token_bytes
 
@@ -106,6 +106,7 @@ class Flight:
     """All requests of a batch on their way: waiting, in flight or done.
 
     Row i is about request `request_S[i]` and next sees `token_S[i]`, which stands at `position_S[i]` of its sequence.
+    `hidden_SH[i]` predicts the token after that one. Of the `fresh` last rows it is known from the prompt already.
     """
 
     def __init__(self, cache: KeyValueCache, requests: Sequence[Request], limits: Sequence[int]) -> None:
@@ -116,6 +117,8 @@ class Flight:
         self.threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
         cache.clear(len(requests), int((self.prompt_N + self.limit_N).max()))
         self.alive = 0
+        self.fresh = 0
+        self.hidden_SH = torch.zeros(cache.rows, head_weight(cache.model).shape[1], dtype=cache.model.dtype)
         self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
 
     def admit(self) -> bool:
@@ -126,9 +129,9 @@ class Flight:
         return self.alive > 0
 
     def _prefill(self, admitted: Sequence[int]) -> None:
-        """Keys and values of the prompts, each run once; the first step sees the last token of each again."""
+        """Keys and values of the prompts, each run once, and the hidden states of their last tokens."""
         rows = slice(self.alive, self.alive + len(admitted))
-        self.alive = rows.stop
+        self.alive, self.fresh = rows.stop, len(admitted)
         self.request_S[rows] = torch.tensor(admitted)
         self.token_S[rows] = torch.tensor([self.requests[index].prompt_tokens[-1] for index in admitted])
         self.position_S[rows] = self.prompt_N[self.request_S[rows]] - 1
@@ -143,7 +146,9 @@ class Flight:
             prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
             tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
-            exact_hidden_states(self.cache.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
+            row_PH = exact_hidden_states(self.cache.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
+            last_N = torch.tensor([len(prompt) for prompt in chosen]).cumsum(0) - 1
+            self.hidden_SH[row_S] = row_PH[last_N[prompt_S]]
 
     def _attend_and_keep(
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
@@ -153,10 +158,15 @@ class Flight:
         return attention.attend(layer, *given)
 
     def step(self) -> Step:
-        """Run one token of every sequence in flight through the model."""
+        """Run one token of every sequence in flight through the model, where the prompt has not been so far already."""
+        if seen := self.alive - self.fresh:
+            run = slice(rounded_up(seen, self.cache.row_multiple))
+            self.cache.step(self.position_S[run])
+            row_SH = exact_hidden_states(self.cache.model, self.token_S[run], self.position_S[run], self.cache.attend)
+            self.hidden_SH[:seen] = row_SH[:seen]
+        self.fresh = 0
         used = slice(rounded_up(self.alive, self.cache.row_multiple))
         request_S, position_S = self.request_S[used], self.position_S[used]
-        self.cache.step(position_S)
         return Step(
             alive=self.alive,
             request_S=request_S,
@@ -165,7 +175,7 @@ class Flight:
             limit_S=self.limit_N[request_S],
             threshold_S1=self.threshold_N[request_S, None],
             seeds=[self.requests[index].seed for index in request_S.tolist()],
-            hidden_SH=exact_hidden_states(self.cache.model, self.token_S[used], position_S, self.cache.attend),
+            hidden_SH=self.hidden_SH[used],
         )
 
     def advance(self, token_S: Tensor, ended_S: Tensor) -> None:
