@@ -88,6 +88,20 @@ def test_a_product_has_the_same_bits_in_any_number_of_rows(outputs: int, inputs:
             assert torch.equal(product(rows[chosen].clone(), weight, bias), together[chosen]), (count, start)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 896), (64, 512)])
+@pytest.mark.usefixtures("threads")
+def test_sums_that_cancel_have_the_same_bits_too(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """Their rounding is all that is left of them: half precision does not hide in which order they were added up."""
+    rows, weight = random(5 * ROWS, inputs // 2, dtype=dtype), random(outputs, inputs // 2, dtype=dtype, seed=1)
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(2))
+    rows, weight = torch.cat([rows, rows], 1)[:, order], torch.cat([weight, -weight], 1)[:, order]
+    together = product(rows, weight)
+    assert together.any() and together.abs().max() < 1e-3
+    for count in (FEWEST_ROWS, BLOCK, ROWS, 3 * ROWS):
+        assert torch.equal(product(rows[:count].clone(), weight), together[:count]), count
+
+
 def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose sums depend on whether there are more than 40 rows, or than 704 as AMX has it."""
     taken: list[tuple[int, int]] = []

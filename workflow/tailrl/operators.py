@@ -87,8 +87,8 @@ def pad_rows(rows_R: Tensor) -> Tensor:
 def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tuple[int, int]:  # noqa: ARG001 - a key
     """Rows, and summands of each sum, that a product may take at once on this CPU so that no row minds the others.
 
-    All; or shorter sums; or fewer rows. It is tried on random numbers; `exactness.self_test` then tries the whole
-    engine.
+    All; or shorter sums; or fewer rows. It is tried on sums that cancel, of which half precision shows the rounding,
+    and `exactness.self_test` then tries the whole engine. It may depend on the threads, and the bits depend on it.
 
     Args:
         outputs: numbers that each row becomes.
@@ -101,7 +101,11 @@ def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tupl
     # Half precision would round each of several sums.
     shorter = [SUMMANDS] if dtype == torch.float32 and inputs > SUMMANDS else []
     generator = torch.Generator().manual_seed(0)
-    rows_RI, weight_OI = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (most, outputs))
+    halves = [torch.randn(n, (inputs + 1) // 2, generator=generator) for n in (most, outputs)]
+    order_I = torch.randperm(2 * halves[0].shape[1], generator=generator)[:inputs]
+    rows_RI, weight_OI = (
+        torch.cat([half, sign * half], 1)[:, order_I].to(dtype) for half, sign in zip(halves, (1, -1), strict=True)
+    )
     counts = sorted({most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)})
     with torch.no_grad():
         for summands in (inputs, *shorter):

@@ -124,7 +124,7 @@ def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
 
 def set_size(safe_TV: Tensor) -> Tensor:
     """|V_S| of each row, int64 [T]."""
-    # A sum widens all flags first: to 32 bits in a tenth of the time that 64 take, and few enough to stay in a cache.
+    # A sum widens its flags first: to 32 bits rather than 64, and so few at a time that they stay in a core's cache.
     parts = torch.split(safe_TV, max(1, 2**20 // max(1, safe_TV.shape[-1])))
     return torch.cat([part.sum(-1, dtype=torch.int32) for part in parts]).long()
 

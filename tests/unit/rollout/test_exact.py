@@ -97,8 +97,8 @@ def test_every_log_prob_is_the_trainers_at_length(
 
 def test_wide_layers(tmp_path: Path) -> None:
     """Where AMX cuts its sums by the number of rows."""
-    wide = {**SIZES, "hidden_size": 576, "intermediate_size": 640, "num_hidden_layers": 1}
-    model = random_policy(LlamaConfig(**wide, num_attention_heads=9, num_key_value_heads=3), "bfloat16")
+    wide = {**SIZES, "hidden_size": 896, "intermediate_size": 1030, "num_hidden_layers": 1}
+    model = random_policy(LlamaConfig(**wide, num_attention_heads=14, num_key_value_heads=2), "bfloat16")
     wrong, total = compare((model, sampler_of(model, tmp_path)), 2, 60, 70)
     assert total > 500
     assert wrong == 0

@@ -19,7 +19,7 @@ from tailrl.operators import Scoring, head_logits
 from tailrl.policy import head_weight, make_exact
 from tailrl.records import Request, Rollout
 from tailrl.rollout import Decoding, exactness
-from tailrl.rollout.flight import Flight, KeyValueCache
+from tailrl.rollout.flight import Flight
 from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
 
 
@@ -37,7 +37,6 @@ class ExactSampler:
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         make_exact(self.model)
         self.model.eval().requires_grad_(False)
-        self.cache = KeyValueCache(self.model)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder))
         self.has_weights = False
@@ -64,7 +63,7 @@ class ExactSampler:
             return []
         limits = response_limits(requests, decoding, self.max_length)
         responses = Responses(len(requests), max(limits))
-        flight, weight_VH = Flight(self.cache, requests, limits), head_weight(self.model)
+        flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         start_N = torch.tensor([request.start for request in requests])
         while flight.admit():

@@ -24,33 +24,20 @@ CACHE_BYTES = 2 * 2**30
 
 
 class KeyValueCache:
-    """Keys and values of every layer, one row for each sequence in flight.
+    """Keys and values of every layer, one row for each sequence in flight; entries not written yet are zero."""
 
-    The memory is kept from one batch to the next: to clear it takes a tenth of the time that new memory takes.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.group = key_group(model.config)
-        self.rows = self.row_multiple = self.length = 0
-        self.key: list[Tensor] = []
-        self.value: list[Tensor] = []
-
-    def clear(self, count: int, length: int) -> None:
-        """Room for so many sequences of up to so many tokens, or for as many of them as fit; all entries are zero."""
-        config, dtype = self.model.config, self.model.dtype
-        heads, size, length = config.num_key_value_heads, head_size(config), rounded_up(length, KEYS)
-        fitting = max(16, CACHE_BYTES // (length * token_bytes(config, dtype)))
-        self.row_multiple = row_multiple(self.model)
-        self.rows = rounded_up(min(count, SEQUENCES_IN_FLIGHT, fitting), self.row_multiple)
-        if self.value and self.value[0].shape[0] >= self.rows and self.value[0].shape[2] == length:
-            for tensor in (*self.key, *self.value):
-                tensor.zero_()
-            return
-        self.key, self.value = [], []  # given back before there is as much again
+    def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
+        config = model.config
+        size = head_size(config)
+        heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
         layers = range(config.num_hidden_layers)
-        self.key = [torch.zeros(self.rows, heads, size, length, dtype=dtype) for _ in layers]
-        self.value = [torch.zeros(self.rows, heads, length, size, dtype=dtype) for _ in layers]
+        fitting = max(16, CACHE_BYTES // (length * token_bytes(config, model.dtype)))
+        self.row_multiple = row_multiple(model)
+        self.rows = rounded_up(min(count, SEQUENCES_IN_FLIGHT, fitting), self.row_multiple)
+        self.group = key_group(config)
+        self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
+        self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
+        self.length = 0
 
     def step(self, position_S: Tensor) -> None:
         """The next tokens of the first S rows stand at these positions."""
@@ -109,16 +96,16 @@ class Flight:
     `hidden_SH[i]` predicts the token after that one. Of the `fresh` last rows it is known from the prompt already.
     """
 
-    def __init__(self, cache: KeyValueCache, requests: Sequence[Request], limits: Sequence[int]) -> None:
-        self.cache, self.requests = cache, requests
+    def __init__(self, model: PreTrainedModel, requests: Sequence[Request], limits: Sequence[int]) -> None:
+        self.model, self.requests = model, requests
         self.waiting = deque(range(len(requests)))
         self.prompt_N = torch.tensor([len(request.prompt_tokens) for request in requests])
         self.limit_N = torch.tensor(limits)
         self.threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
-        cache.clear(len(requests), int((self.prompt_N + self.limit_N).max()))
+        self.cache = KeyValueCache(model, len(requests), int((self.prompt_N + self.limit_N).max()))
         self.alive = 0
         self.fresh = 0
-        self.hidden_SH = torch.zeros(cache.rows, head_weight(cache.model).shape[1], dtype=cache.model.dtype)
+        self.hidden_SH = torch.zeros(self.cache.rows, head_weight(model).shape[1], dtype=model.dtype)
         self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
 
     def admit(self) -> bool:
@@ -146,7 +133,7 @@ class Flight:
             prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
             tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
-            row_PH = exact_hidden_states(self.cache.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
+            row_PH = exact_hidden_states(self.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
             last_N = torch.tensor([len(prompt) for prompt in chosen]).cumsum(0) - 1
             self.hidden_SH[row_S] = row_PH[last_N[prompt_S]]
 
@@ -162,7 +149,7 @@ class Flight:
         if seen := self.alive - self.fresh:
             run = slice(rounded_up(seen, self.cache.row_multiple))
             self.cache.step(self.position_S[run])
-            row_SH = exact_hidden_states(self.cache.model, self.token_S[run], self.position_S[run], self.cache.attend)
+            row_SH = exact_hidden_states(self.model, self.token_S[run], self.position_S[run], self.cache.attend)
             self.hidden_SH[:seen] = row_SH[:seen]
         self.fresh = 0
         used = slice(rounded_up(self.alive, self.cache.row_multiple))

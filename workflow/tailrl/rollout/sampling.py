@@ -67,7 +67,7 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
     score_SV = gumbel(seeds, places, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
     if rule != "full":
         score_SV.masked_fill_(~safe_SV, -torch.inf)
-    token_S = score_SV.max(-1).indices  # `argmax` takes three times as long
+    token_S = score_SV.max(-1).indices  # in a half to a third of `argmax`'s time
     return Drawn(
         token_S=token_S,
         logp_S=logits_SV.gather(-1, token_S[:, None]).squeeze(-1) - log_sum_safe_S,

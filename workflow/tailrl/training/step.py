@@ -157,7 +157,7 @@ def _forward(
         None if old is None else torch.cat(list(old)).to(device),
     )
     loss = scored.loss.detach().double()
-    # A nan logit lies in no safe set: the loss alone would not show it.
+    # A nan logit lies in no set that a rule cuts: the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
     if not loss.isfinite():
