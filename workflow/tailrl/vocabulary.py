@@ -118,7 +118,7 @@ def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor
 def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
     """Which tokens are safe: bool [T, V]."""
     if rule == "full":
-        return torch.ones_like(logits_TV, dtype=torch.bool)
+        return torch.ones((), dtype=torch.bool, device=logits_TV.device).expand_as(logits_TV)
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
 
 

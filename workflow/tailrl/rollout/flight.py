@@ -141,7 +141,8 @@ class Flight:
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any
     ) -> Tensor:
         _, key_PKD, value_PKD, _ = given
-        self.cache.fill(layer, row_S, attention.keys(key_PKD)[prompt_S], attention.values(value_PKD)[prompt_S])
+        key_NKDM, value_NKMD = attention.keys(key_PKD), attention.values(value_PKD)
+        self.cache.fill(layer, row_S, key_NKDM.index_select(0, prompt_S), value_NKMD.index_select(0, prompt_S))
         return attention.attend(layer, *given)
 
     def step(self) -> Step:
