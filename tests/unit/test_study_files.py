@@ -25,6 +25,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
 
 PUBLISHED = {
     "ablate_adaptive_rho.yaml": "be822d955278d589",
+    "ablate_correction.yaml": "7abadc0e3ebb96af",
     "ablate_domain_arithmetic.yaml": "8452aaf64edc861c",
     "ablate_domain_words.yaml": "6afad88484586b1e",
     "ablate_estimator.yaml": "27c3adb2539a7790",
