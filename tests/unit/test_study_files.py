@@ -40,6 +40,7 @@ PUBLISHED = {
     "remedies.yaml": "83b22831fdb5edc3",
     "search_dose.yaml": "7d391ee595d84bd7",
     "search_rate.yaml": "0f7353a88a80ae3a",
+    "smollm2_checks.yaml": "efb5cf4c24c6ceca",
     "stale.yaml": "57a872be269d862c",
     "stress.yaml": "5da6eeee8388a496",
     "tim_isolated.yaml": "545eee3d55d3e6ad",
