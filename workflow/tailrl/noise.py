@@ -98,13 +98,17 @@ def _mix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mix(bits: Tensor) -> None:
-    """The same for 32 bits, in place; torch's right shift keeps the sign, so what it drags in is masked off."""
-    shifted = torch.empty_like(bits)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        torch.bitwise_right_shift(bits, shift, out=shifted)
-        bits ^= shifted.bitwise_and_((1 << (32 - shift)) - 1)
-        if factor != 1:
-            bits *= _signed(factor)
+    """The same for 32 bits, in place."""
+    _fold(bits, 16)
+    bits *= _signed(0x7FEB352D)
+    _fold(bits, 15)
+    bits *= _signed(0x846CA68B)
+    _fold(bits, 16)
+
+
+def _fold(bits: Tensor, shift: int) -> None:
+    # torch's right shift keeps the sign: what it drags in is masked off.
+    bits ^= (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
 
 
 def _signed(word: int) -> int:

@@ -138,11 +138,9 @@ def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: in
         return torch.cat([_product(part, weight_OI, bias_O, rows, summands) for part in torch.split(rows_RI, rows)])
     if rows_RI.shape[1] <= summands:
         return linear(rows_RI, weight_OI, bias_O)
-    (rows_RS, weight_OS), *others = zip(
-        *(torch.split(given, summands, 1) for given in (rows_RI, weight_OI)), strict=True
-    )
-    out_RO = linear(rows_RS, weight_OS, bias_O)
-    for rows_RS, weight_OS in others:
+    parts = zip(torch.split(rows_RI, summands, 1), torch.split(weight_OI, summands, 1), strict=True)
+    out_RO = linear(*next(parts), bias_O)
+    for rows_RS, weight_OS in parts:
         out_RO = torch.addmm(out_RO, rows_RS, weight_OS.t())
     return out_RO
 

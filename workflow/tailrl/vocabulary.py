@@ -122,8 +122,10 @@ def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
 
 
-def set_size(safe_TV: Tensor) -> Tensor:
-    """|V_S| of each row, int64 [T]."""
+def set_size(safe_TV: Tensor, rule: str) -> Tensor:
+    """|V_S| of each row, int64 [T], of the sets that the rule of that name chose."""
+    if rule == "full":
+        return torch.full(safe_TV.shape[:1], safe_TV.shape[1], device=safe_TV.device)
     # A sum widens its flags first: to 32 bits rather than 64, and so few at a time that they stay in a core's cache.
     parts = torch.split(safe_TV, max(1, 2**20 // max(1, safe_TV.shape[-1])))
     return torch.cat([part.sum(-1, dtype=torch.int32) for part in parts]).long()
@@ -172,7 +174,7 @@ def token_logprobs(
         logp_T=logp_T,
         logp_full_T=(chosen_T - log_sum_T).detach(),
         log_kept_T=(log_sum_safe_T - log_sum_T).detach(),
-        kept_vocab_T=set_size(safe_TV),
+        kept_vocab_T=set_size(safe_TV, rule),
         entropy_T=entropy_T.detach(),
         outside_T=outside_T,
     )

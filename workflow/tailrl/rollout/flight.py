@@ -134,8 +134,7 @@ class Flight:
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
             tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
             row_PH = exact_hidden_states(self.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
-            last_N = torch.tensor([len(prompt) for prompt in chosen]).cumsum(0) - 1
-            self.hidden_SH[row_S] = row_PH[last_N[prompt_S]]
+            self.hidden_SH[row_S] = row_PH[packing.index_NL.amax(1)[prompt_S]]
 
     def _attend_and_keep(
         self, attention: PackedAttention, row_S: Tensor, prompt_S: Tensor, layer: int, *given: Any

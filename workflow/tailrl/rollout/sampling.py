@@ -64,8 +64,7 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
         places: which token of its response each row draws. Seed and place decide the noise, and nothing else does.
     """
     safe_SV, log_sum_safe_S, log_sum_S = log_masses(logits_SV, rule, threshold_S1)
-    vocabulary = logits_SV.shape[1]
-    score_SV = gumbel(seeds, places, vocabulary).to(logits_SV.device).add_(logits_SV)
+    score_SV = gumbel(seeds, places, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
     if rule != "full":
         score_SV.masked_fill_(~safe_SV, -torch.inf)
     token_S = score_SV.max(-1).indices  # in a half to a third of `argmax`'s time
@@ -73,7 +72,7 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
         token_S=token_S,
         logp_S=logits_SV.gather(-1, token_S[:, None]).squeeze(-1) - log_sum_safe_S,
         log_kept_S=log_sum_safe_S - log_sum_S,
-        kept_vocab_S=torch.full_like(token_S, vocabulary) if rule == "full" else set_size(safe_SV),
+        kept_vocab_S=set_size(safe_SV, rule),
     )
 
 

@@ -40,5 +40,5 @@ def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, rule: st
     logp_error_T = (chosen_T - log_sum_safe_T).numpy() - rollout.logp_infer_T
     kept_error_T = (log_sum_safe_T - exact_TV.logsumexp(-1)).numpy() - rollout.log_kept_infer_T
     worst = float(np.abs([logp_error_T, kept_error_T]).max())
-    same_sizes = bool((set_size(safe_TV).numpy() == rollout.kept_vocab_infer_T).all())
+    same_sizes = bool((set_size(safe_TV, rule).numpy() == rollout.kept_vocab_infer_T).all())
     return worst if same_sizes and np.isfinite(worst) else np.inf
