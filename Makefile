@@ -54,7 +54,7 @@ figure1: venv
 ablate_length: $(filter ablate_length_%,$(STUDIES))
 ablate_domain: $(filter ablate_domain_%,$(STUDIES))
 ablate_length ablate_domain:
-	$(IN_VENV) tailrl across $(^:%=studies/%.yaml) --results results --out results/$@
+	$(IN_VENV) tailrl across $(^:%=studies/%.yaml) --results results --out results/$(lastword $^)/across
 
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)

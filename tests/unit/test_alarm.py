@@ -18,7 +18,7 @@ def by_loop(values: list[float], factor: float, start: int) -> int | None:
     level = [v for v in values[:start] if not math.isnan(v)]
     for step in range(start, len(values)):
         recent = [v for v in values[max(0, step - WINDOW + 1) : step + 1] if not math.isnan(v)]
-        if level and recent:
+        if any(level) and recent:
             mean, limit = sum(recent) / len(recent), factor * sum(level) / len(level)
             if not math.isclose(mean, limit, rel_tol=1e-9) and (mean > limit) == (factor > 1):
                 return step
@@ -46,7 +46,7 @@ def test_the_steps_of_the_level_raise_none_and_later_ones_do() -> None:
     assert alarm_step([1.0, 100.0, 1.0, 1.0, 1.0], 3.0, 5) is None
     assert alarm_step([1.0] * 10 + [0.1] * 5, 0.5, 5) == 12  # mean of 1, 1, 0.1, 0.1, 0.1
     assert alarm_step([0.0] * 10, 3.0, 5) is None  # no mismatch at all
-    assert alarm_step([0.0] * 9 + [1e-9], 3.0, 5) == 9
+    assert alarm_step([0.0] * 9 + [1e-9], 3.0, 5) is None  # of no level there is no multiple
     assert alarm_step([NAN] * 20, 3.0, 5) is None
     assert alarm_step([], 3.0, 5) is None
     assert alarm_step([1.0] * 5 + [NAN] * 5, 0.5, 5) is None

@@ -49,7 +49,8 @@ def start_steps(steps: int) -> int:
 def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int) -> int | None:
     """The first step, from 0, at which a signal's trailing mean over WINDOW steps is beyond `factor` times its level.
 
-    Beyond is above for a factor over 1 and below for one under 1; steps that recorded nothing are left out.
+    Beyond is above for a factor over 1 and below for one under 1; steps that recorded nothing are left out. A level of
+    0 has no multiple that is larger, so that nothing is above it.
 
     Args:
         values_N: (N,), the signal at each step until now.
@@ -58,9 +59,9 @@ def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int)
     """
     values = np.asarray(values_N, dtype=np.float64)
     known = ~np.isnan(values[:start])
-    if values.size <= start or not known.any():
+    limit = factor * float(values[:start][known].mean()) if known.any() else 0.0
+    if values.size <= start or not limit:
         return None
-    limit = factor * float(values[:start][known].mean())
     totals, counts = (np.concatenate([[0.0], np.cumsum(part)]) for part in (np.nan_to_num(values), ~np.isnan(values)))
     end_M = np.arange(start, values.size) + 1
     first_M = np.maximum(end_M - WINDOW, 0)

@@ -22,8 +22,8 @@ MATCHED = {"disturbance": {"noise": 0.5, "side": "both"}}
 
 Made = tuple[Mapping[str, Any], Mapping[str, Sequence[Any]]]
 """Settings beyond the defaults, and of each run in turn: reward, masked and unmasked k3, tokens outside, share
-vetoed, bias bound, seconds, kept mass and length (a number or one a step), nats and delta of its tokens, held-out
-score."""
+vetoed, bias bound, seconds, kept mass, length and C(r) of either sign (a number or one a step), nats and delta of its
+tokens, held-out score."""
 
 
 def made(settings: Mapping[str, Any], **numbers: Sequence[Any]) -> Made:
@@ -75,6 +75,8 @@ def _run(arm: str, seed: int, settings: Mapping[str, Any], numbers: Mapping[str,
         "seconds": "time/step",
         "kept": "dvp/kept_mass_train_mean",
         "length": "response/length_mean",
+        "positive": "rollout_corr/c_positive_advantage",
+        "negative": "rollout_corr/c_negative_advantage",
     }
     metrics = {"train/step": np.arange(float(STEPS))}
     metrics |= {key: np.full(STEPS, numbers[name], dtype=np.float64) for name, key in names.items() if name in numbers}

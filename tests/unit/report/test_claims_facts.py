@@ -1,5 +1,6 @@
 """The claims that exact gradients and whole distributions speak to: each outcome, from numbers made for it."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from tailrl.distribution_settings import ComparedEngine
 from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN, judge_distributions
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
 from tailrl.report.distribution_tables import Compared
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.findings import ASIDE, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.gradients import Range, Summary
 from tailrl.report.statistics import ratio_interval
 from tailrl.settings import Arm
@@ -25,15 +26,21 @@ SETTINGS = {name: Arm.model_validate(arm).model_dump(mode="json") for name, arm 
 ZERO = 1e-15
 
 
-def summary(arm: str, mismatch: str, dose: float, bias: float, constrained: float, deviation: float = 1.0) -> Summary:
-    """Values of models that lie a fifth apart on either side."""
+def summary(
+    arm: str, mismatch: str, dose: float, bias: float, constrained: float, deviation: float = 1.0,
+    nested: tuple[int, float] | None = None,
+) -> Summary:  # fmt: skip
+    """Values of models that lie a fifth apart on either side; the sets are nested in all of them, or in so many."""
 
     def around(value: float) -> Range:
         return Range(value, 0.8 * value, 1.2 * value)
 
     one = around(1.0)
     biases = around(bias), around(constrained)
-    return Summary(mismatch, dose, arm, 12, 0, 0.01, one, *biases, one, one, one, one, around(deviation), one, one)
+    kept = nested or (12, biases[1].high)
+    return Summary(
+        mismatch, dose, arm, 12, 0, *kept, 0.01, one, *biases, one, one, one, one, around(deviation), one, one
+    )
 
 
 def gradients(**biases: tuple[float, float, float]) -> list[Summary]:
@@ -68,6 +75,25 @@ def outcomes(claim: str, **biases: tuple[float, float, float]) -> list[str]:
 )
 def test_exact_gradients(claim: str, biases: dict[str, Any], expected: list[str]) -> None:
     assert outcomes(claim, **biases) == expected
+
+
+@pytest.mark.parametrize(
+    ("nested", "verdict", "seen"),
+    [
+        ((5, ZERO), ASIDE, "in models where V_S ⊄ V'_S; of 1.2e-15 at most in those where it holds, 5 of 12 models"),
+        ((0, math.nan), ASIDE, "bias against ∇J_mp of up to 0.12 |∇J_mp| in models where V_S ⊄ V'_S"),
+        ((5, 0.01), CONTRADICTED, "bias against ∇J_mp of up to 0.12 |∇J_mp|"),
+    ],
+)
+def test_a_theorem_is_set_aside_where_its_premise_fails(nested: tuple[int, float], verdict: str, seen: str) -> None:
+    lines = [
+        summary("safe_is", "none", 0.0, ZERO, ZERO),
+        summary("safe_is", "noise", 0.1, ZERO, ZERO),
+        summary("safe_is", "noise", 1.0, 0.1, 0.1, nested=nested),
+    ]
+    own = [line for line in judge_gradients(lines, SETTINGS) if line.claim == CONSTRAINED]
+    assert [line.verdict for line in own] == [REPRODUCED, verdict]
+    assert seen in own[1].seen and "nan" not in own[1].seen
 
 
 def test_lines_say_where_they_are_from() -> None:

@@ -17,24 +17,26 @@ from claims_fixture import (
     STEPS,
     Made,
     around,
+    falling,
     made,
     verdicts,
 )
+from scipy import stats
 
 from tailrl.report.claims_remedies import CLAIMS
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.findings import CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 TIS: dict[str, Any] = {"correction": {"token": "tis"}}
-REJECT = {"correction": {"sequence": "reject_k3"}}
+REJECT, REJECT_K1 = ({"correction": {"sequence": mean}} for mean in ("reject_k3", "reject_k1"))
 TIS_REJECT = {"correction": {"token": "tis", "sequence": "reject_k1"}}
 MIS = {"correction": {"sequence": "mis", "veto": 1e-4}}
 ENTROPY = {"vocabulary": {"rule": "entropy", "rho": "e-5"}}
 BUDGET = {"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "budget", "budget": 0.1}}
 BYPASS, RECOMPUTE = ({"clip": {"ratio": ratio, "low": 0.2, "high": 0.2}} for ratio in ("bypass", "recompute"))
-LOW, HIGH, WIDE = around(0.3, 0.05), around(0.5, 0.05), around(0.4, 0.3)
+LOW, NEAR, HIGH, WIDE = around(0.3, 0.05), around(0.31, 0.02), around(0.5, 0.05), around(0.4, 0.3)
 SPREAD, TENTH = around(1.0, 0.3), [0.1] * SEEDS
 HALF = STEPS // 2
 
@@ -47,6 +49,11 @@ def grown(*powers: float) -> list[list[float]]:
 def some(values: list[float]) -> list[list[float]]:
     """A number in the first step and zeros after it, of each run."""
     return [[value] + [0.0] * (STEPS - 1) for value in values]
+
+
+def rising(*changes: float) -> list[list[float]]:
+    """Rewards of runs that change by so much at half their length."""
+    return [[0.5] * HALF + [0.5 + change] * (STEPS - HALF) for change in changes]
 
 
 def scored(claim: str, better: dict[str, Any], worse: dict[str, Any]) -> list[tuple[str, str, dict[str, Made]]]:
@@ -65,6 +72,12 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     *scored("rejection_ends_above", REJECT, NAIVE),
     *scored("both_end_above_either", TIS_REJECT, TIS),
     *scored("both_end_above_either", TIS_REJECT, REJECT),
+    ("rejections_end_alike", REPRODUCED, {"a": made(REJECT, score=LOW), "b": made(REJECT_K1, score=NEAR)}),
+    ("rejections_end_alike", CONTRADICTED, {"a": made(REJECT, score=LOW), "b": made(REJECT_K1, score=HIGH)}),
+    ("rejections_end_alike", CONTRADICTED, {"a": made(REJECT, score=HIGH), "b": made(REJECT_K1, score=LOW)}),
+    ("rejections_end_alike", UNDECIDED, {"a": made(REJECT, score=LOW), "b": made(REJECT_K1, score=WIDE)}),
+    ("rejections_end_alike", UNDECIDED, {"a": made(REJECT, score=WIDE), "b": made(REJECT_K1, score=WIDE)}),
+    ("rejections_end_alike", UNTESTABLE, {"a": made(REJECT, score=LOW), "b": made(REJECT, score=LOW)}),
     *scored("mis_ends_above", MIS, NAIVE),
     *scored("dvp_ends_above_mis", DVP, MIS),
     *scored("adaptive_ends_above", ENTROPY, DVP),
@@ -96,14 +109,26 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("bypass_shows_what_recompute_hides", UNTESTABLE, {"a": made(RECOMPUTE), "b": made(BYPASS)}),
     ("bypass_shows_what_recompute_hides", UNTESTABLE, {"b": made(BYPASS, unmasked=grown(*around(2, 0.3)))}),
     *[
-        (claim, outcome, {"a": made(other, seconds=first), "b": made(own, seconds=second)})
-        for claim, own, other in (("remedies_take_time", DVP, NAIVE), ("exactness_takes_time", EXACT, NAIVE))
-        for outcome, first, second in (
-            (REPRODUCED, TENTH, SPREAD),
-            (CONTRADICTED, SPREAD, TENTH),
-            (UNDECIDED, SPREAD, SPREAD),
-            (UNTESTABLE, [math.nan] * SEEDS, SPREAD),
+        ("reward_falls_while_flat", outcome, {"a": made(RECOMPUTE, reward=falling(*[step] * 4, None), unmasked=k3)})
+        for outcome, step, k3 in (
+            (REPRODUCED, 20, grown(*around(0, 0.3, 5))),
+            (CONTRADICTED, 20, grown(*around(3, 0.3, 5))),  # it falls, and k3 rises
+            (UNDECIDED, 20, grown(*around(1, 1, 5))),
+            (UNTESTABLE, 20, [math.nan] * 5),
         )
+    ],
+    ("reward_falls_while_flat", CONTRADICTED, {"a": made(RECOMPUTE, reward=rising(0.1, 0.101), unmasked=[1.0] * 2)}),
+    ("reward_falls_while_flat", UNDECIDED, {"a": made(RECOMPUTE, reward=rising(-0.1, 0, 0.1), unmasked=[1.0] * 3)}),
+    ("reward_falls_while_flat", UNTESTABLE, {"a": made(BYPASS, reward=rising(0.1, 0.2), unmasked=[1.0] * 2)}),
+    ("skewed_by_advantage", REPRODUCED, {"a": made(RECOMPUTE, positive=SPREAD, negative=TENTH)}),
+    ("skewed_by_advantage", REPRODUCED, {"a": made(RECOMPUTE, positive=TENTH, negative=[-x for x in SPREAD])}),
+    ("skewed_by_advantage", UNDECIDED, {"a": made(RECOMPUTE, positive=SPREAD, negative=[-x for x in SPREAD[::-1]])}),
+    ("skewed_by_advantage", UNTESTABLE, {"a": made(RECOMPUTE)}),
+    ("skewed_by_advantage", UNTESTABLE, {"a": made(BYPASS, positive=SPREAD, negative=TENTH)}),
+    *[
+        (claim, outcome, {"a": made(other, seconds=first), "b": made(own, seconds=SPREAD)})
+        for claim, own, other in (("remedies_take_time", DVP, NAIVE), ("exactness_takes_time", EXACT, NAIVE))
+        for outcome, first in ((MEASURED, TENTH), (UNTESTABLE, [math.nan] * SEEDS))
     ],
     ("bound_says_something", REPRODUCED, {"a": made(DVP, bound=[0.1 * x for x in SPREAD])}),
     ("bound_says_something", CONTRADICTED, {"a": made(DVP, bound=[3 * x for x in SPREAD])}),
@@ -127,11 +152,30 @@ def test_outcomes(claim: str, outcome: str, arms: dict[str, Made]) -> None:
 
 
 def test_every_claim_is_seen_in_every_outcome() -> None:
-    """What the veto does is a fact: it is never undecided."""
+    """What the veto does is a fact, and never undecided; a price is told; a skew of either sign is one."""
     own = [claim for claim in CLAIMS if claim.find.__module__ == "tailrl.report.claims_remedies"]
-    every = {(claim.find.__name__, outcome) for claim in own for outcome in (REPRODUCED, CONTRADICTED, UNTESTABLE)}
-    every |= {(claim.find.__name__, UNDECIDED) for claim in own if claim.family != "veto"}
+    decided = (REPRODUCED, CONTRADICTED, UNDECIDED)
+    some = {"veto": (REPRODUCED, CONTRADICTED), "price": (MEASURED,), "skew": (REPRODUCED, UNDECIDED)}
+    every = {
+        (claim.find.__name__, outcome) for claim in own for outcome in (*some.get(claim.family, decided), UNTESTABLE)
+    }
     assert {(claim, outcome) for claim, outcome, _ in OUTCOMES} == every
+
+
+def test_arms_are_alike_where_the_difference_lies_within_five_points() -> None:
+    first, second = (np.round(around(*arm), 4) for arm in ((0.3, 0.04), (0.32, 0.02)))  # shares of 10,000 problems
+    (line,) = verdicts("rejections_end_alike", a=made(REJECT, score=second), b=made(REJECT_K1, score=first))
+    above, below = (stats.ttest_ind(first + shift, second, equal_var=False, alternative=side).pvalue
+                    for shift, side in ((0.05, "greater"), (-0.05, "less")))  # fmt: skip
+    assert line.p == pytest.approx(2 * max(above, below), rel=1e-6)
+
+
+def test_a_flat_k3_and_a_falling_reward_have_to_hold_both() -> None:
+    change, powers = np.array([-0.3, -0.1, -0.2, -0.25]), np.array([0.2, 0.9, 0.7, 0.4])
+    (line,) = verdicts("reward_falls_while_flat", a=made(RECOMPUTE, reward=rising(*change), unmasked=grown(*powers)))
+    parts = [stats.ttest_1samp(change, 0, alternative="less"), stats.ttest_1samp(powers, 1, alternative="less")]
+    assert line.p == pytest.approx(2 * max(part.pvalue for part in parts), rel=1e-6)
+    assert line.effect == pytest.approx(change.mean())
 
 
 def test_ratios_are_of_geometric_means() -> None:

@@ -14,8 +14,10 @@ from tailrl.alarm import SKEW
 from tailrl.errors import StudyError
 from tailrl.report import write_early_warning
 from tailrl.report.catalogue import STATEMENTS
-from tailrl.report.early_warning import METRICS, Case, Warned, judge_metrics, read_cases, warned
+from tailrl.report.early_warning import METRICS, Case, Warned, distinct, judge_metrics, read_cases, warned
+from tailrl.report.early_warning_report import _verdicts
 from tailrl.report.evidence import OPEN, answers, read_shown
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import Interval, share_interval
 
 K3 = "rollout_corr_unmasked/k3_kl"
@@ -118,6 +120,30 @@ def test_runs_are_read_as_they_are(study: Path) -> None:
     np.testing.assert_allclose(cases[0].signals[SKEW][[0, 1, 3]], [0.05, 0.0, 0.1])
 
 
+def test_a_run_counts_once_however_many_studies_have_it(study: Path) -> None:
+    """Another arm with the same bits is the same run; another seed is another, whatever its bits."""
+    write_run(study, "again", 200, collapses=True)
+    cases = read_cases(study)
+    assert (len(cases), len(distinct([*cases, *cases]))) == (17, 16)
+    assert {(c.arm, c.seed) for c in cases} - {(c.arm, c.seed) for c in distinct(cases)} == {("falls", 200)}
+    lasting = replace(cases[0], seed=201)
+    assert distinct([cases[0], lasting]) == [cases[0], lasting]
+
+
+@pytest.mark.parametrize(
+    ("lead", "verdict"),
+    [((40.0, 31.0, 50.0), REPRODUCED), ((40.0, 29.0, 50.0), UNDECIDED), ((20.0, 10.0, 29.0), CONTRADICTED)],
+)
+def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> None:
+    share = share_interval(5, 10)
+    one = Warned("k3", K3, 2.0, "judged on", 10, 5, share, 10, 5, share, Interval(*lead, 5), 0.5)
+    announces, plateau = _verdicts([], [one])
+    assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
+    assert plateau.claim == "k3 leaves its level 30 to 50 steps before a collapse"
+    nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
+    assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
+
+
 def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path) -> None:
     """Two of four that are judged raise a false alarm: one ends above the untrained policy, one below it."""
     for seed in (201, 203):
@@ -149,7 +175,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
         first, *others = csv.DictReader(file)
     assert (first["metric"], first["collapsed"], first["warned"], first["others"], first["alarmed"]) == ("k3", *"4440")
     text = (out / "early_warning.md").read_text()
-    assert "16 runs of made, of which 8 collapsed" in text and "nan" not in text
+    assert "16 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
     assert f"metric: {K3}, factor: 10" in text  # the farthest threshold with the same lead
     with (out / "runs.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))

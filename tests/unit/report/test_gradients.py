@@ -23,7 +23,8 @@ DOSES = (("none", 0.0), ("noise", 0.1), ("floor", 0.01))
 
 def line(model: int, mismatch: str, dose: float, arm: str, **values: float | None) -> dict[str, Any]:
     names = ("divergence", "bias", "bias_constrained", "deviation", "error", "direction", "cosine", "cosine_half_width")
-    return {"model": model, "mismatch": mismatch, "dose": dose, "arm": arm, **dict.fromkeys(names, 0.25), **values}
+    numbers = dict.fromkeys(names, 0.25) | {"lacking": 0.0}
+    return {"model": model, "mismatch": mismatch, "dose": dose, "arm": arm, **numbers, **values}
 
 
 LINES = [
@@ -51,6 +52,14 @@ def test_a_summary_is_the_median_and_range_over_models(results: Path) -> None:
     ratio = dvp.error_ratio
     assert (ratio.median, ratio.low, ratio.high) == (0.75, 0.5, 1.5), "each model by its own reference"
     assert (dvp.direction.median, dvp.direction.low) == (0.5, 0.5), "a missing value is left out"
+
+
+def test_the_bias_where_the_sets_are_nested(results: Path) -> None:
+    rows = read_qualities(results / "quality.jsonl")
+    apart = [{**row, "lacking": 0.1 * row["model"], "bias_constrained": 0.1 + row["model"]} for row in rows]
+    assert {(s.nested, s.nested_bias, s.bias_constrained.high) for s in summarise(apart)} == {(1, 0.1, 2.1)}
+    none = summarise([{**row, "lacking": 0.1} for row in rows])
+    assert all(s.nested == 0 and math.isnan(s.nested_bias) for s in none)
 
 
 def test_equal_but_for_rounding_is_not_less(results: Path) -> None:

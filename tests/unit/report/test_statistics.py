@@ -227,7 +227,10 @@ def test_holm_leaves_out_what_was_not_tested() -> None:
         ([0.0] * 30, None),  # never rose
         ([0.8] * 20 + [0.0] * 20, 22),  # trailing mean of 5: 0.32 after three zeros
         ([0.8] * 20 + [0.0] * 10 + [0.5] * 10, None),  # a dip that ends
-        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 5, 41),  # the second one does not
+        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 6, 41),  # the second one does not
+        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 5, None),  # nor has it lasted five steps
+        ([0.8] * 20 + [0.0] * 6, None),
+        ([0.8] * 20 + [0.0] * 7, 22),
         ([0.2] * 10 + [0.8] * 10 + [0.3] * 20, 23),
         ([0.8] * 3, None),
     ],

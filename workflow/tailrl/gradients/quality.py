@@ -42,6 +42,7 @@ class Quality:
         bias: |E ĝ − ∇J|.
         bias_constrained: |E ĝ − ∇J_mp| in units of |∇J_mp|, J_mp the return of the trainer's own pruned policy; nan
             where J_mp is flat.
+        lacking: share of the states in which the sampler's set lacks a token of the trainer's: Thm 5.3 assumes none.
         deviation: root of the trace of ĝ's covariance.
         error: root mean squared |ĝ − ∇J|.
         direction: cosine between E ĝ and ∇J; nan where E ĝ is 0.
@@ -56,6 +57,7 @@ class Quality:
     divergence: float
     bias: float
     bias_constrained: float
+    lacking: float
     deviation: float
     error: float
     direction: float
@@ -71,8 +73,7 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
     """
     vocabulary, settings = model.logits_SV.shape[1], arm.vocabulary
     threshold = settings.threshold(vocabulary)
-    rule_train = "full" if settings.side == "sampler" else settings.rule
-    rule_infer = "full" if settings.side == "trainer" else settings.rule
+    rule_train, rule_infer = _rules(arm)
     logp_infer_KNT = model.gather(constrained(logits_infer_SV, rule_infer, threshold))
     logits_TV = model.logits_SV[model.state_KNT.flatten()].requires_grad_()
     tokens_T = model.tokens_NT.expand_as(model.state_KNT).flatten()
@@ -138,8 +139,13 @@ def estimator_quality(
     terms = response_terms(model, logits_infer_SV, arm)
     mean_SV, variance = mean_and_variance(terms, arm.estimator, quality.group_size)
     exact_SV = return_gradient(model)
-    rule = "full" if arm.vocabulary.side == "sampler" else arm.vocabulary.rule
-    constrained_SV = return_gradient(model, rule, arm.vocabulary.threshold(quality.vocabulary_size))
+    rule_train, rule_infer = _rules(arm)
+    threshold = arm.vocabulary.threshold(quality.vocabulary_size)
+    constrained_SV = return_gradient(model, rule_train, threshold)
+    kept_SV, drawn_SV = (
+        constrained(logits_SV, rule, threshold) > -torch.inf
+        for logits_SV, rule in ((model.logits_SV, rule_train), (logits_infer_SV, rule_infer))
+    )
     length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()
     bias, bias_constrained = (mean_SV - exact_SV).norm().item(), (mean_SV - constrained_SV).norm().item()
     generator = torch.Generator().manual_seed(derive_seed("steps", seed))
@@ -150,12 +156,22 @@ def estimator_quality(
     return {
         "bias": bias / length,
         "bias_constrained": bias_constrained / length_constrained if length_constrained else math.nan,
+        "lacking": (kept_SV & ~drawn_SV).any(-1).double().mean().item(),
         "deviation": math.sqrt(variance) / length,
         "error": math.sqrt(variance + bias**2) / length,
         "direction": (mean_SV * exact_SV).sum().item() / (mean_length * length) if mean_length else math.nan,
         "cosine": cosine_D.mean().item(),
         "cosine_half_width": 1.96 * cosine_D.std().item() / math.sqrt(quality.draws),
     }
+
+
+def _rules(arm: Arm) -> tuple[str, str]:
+    """The rule of the trainer's safe set and that of the sampler's."""
+    settings = arm.vocabulary
+    return (
+        "full" if settings.side == "sampler" else settings.rule,
+        "full" if settings.side == "trainer" else settings.rule,
+    )
 
 
 def write_qualities(settings: Gradients, out: Path) -> None:

@@ -13,7 +13,7 @@ from tailrl.report.axes import save_svg
 from tailrl.report.claims_distributions import judge_distributions
 from tailrl.report.claims_gradients import judge_gradients
 from tailrl.report.data import Results, read_results
-from tailrl.report.early_warning import write_early_warning
+from tailrl.report.early_warning_report import write_early_warning
 from tailrl.report.evidence import read_shown
 from tailrl.report.page import Drawing, page
 from tailrl.report.paper import claims_page, write_paper

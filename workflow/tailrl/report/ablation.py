@@ -23,11 +23,11 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.catalogue import ABLATION
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
 from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
+from tailrl.report.statement import ABLATION
 from tailrl.report.statistics import (
     CONFIDENCE,
     NO_DIFFERENCE,
@@ -120,8 +120,8 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
         titles = {
             "avg": f"avg@{samples}, held-out (dashed: untrained policy)",
             "survived": "steps before the collapse, or all",
-            "k3_unmasked": "mean k3 KL, all tokens (nats)",
-            "k3_masked": "mean k3 KL, on the safe sets (nats)",
+            "k3_unmasked": "mean k3 of full policies, sampled tokens (nats)",
+            "k3_masked": "mean k3 on the safe sets, sampled tokens (nats)",
             "lost": "mass outside the set, mean 1 − Z",
             "outside": "sampled tokens outside the trainer's set",
         }
@@ -289,7 +289,7 @@ def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interva
         f"untrained policy has {percent(untrained)} (interval over problems). Scores have 95 % intervals over seeds "
         "and problems, means over all steps t intervals over seeds. The change is that against the line without one, "
         "its p by Holm over the lines. A run collapsed where its reward, from some step on, stays below half of its "
-        "highest."
+        "highest, for a tenth of its steps at least."
     )
     return f"# Ablation {name}\n\n{note}\n\n{table(header, rows)}\n"
 

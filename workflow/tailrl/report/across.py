@@ -1,5 +1,6 @@
 """Studies that have their arms in common and differ in what all arms share, a task or a length: arm by arm."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from tailrl.errors import StudyError
+from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, read_results
-from tailrl.report.statistics import NO_DIFFERENCE, Difference, Interval, arm_difference, holm, mean_interval
+from tailrl.report.findings import CHANGES, OPEN, UNDECIDED, interval
+from tailrl.report.statement import ACROSS
+from tailrl.report.statistics import (
+    CONFIDENCE,
+    NO_DIFFERENCE,
+    Difference,
+    Interval,
+    arm_difference,
+    holm,
+    mean_interval,
+)
 from tailrl.report.summary import LOST, p_value, table
 from tailrl.report.tables import flat_rows, mean_of, write_csv
+from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
 
 
@@ -52,12 +65,12 @@ class Place:
 
 
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
-    """Writes out.csv and out.md: the arms that all studies have, side by side.
+    """Writes out.csv, out.md and out_claims.csv: the arms that all studies have, side by side.
 
     Args:
         studies: at least two; the later ones are held against the first.
         folder: that holds the results folder of each.
-        out: path of the two files, without their endings.
+        out: path of the files, without their endings.
 
     Raises:
         StudyError: a single study, none of whose arms another has, or a missing result.
@@ -70,6 +83,7 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     read = [read_results(study, folder / study.name, shared) for study in studies]
     places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(places))
+    write_csv(out.with_name(f"{out.name}_claims.csv"), flat_rows(_verdicts(studies, read, places)))
     out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
 
 
@@ -84,6 +98,39 @@ def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequ
             found.append((arm, study.name, mean_interval(value_S), change))
     adjusted = holm([change.p for *_, change in found]).tolist()
     return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
+
+
+def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequence[Place]) -> list[Verdict]:
+    """Of each quantity, arm and later study, whether it differs from what it is in the first."""
+    results = {study.name: own for study, own in zip(studies, read, strict=True)}
+    found = []
+    for place in places:
+        if math.isnan(place.change_p_holm):
+            continue
+        own, change = results[place.study], place.change
+        settings = roles.settings_of(own, place.arm)
+        found.append(
+            Verdict(
+                claim=f"{ACROSS}{place.quantity}",
+                source=OPEN,
+                verdict=CHANGES if place.change_p_holm <= 1 - CONFIDENCE else UNDECIDED,
+                policy=roles.policy_name(settings),
+                task=str(settings.get("task.name", "not recorded")),
+                dose=roles.dose(settings),
+                arms=place.arm,
+                seeds=place.value.n,
+                effect=change.mean,
+                low=change.low,
+                high=change.high,
+                unit="that of the quantity",
+                p=change.p,
+                p_holm=place.change_p_holm,
+                seen=f"in {place.study} less {studies[0].name}: {interval(change.mean, change.low, change.high)}",
+                endpoint=f"Mean over seeds less that in {studies[0].name}, of the same arm (Welch over seeds), by Holm "
+                "over the arms and studies of the quantity.",
+            )
+        )
+    return found
 
 
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:

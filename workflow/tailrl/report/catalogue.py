@@ -5,40 +5,8 @@ that is a definition is held by tests; one that no run of this scale can decide 
 yet names the command that makes one.
 """
 
-from dataclasses import dataclass
-
 from tailrl.report.findings import DVP, VEXACT
-
-ABLATION = "ablation of "
-"""How the claims of an ablation begin; the field follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A row of the table of all claims.
-
-    Attributes:
-        part: the heading that it stands under.
-        text: the statement or the question.
-        source: where it is made.
-        by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
-        figure: the figure of a study that shows it.
-        command: what makes a run that speaks to it.
-        only: how the names of the studies begin whose lines count; empty for all.
-        held_by: the test that holds a definition.
-        beyond: why no run at this scale decides it, where none can.
-    """
-
-    part: str
-    text: str
-    source: str
-    by: tuple[str, ...] = ()
-    figure: str = ""
-    command: str = ""
-    only: str = ""
-    held_by: str = ""
-    beyond: str = ""
-
+from tailrl.report.statement import ABLATION, ACROSS, Statement
 
 PAPER, REFERENCE, QUESTIONS = f"Dynamic Vocabulary Pruning ({DVP})", f"VeXact ({VEXACT})", "Open questions"
 
@@ -81,7 +49,7 @@ STATEMENTS = [
     ),
     Statement(
         PAPER,
-        "Safe set: each engine computes V_S by itself, and they agree",
+        "Safe set: each engine computes V_S by itself; the sampler's V'_S has every token of the trainer's",
         DVP,
         ("The sampler's safe set has every token of the trainer's",),
         "distributions",
@@ -95,7 +63,7 @@ STATEMENTS = [
     ),
     Statement(
         PAPER,
-        "Thm 5.3: the weighted gradient on the safe sets is unbiased for the constrained policy's",
+        "Thm 5.3: the weighted gradient on the safe sets is unbiased for the constrained policy's, given V_S ⊆ V'_S",
         DVP,
         (UNTRUNCATED,),
         "gradient_quality",
@@ -122,7 +90,7 @@ STATEMENTS = [
         PAPER,
         "Veto: a token ratio below 1e-4 discards the sequence, tokens outside the trainer's set among them",
         DVP,
-        ("The veto discards every step's sequences with a token outside the trainer's set",),
+        ("The veto acts in every step with a token outside the trainer's set",),
         "mismatch",
         STRESS,
         held_by="tests/unit/objective/test_corrections.py",
@@ -178,7 +146,7 @@ STATEMENTS = [
         PAPER,
         "Open there: domains other than mathematics",
         DVP,
-        ("DVP ends above naive",),
+        ("DVP ends above naive", f"{ACROSS}…"),
         command="make ablate_domain",
         only="ablate_domain_words",
     ),
@@ -205,7 +173,15 @@ STATEMENTS = [
         REFERENCE,
         "(b) Recompute and bypass fail differently: K3 rises early under bypass and stays flat under recompute",
         VEXACT,
-        ("K3 rises under bypass and not under recompute",),
+        ("K3 rises under bypass and not under recompute", "Under recompute the reward falls while K3 stays flat"),
+        "mismatch",
+        ISOLATED,
+    ),
+    Statement(
+        REFERENCE,
+        "(b) Under recompute the loss, weighted by advantages, is skewed by their sign",
+        VEXACT,
+        ("Under recompute C(r) is skewed by the sign of the advantage",),
         "mismatch",
         ISOLATED,
     ),
@@ -222,16 +198,22 @@ STATEMENTS = [
         REMEDIES,
     ),
     Statement(
-        REFERENCE,
-        "K3 from 1e-3 to 40 within 120 steps of a 30B mixture of experts, after 280",
-        VEXACT,
-        beyond="it is one run of one large model; what k3 does here is in each study's figure of the mismatch",
+        REFERENCE, "(c) Rejection by K1 does as well as by K3", VEXACT, ("Rejection by K1 ends as rejection by K3",),
+        "evaluation", REMEDIES,
+    ),
+    Statement(
+        REFERENCE, "(c) Rejection by r_corr does better than by r_ppo", VEXACT,
+        beyond="studies here make one update a step, whose r_ppo is 1 for every token, so that it rejects nothing",
+    ),
+    Statement(
+        REFERENCE, "K3 from 1e-3 to 40, and the gradient norm from 2e-3 to 35, within 120 steps of a 30B model", VEXACT,
+        beyond="it is one run of one large model; what both do here is in each study's figures",
     ),
     Statement(
         REFERENCE,
         "K3 leaves its plateau 30 to 50 steps before the reward drops",
         VEXACT,
-        ("k3 announces a collapse…",),
+        ("k3 announces a collapse…", "k3 leaves its level 30 to 50 steps before a collapse"),
         "early_warning",
         "snakemake --cores 1 early_warning",
     ),
@@ -262,9 +244,12 @@ STATEMENTS = [
         QUESTIONS,
         "4. Does ρ = e⁻¹³ bind at all?",
         "",
-        ("DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred", f"{ABLATION}vocabulary.rho"),
+        ("DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",),
         "rho",
-        "make ablate_rho",
+        "make dvp_at_zero",
+    ),
+    Statement(
+        QUESTIONS, "4. Does the score depend on ρ?", "", (f"{ABLATION}vocabulary.rho",), "rho", "make ablate_rho",
     ),
     Statement(
         QUESTIONS,
@@ -280,8 +265,8 @@ STATEMENTS = [
         WHOLE,
     ),
     Statement(
-        QUESTIONS, "6. A fair KL: does DVP lower the unmasked one too?", "", ("DVP lowers the unmasked KL too",),
-        "mismatch", STRESS,
+        QUESTIONS, "6. A fair KL: is the unmasked one lower too, over the tokens that each arm samples?", "",
+        ("DVP lowers the unmasked k3 of what it samples, too",), "mismatch", STRESS,
     ),
     Statement(
         QUESTIONS,
@@ -295,16 +280,24 @@ STATEMENTS = [
         QUESTIONS,
         "8. Seeds: every figure with an interval, collapse times as survival curves",
         "",
-        HARM[:2],
-        "survival",
-        COLLAPSE,
+        held_by="tests/unit/report/test_statistics.py",
     ),
     Statement(
         QUESTIONS,
-        "9. The price of determinism, masking and each correction",
+        "9. The price of masking and of each correction",
         "",
-        ("Pruning or weighting makes a step longer", "Zero mismatch makes a step longer"),
+        ("What pruning or weighting costs a step",),
+        "time",
+        REMEDIES,
+        only="remedies",
+    ),
+    Statement(
+        QUESTIONS,
+        "9. The price of determinism",
+        "",
+        ("What zero mismatch costs a step",),
         "time",
         "make reproduce",
+        only="default",
     ),
 ]  # fmt: skip

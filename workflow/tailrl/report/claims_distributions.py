@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 from tailrl.report.distribution_tables import Compared
 from tailrl.report.findings import CONTRADICTED, DVP, REPRODUCED, UNDECIDED, UNTESTABLE, VEXACT, interval
@@ -65,11 +66,12 @@ def _tail(one: Compared) -> Interval:
 
 
 def _one_sided(mean: Interval) -> tuple[float, float]:
-    """p of the tests that the mean is above 0, and below, by the normal: there are hundreds of problems."""
+    """p of the tests that the mean is above 0, and below, by the t distribution that its interval is of."""
     if math.isnan(mean.low) or mean.low == mean.high:
         return math.nan, math.nan
-    z = 1.959963985 * mean.mean / ((mean.high - mean.low) / 2)
-    return 0.5 * math.erfc(z / math.sqrt(2)), 0.5 * math.erfc(-z / math.sqrt(2))
+    own = stats.t(mean.n - 1)
+    t = own.ppf((1 + CONFIDENCE) / 2) * mean.mean / ((mean.high - mean.low) / 2)
+    return float(own.sf(t)), float(own.cdf(t))
 
 
 def _nested(one: Compared, index: int) -> Verdict:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.errors import StudyError
-from tailrl.report.catalogue import STATEMENTS, Statement
+from tailrl.report.catalogue import STATEMENTS
 from tailrl.report.data import read_text
 from tailrl.report.findings import UNTESTABLE
+from tailrl.report.statement import Statement
 
 Row = dict[str, str]
 
@@ -27,6 +28,9 @@ COMMANDS = {
 
 FIRST = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
+
+SEARCH = "search_"
+"""How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
 
 COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "seen", "p_holm")
 
@@ -68,7 +72,7 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
     """
     found: dict[str, Shown] = {}
     for root in roots:
-        for folder in sorted(path for path in root.glob("*") if path.is_dir()):
+        for folder in sorted(path for path in root.glob("*") if path.is_dir() and not path.name.startswith(SEARCH)):
             if folder.name == "default":
                 places = {folder.name: [folder], **{name: [folder / part] for part, name in PARTS.items()}}
             else:

@@ -15,6 +15,10 @@ REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided
 UNTESTABLE = "not testable at this scale"
 CHANGES = "a difference is shown"
 """Of a question that has no direction: whether a setting matters."""
+MEASURED = "measured"
+"""Of a question whose answer is a figure."""
+ASIDE = "premise fails"
+"""Of a theorem where what it assumes does not hold."""
 
 
 @dataclass(frozen=True, slots=True)

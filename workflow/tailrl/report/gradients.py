@@ -72,6 +72,8 @@ class Summary:
 
     Attributes:
         less_error: in how many models the rms error is below that of the study's first arm, at this dose.
+        nested: in how many models the sampler's set has every token of the trainer's, in every state.
+        nested_bias: the largest bias_constrained of those; NaN where there is none.
         half_width: the largest half-width of a model's interval for the mean cosine.
         deviation_ratio, error_ratio, cosine_ratio: in units of the first arm's without mismatch, model by model, so
             that the ranges are of what a dose does and not of how models differ.
@@ -82,6 +84,8 @@ class Summary:
     arm: str
     models: int
     less_error: int
+    nested: int
+    nested_bias: float
     half_width: float
     divergence: Range
     bias: Range
@@ -114,7 +118,7 @@ def read_qualities(path: Path) -> list[dict[str, Any]]:
     """The lines of quality.jsonl, null as NaN; raises StudyError where it cannot be used."""
     rows = _read(path, None)
     for number, row in enumerate(rows, start=1):
-        for name in ("model", "mismatch", "dose", "arm", "divergence", "cosine_half_width", *COLUMNS):
+        for name in ("model", "mismatch", "dose", "arm", "divergence", "lacking", "cosine_half_width", *COLUMNS):
             if name not in row:
                 raise StudyError(f"{path}, line {number}: has no {name}")
     if not rows:
@@ -151,7 +155,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
         ranges = [_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)]
         ratios = [_range([r[name] / s[name] for r, s in zip(own, start, strict=True)]) for name in RATIOS]
         half_width = max(r["cosine_half_width"] for r in own)
-        summaries.append(Summary(kind, dose, arm, len(own), less, half_width, *ranges, *ratios))
+        nested = [r["bias_constrained"] for r in own if not r["lacking"]]
+        summaries.append(
+            Summary(kind, dose, arm, len(own), less, len(nested), _range(nested).high, half_width, *ranges, *ratios)
+        )
     return summaries
 
 

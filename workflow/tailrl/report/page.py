@@ -13,6 +13,7 @@ STYLE = Path(__file__).parents[2] / "report" / "page.css"
 CHIPS = {
     "reproduced": "good",
     "a difference is shown": "good",
+    "measured": "good",
     "contradicted": "bad",
     "not decided": "open",
 }

@@ -20,8 +20,10 @@ SHOWN = 4
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
-    "nothing collapsed or exploded, or no run of the size of these can decide it. Definition: nothing to decide; a "
-    "test holds it. Not run yet: no results at hand speak to it, and the command makes some."
+    "nothing collapsed or exploded, or no run of the size of these can decide it. Premise fails: what the theorem "
+    "assumes does not hold there. A difference is shown: a question without a direction, of which the two-sided p, by "
+    "Holm, is at most 5 %. Measured: a question whose answer is a figure. Definition: nothing to decide; a test holds "
+    "it. Not run yet: no results at hand speak to it, and the command makes some."
 )
 
 
@@ -159,7 +161,9 @@ def _line(answer: Answer) -> str:
     scope = html.escape(", ".join(part for part in (line["dose"], line["arms"]) if part))
     where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
     drawn = _drawn(answer)
-    link = f'<a href="#figure-{study.name}-{drawn.stem}">{drawn.stem}</a>' if drawn else ""
+    link = (
+        f'<a href="#figure-{html.escape(f"{study.name}-{drawn.stem}")}">{html.escape(drawn.stem)}</a>' if drawn else ""
+    )
     seeds, p = html.escape(line["seeds"]), html.escape(_p(line))
     numbers = f'<td data-label="seeds">{seeds}</td>' + (f'<td data-label="p, Holm">{p}</td>' if p else "<td></td>")
     return f"<td>{seen}</td><td>{where}</td>{numbers}" + (
@@ -198,7 +202,8 @@ def _lines(study: Shown) -> str:
 
 
 def _caption(captions: Path, drawn: Path) -> str:
-    path = captions / ("ablation.rst" if drawn.parent.name == "ablations" else f"{drawn.stem}.rst")
+    ablation = drawn.with_name(f"{drawn.stem}_claims.csv").is_file()
+    path = captions / ("ablation.rst" if ablation else f"{drawn.stem}.rst")
     return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
 
 
@@ -213,4 +218,5 @@ def _p(line: dict[str, str]) -> str:
 def _tally(found: Sequence[Answer]) -> str:
     """How many statements have at least one line of each verdict."""
     counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.text, a.verdict) for a in found))
-    return "Of them " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
+    said = ", ".join(f"{verdict} for {count}" for verdict, count in counts.most_common())
+    return f"Of {len({answer.statement for answer in found})} statements some line says: {said}."

@@ -51,6 +51,11 @@ def is_rejecting(settings: Mapping[str, Any]) -> bool:
     return _corrected(settings, "none", ("reject_k1", "reject_k3"))
 
 
+def rejects_by(name: str) -> Role:
+    """Rejection by this mean alone: reject_k1 or reject_k3."""
+    return lambda settings: _corrected(settings, "none", (name,))
+
+
 def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
     """Both of these at once."""
     return _corrected(settings, "tis", ("reject_k1", "reject_k3"))

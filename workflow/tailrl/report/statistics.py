@@ -221,7 +221,8 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     """The step at which a run's reward collapsed for good, or None where it did not.
 
     With m the mean reward over the last `window` steps: the first step of the stretch, up to the end of the run, in
-    which m is below half of the highest m until then. A dip that ends does not count, nor a reward that never rose.
+    which m is below half of the highest m until then. A dip that ends does not count, nor one that has not lasted
+    `window` steps when the run ends, nor a reward that never rose.
 
     Args:
         reward_N: (N,), mean reward of each step; not negative.
@@ -233,7 +234,7 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     means = np.convolve(reward, np.full(window, 1 / window), mode="valid")
     fine = np.flatnonzero(means >= 0.5 * np.maximum.accumulate(means))
     first = int(fine[-1]) + 1
-    return first + window - 1 if first < means.size else None
+    return first + window - 1 if means.size - first >= window else None
 
 
 Collapses = tuple[Sequence[int | None], Sequence[int]]

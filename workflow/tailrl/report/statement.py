@@ -1,0 +1,36 @@
+"""What a statement of the papers is, in the table of all of them, and how the claims of an ablation are named."""
+
+from dataclasses import dataclass
+
+ABLATION = "ablation of "
+"""How the claims of an ablation begin; the field follows."""
+
+ACROSS = "across studies: "
+"""How the claims of a comparison of studies begin; the quantity follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A row of the table of all claims.
+
+    Attributes:
+        part: the heading that it stands under.
+        text: the statement or the question.
+        source: where it is made.
+        by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
+        figure: the figure of a study that shows it.
+        command: what makes a run that speaks to it.
+        only: how the names of the studies begin whose lines count; empty for all.
+        held_by: the test that holds a definition.
+        beyond: why no run at this scale decides it, where none can.
+    """
+
+    part: str
+    text: str
+    source: str
+    by: tuple[str, ...] = ()
+    figure: str = ""
+    command: str = ""
+    only: str = ""
+    held_by: str = ""
+    beyond: str = ""
