@@ -21,7 +21,7 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
-STUDIES := $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml))
+STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 
 .PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from tailrl.report.claims_remedies import CLAIMS
+
 TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""
 CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 """Files of which no more is compared than that they are there."""
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps"}
 """Of a run's record, what tells how it came about."""
-TIMED_CLAIMS = ("Pruning or weighting makes a step longer", "Zero mismatch makes a step longer")
+TIMED_CLAIMS = tuple(claim.statement for claim in CLAIMS if claim.family == "price")
 TOLD = (
     *(f"| {claim} |" for claim in TIMED_CLAIMS),
     "- Wall time of the jobs",

@@ -33,7 +33,6 @@ pytestmark = [
 EXACT = {"engine": "exact", "dtype": "float32"}
 CHANGES: dict[str, Any] = {
     "name": "slurm",
-    # With a second seed the claims would say whose steps take longer, and that is a clock's.
     "seeds": [0],
     "policy.warm_start.stages": [{"name": "arithmetic", "problems": 800, "terms": [2, 3], "seed": 1}],
     "training.steps": 60,

@@ -33,6 +33,7 @@ PUBLISHED = {
     "ablate_optimizer.yaml": "78f0d776154ddd91",
     "ablate_rho.yaml": "d6b33e1af4815007",
     "ablate_rule.yaml": "19061c4c72fe0115",
+    "ablate_temperature.yaml": "df4e46fc07ea818d",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "6770daee9fc66272",
     "dose_response.yaml": "e46e54162c8de6e2",

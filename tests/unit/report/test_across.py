@@ -13,6 +13,8 @@ from scipy import stats
 from tailrl.errors import StudyError
 from tailrl.report.across import QUANTITIES, write_across
 from tailrl.report.data import read_results
+from tailrl.report.findings import CHANGES, UNDECIDED
+from tailrl.report.statement import ACROSS
 from tailrl.study import Study
 
 Make = Callable[..., tuple[Study, Path]]
@@ -54,6 +56,15 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
             assert float(row["change_p_holm"]) >= float(row["change_p"])
         elif np.ptp(np.concatenate(list(value.values()))) == 0:
             assert row["change_p"] == "", "no comparison, and none that Holm counts"
+    with (tmp_path / "both_claims.csv").open(newline="", encoding="utf-8") as file:
+        claims = list(csv.DictReader(file))
+    compared = [row for row in rows if row["change_p_holm"]]
+    assert compared and [(c["arms"], c["claim"], c["p_holm"], c["effect"]) for c in claims] == [
+        (row["arm"], f"{ACROSS}{row['quantity']}", row["change_p_holm"], row["change_mean"]) for row in compared
+    ]
+    for claim in claims:
+        assert claim["verdict"] == (CHANGES if float(claim["p_holm"]) <= 0.05 else UNDECIDED)
+        assert claim["seen"].startswith(f"{claim['claim'].removeprefix(ACROSS)}, less that in first: ")
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"

@@ -77,10 +77,20 @@ def test_exact_gradients(claim: str, biases: dict[str, Any], expected: list[str]
     assert outcomes(claim, **biases) == expected
 
 
+def test_a_flat_objective_says_nothing_of_the_theorem() -> None:
+    lines = [summary("safe_is", "none", 0.0, ZERO, math.nan, nested=(12, math.nan))]
+    (line,) = [line for line in judge_gradients(lines, SETTINGS) if line.claim == CONSTRAINED]
+    assert (line.verdict, line.seen) == (UNTESTABLE, "J_mp is flat in every model")
+
+
 @pytest.mark.parametrize(
     ("nested", "verdict", "seen"),
     [
-        ((5, ZERO), ASIDE, "in models where V_S ⊄ V'_S; of 1.2e-15 at most in those where it holds, 5 of 12 models"),
+        (
+            (5, ZERO),
+            ASIDE,
+            "in models where V_S ⊄ V'_S; of 1.2e-15 at most in those where it holds, 5 to 12 of 12 models by the dose",
+        ),
         ((0, math.nan), ASIDE, "bias against ∇J_mp of up to 0.12 |∇J_mp| in models where V_S ⊄ V'_S"),
         ((5, 0.01), CONTRADICTED, "bias against ∇J_mp of up to 0.12 |∇J_mp|"),
     ],

@@ -128,6 +128,10 @@ def test_a_run_counts_once_however_many_studies_have_it(study: Path) -> None:
     assert {(c.arm, c.seed) for c in cases} - {(c.arm, c.seed) for c in distinct(cases)} == {("falls", 200)}
     lasting = replace(cases[0], seed=201)
     assert distinct([cases[0], lasting]) == [cases[0], lasting]
+    begun = replace(cases[0], steps=30, signals={key: values[:30] for key, values in cases[0].signals.items()})
+    assert distinct([begun, cases[0]]) == [cases[0]], "the same run, planned shorter"
+    other = replace(begun, signals={**begun.signals, "reward/mean": begun.signals["reward/mean"] + 1})
+    assert distinct([other, cases[0]]) == [other, cases[0]]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     write_early_warning([study], out)
     assert {path: path.read_bytes() for path in out.iterdir()} == written
     shown = answers(read_shown([study.parent]))
-    about = [s for s in STATEMENTS if any("announces" in name for name in s.by)]
+    about = [s for s in STATEMENTS if any("announces" in name or ("leaves" in name and "k3" in name) for name in s.by)]
     assert len(about) == 2
     for statement in about:
         assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,16 @@ def test_ablation_of_another_field_with_one_seed(make_study: Callable[..., tuple
     study, folder = make_study(seeds=[0], training={"steps": 2}, ablations={"veto": veto})
     write_ablation(study, "veto", folder, tmp_path)
     assert [row["value"] for row in rows(tmp_path / "ablations" / "veto.csv")] == ["null", "0.0001"]
+
+
+def test_numbers_are_drawn_in_ascending_order(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    """The table keeps the study's order, whose first value is what the others are held against."""
+    heat = {"base": "naive", "field": "training.temperature", "values": [1.0, 0.6, 1.2]}
+    study, folder = make_study(seeds=[0], training={"steps": 2}, ablations={"heat": heat})
+    write_ablation(study, "heat", folder, tmp_path)
+    assert [row["value"] for row in rows(tmp_path / "ablations" / "heat.csv")] == ["1.0", "0.6", "1.2"]
+    drawn = re.findall(r"<!-- (1\.0|0\.6|1\.2) -->", (tmp_path / "ablations" / "heat.svg").read_text())
+    assert drawn[:3] == ["0.6", "1.0", "1.2"]
 
 
 def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:

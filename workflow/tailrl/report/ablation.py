@@ -110,7 +110,9 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
 
 
 def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, samples: int) -> Figure:
-    """Six panels over the values, evenly spaced in the study's order, a line a base arm; grey: the untrained policy."""
+    """Six panels over the values, evenly spaced, numbers in ascending and all else in the study's order, a line a base
+    arm; grey: the untrained policy."""
+    points_A = _ascending(points_A)
     bases, values = (list(dict.fromkeys(getattr(p, name) for p in points_A)) for name in ("base", "value"))
     with style():
         figure, panels = make_panels(3, 2, 6.0 + 0.2 * (len(bases) > 1))
@@ -148,6 +150,14 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
         if len(bases) > 1:
             arm_legend(figure, bases)
     return figure
+
+
+def _ascending(points_A: Sequence[Point]) -> Sequence[Point]:
+    """By value where all values are numbers, which are drawn as an axis; base arms in the study's order."""
+    try:
+        return sorted(points_A, key=lambda p: float(p.value))
+    except ValueError:
+        return points_A
 
 
 def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, shift: float) -> None:

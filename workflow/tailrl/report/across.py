@@ -103,7 +103,7 @@ def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequ
 def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequence[Place]) -> list[Verdict]:
     """Of each quantity, arm and later study, whether it differs from what it is in the first."""
     results = {study.name: own for study, own in zip(studies, read, strict=True)}
-    found = []
+    first, found = studies[0].name, []
     for place in places:
         if math.isnan(place.change_p_holm):
             continue
@@ -125,9 +125,9 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
                 unit="that of the quantity",
                 p=change.p,
                 p_holm=place.change_p_holm,
-                seen=f"in {place.study} less {studies[0].name}: {interval(change.mean, change.low, change.high)}",
-                endpoint=f"Mean over seeds less that in {studies[0].name}, of the same arm (Welch over seeds), by Holm "
-                "over the arms and studies of the quantity.",
+                seen=f"{place.quantity}, less that in {first}: {interval(change.mean, change.low, change.high)}",
+                endpoint=f"Mean over seeds less that in {first}, of the same arm (Welch over seeds), by Holm over the "
+                "arms and studies of the quantity.",
             )
         )
     return found

@@ -146,7 +146,7 @@ STATEMENTS = [
         PAPER,
         "Open there: domains other than mathematics",
         DVP,
-        ("DVP ends above naive", f"{ACROSS}…"),
+        ("DVP ends above naive", f"{ACROSS}1 − Z…"),
         command="make ablate_domain",
         only="ablate_domain_words",
     ),
@@ -199,11 +199,11 @@ STATEMENTS = [
     ),
     Statement(
         REFERENCE, "(c) Rejection by K1 does as well as by K3", VEXACT, ("Rejection by K1 ends as rejection by K3",),
-        "evaluation", REMEDIES,
+        "evaluation", "make ablate_reject",
     ),
     Statement(
         REFERENCE, "(c) Rejection by r_corr does better than by r_ppo", VEXACT,
-        beyond="studies here make one update a step, whose r_ppo is 1 for every token, so that it rejects nothing",
+        beyond="corrections here reject by r_corr alone; with one update a step, as in most studies, r_ppo is always 1",
     ),
     Statement(
         REFERENCE, "K3 from 1e-3 to 40, and the gradient norm from 2e-3 to 35, within 120 steps of a 30B model", VEXACT,
@@ -213,7 +213,7 @@ STATEMENTS = [
         REFERENCE,
         "K3 leaves its plateau 30 to 50 steps before the reward drops",
         VEXACT,
-        ("k3 announces a collapse…", "k3 leaves its level 30 to 50 steps before a collapse"),
+        ("k3 leaves its level 30 to 50 steps before a collapse",),
         "early_warning",
         "snakemake --cores 1 early_warning",
     ),
@@ -245,8 +245,7 @@ STATEMENTS = [
         "4. Does ρ = e⁻¹³ bind at all?",
         "",
         ("DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",),
-        "rho",
-        "make dvp_at_zero",
+        command="make dvp_at_zero",
     ),
     Statement(
         QUESTIONS, "4. Does the score depend on ρ?", "", (f"{ABLATION}vocabulary.rho",), "rho", "make ablate_rho",

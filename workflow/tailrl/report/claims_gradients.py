@@ -85,6 +85,8 @@ def _constrained_bias(own: Sequence[Summary]) -> Verdict:
         max((value for value in values if not math.isnan(value)), default=math.nan)
         for values in ([s.bias_constrained.high for s in own], [s.nested_bias for s in own])
     )
+    if math.isnan(largest):
+        return _fact(CONSTRAINED, f"{DVP}, Thm 5.3", own, largest, "J_mp is flat in every model", holds=None)
     found = _fact(CONSTRAINED, f"{DVP}, Thm 5.3", own, largest, "", holds=not nested > EXACT)
     if largest <= EXACT:
         words = f"bias against ∇J_mp of at most {largest:.1e} |∇J_mp|, which is rounding, in {_models(own)}"
@@ -92,7 +94,7 @@ def _constrained_bias(own: Sequence[Summary]) -> Verdict:
     words = f"bias against ∇J_mp of up to {short(largest)} |∇J_mp|"
     if nested > EXACT:
         return replace(found, seen=words)
-    models = f"{min(s.nested for s in own)} of {own[0].models} models at least"
+    models = f"{min(s.nested for s in own)} to {max(s.nested for s in own)} of {own[0].models} models by the dose"
     kept = "" if math.isnan(nested) else f"; of {nested:.1e} at most in those where it holds, {models}"
     return replace(found, verdict=ASIDE, seen=f"{words} in models where V_S ⊄ V'_S{kept}")
 

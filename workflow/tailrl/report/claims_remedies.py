@@ -12,7 +12,7 @@ import numpy as np
 from tailrl.alarm import SKEWED
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results
-from tailrl.report.endpoints import UNMASKED, growth, log10, mean, powers, scores, stretches
+from tailrl.report.endpoints import UNMASKED, first_and_last, growth, log10, mean, powers, scores
 from tailrl.report.findings import (
     CLAIMS,
     CONTRADICTED,
@@ -42,6 +42,9 @@ BINDS = 0.01
 
 ALIKE = 0.05
 """Two arms end alike where their avg@k differs by less."""
+
+FLAT = 2.0
+"""k3 stays flat where it ends below so many times its start."""
 
 REWARDS = 1.0
 """The range of the reward, R_max of Prop. 5.5."""
@@ -83,8 +86,8 @@ def rejection_ends_above(results: Results) -> Iterator[Finding]:
     needs="arms that reject by K1 and by K3 under the same mismatch",
 )
 def rejections_end_alike(results: Results) -> Iterator[Finding]:
-    """Held-out avg@k of sequence rejection by K1 minus that of rejection by K3 at the same dose, over seeds (Welch):
-    above -5 points and below 5 points."""
+    """Held-out avg@k of sequence rejection by K1 minus that of rejection by K3 at the same dose, both without a veto,
+    over seeds (Welch): above -5 points and below 5 points."""
     by_k1, by_k3 = (roles.both(roles.rejects_by(name), roles.is_mismatched) for name in ("reject_k1", "reject_k3"))
     for arms in roles.pairs(results, by_k1, by_k3):
         first_S, second_S = (np.array([score.avg_at_k for score in results.evaluations[arm].scores]) for arm in arms)
@@ -218,22 +221,26 @@ def bypass_shows_what_recompute_hides(results: Results) -> Iterator[Finding]:
 )
 def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
     """A run's mean reward over the last tenth of its steps less that over the first tenth, as a mean over runs: below
-    0; and its mean unmasked k3 there less than 10 times as large, as a geometric mean. The effect is the reward's."""
+    0; and its mean unmasked k3 there less than twice as large, as a geometric mean. The effect is the reward's; where
+    no run's reward falls there is nothing to test."""
     for arm in roles.arms_as(results, roles.both(roles.clips_by("recompute"), roles.is_mismatched)):
-        runs = results.runs[arm]
-        rises = [stretches(run, REWARD) for run in runs]
-        reward = difference_from([rise[-1] - rise[0] for rise in rises], 0.0)
-        grown = np.array([growth(run) for run in runs])
-        times = difference_from(grown, 0.0)
-        steep, flat = one_sided(difference_from(grown, 1.0))
+        rewards = [first_and_last(run, REWARD) for run in results.runs[arm]]
+        change_S, grown_S = [last - first for first, last in rewards], [growth(run) for run in results.runs[arm]]
+        reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
+        steep, flat = one_sided(difference_from(grown_S, math.log10(FLAT)))
         up, down = one_sided(reward)
         ends = (reward.mean, reward.low, reward.high)
         k3 = f"k3 ends at {interval(*powers(times))} times its start"
         words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
         # Both parts have to hold, an intersection-union test; either one that fails refutes it, by Bonferroni.
         holds, fails = float(np.max([down, flat])), min(1.0, 2 * float(np.min([up, steep])))
-        found = measured((arm,), reward, ends, words, holds, fails)
-        yield found if times.n else nothing((arm,))
+        fewest = min(reward, times, key=lambda part: part.n)
+        found = replace(measured((arm,), reward, ends, words, holds, fails), seeds=fewest.n)
+        if not fewest.n:
+            found = nothing((arm,))
+        elif not np.nanmin(change_S) < 0:
+            found = replace(found, words=f"no run's reward falls; {words}", outcome=UNTESTABLE)
+        yield found
 
 
 @claim(

@@ -97,12 +97,24 @@ def read_cases(folder: Path) -> list[Case]:
 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
-    """Each run once: of those with the same seed and the same signals at every step, the first."""
-    found: dict[tuple[object, ...], Case] = {}
-    for case in cases:
-        bits = tuple(case.signals[key].tobytes() for key in sorted(case.signals))
-        found.setdefault((case.seed, case.steps, *bits), case)
-    return list(found.values())
+    """Each run once: of those with the same seed and the same signals, as far as both go, the longest, or the first."""
+    runs, found = list(cases), list[int]()
+    for place in sorted(range(len(runs)), key=lambda place: -_length(runs[place])):
+        if not any(runs[i].seed == runs[place].seed and _begins_with(runs[i], runs[place]) for i in found):
+            found.append(place)
+    return [runs[place] for place in sorted(found)]
+
+
+def _length(case: Case) -> int:
+    return len(case.signals[REWARD])
+
+
+def _begins_with(case: Case, other: Case) -> bool:
+    """Whether a run's signals begin with all of another's."""
+    return all(
+        np.array_equal(values[: _length(other)], other.signals[key], equal_nan=True)
+        for key, values in case.signals.items()
+    )
 
 
 def _gains(folder: Path, arm: str) -> dict[int, float]:

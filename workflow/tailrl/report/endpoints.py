@@ -39,11 +39,17 @@ def stretches(run: TrainedRun, key: str) -> list[float]:
     return [mean(values_N[start : start + size]) for start in range(0, values_N.size, size)]
 
 
+def first_and_last(run: TrainedRun, key: str) -> tuple[float, float]:
+    """A metric's means over the first and the last tenth of the run's steps."""
+    values_N = run.metric(key)
+    size = math.ceil(PART * values_N.size)
+    return mean(values_N[:size]), mean(values_N[-size:])
+
+
 def growth(run: TrainedRun) -> float:
     """Powers of ten by which a run's unmasked k3 grows from its first tenth to its last."""
-    values_N = run.metric(UNMASKED)
-    size = math.ceil(PART * values_N.size)
-    return float(log10(mean(values_N[-size:])) - log10(mean(values_N[:size])))
+    first, last = first_and_last(run, UNMASKED)
+    return float(log10(last) - log10(first))
 
 
 def mean(values: FloatArray) -> float:

@@ -62,7 +62,8 @@ class Answer:
 
 
 def read_shown(roots: Iterable[Path]) -> list[Shown]:
-    """The studies with claims under some folders of results, each once: the first root that has a name wins.
+    """The studies with claims under some folders of results, each once: the first root that has a name wins. Searches
+    for a dose are none of them.
 
     Args:
         roots: folders such as results and docs/results, with a folder for each study.

@@ -52,8 +52,8 @@ def is_rejecting(settings: Mapping[str, Any]) -> bool:
 
 
 def rejects_by(name: str) -> Role:
-    """Rejection by this mean alone: reject_k1 or reject_k3."""
-    return lambda settings: _corrected(settings, "none", (name,))
+    """Rejection by this mean, reject_k1 or reject_k3, on all tokens, and nothing else."""
+    return lambda settings: _corrected(settings, "none", (name,)) and not has_veto(settings)
 
 
 def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:

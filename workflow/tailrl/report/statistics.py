@@ -226,7 +226,7 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
 
     Args:
         reward_N: (N,), mean reward of each step; not negative.
-        window: steps of the trailing mean; the first window - 1 steps cannot collapse.
+        window: steps of the trailing mean; the first and the last window - 1 steps cannot collapse.
     """
     reward = np.asarray(reward_N, dtype=np.float64)
     if reward.size < window:

@@ -160,9 +160,10 @@ def _claims_note(verdicts: Sequence[Verdict]) -> str:
         "mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections gain, DVP "
         f"against MIS, an adaptive ρ; else those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; "
         "contradicted: the same of its opposite. The table's p are two-sided. They are over seeds, and one question at "
-        "a time: the differences between arms above are over seeds and problems, and over every pair of that table, so "
-        "that a claim can hold where that table shows no difference. Not testable at this scale: nothing "
-        "collapsed or exploded. Endpoints, fixed beforehand, effects and their intervals stand in `tables/claims.csv`."
+        "a time: the differences between arms below are over seeds and problems, and over every pair of that table, so "
+        "that a claim can hold where that table shows no difference. Measured: a question whose answer is a figure. "
+        "Not testable at this scale: nothing collapsed or exploded. Endpoints, fixed beforehand, effects and their "
+        "intervals stand in `tables/claims.csv`."
     )
 
 
