@@ -125,7 +125,7 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
                 unit="that of the quantity",
                 p=change.p,
                 p_holm=place.change_p_holm,
-                seen=f"{place.quantity}, less that in {first}: {interval(change.mean, change.low, change.high)}",
+                seen=f"{place.quantity}, {place.study} less {first}: " + interval(change.mean, change.low, change.high),
                 endpoint=f"Mean over seeds less that in {first}, of the same arm (Welch over seeds), by Holm over the "
                 "arms and studies of the quantity.",
             )
