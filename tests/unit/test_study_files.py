@@ -28,6 +28,7 @@ PUBLISHED = {
     "ablate_correction.yaml": "7abadc0e3ebb96af",
     "ablate_domain_arithmetic.yaml": "8452aaf64edc861c",
     "ablate_domain_words.yaml": "6afad88484586b1e",
+    "ablate_engine.yaml": "bbdfd0314aad428c",
     "ablate_estimator.yaml": "27c3adb2539a7790",
     "ablate_length_3.yaml": "97507dd28d068f00",
     "ablate_length_4.yaml": "a388168065c42d07",
