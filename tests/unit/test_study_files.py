@@ -35,6 +35,7 @@ PUBLISHED = {
     "ablate_length_6.yaml": "25d056f13d358759",
     "ablate_mask_side.yaml": "77f4e6bf42e1d522",
     "ablate_optimizer.yaml": "78f0d776154ddd91",
+    "ablate_reject.yaml": "cf14e20e5b69acbe",
     "ablate_rho.yaml": "d6b33e1af4815007",
     "ablate_rule.yaml": "19061c4c72fe0115",
     "ablate_temperature.yaml": "df4e46fc07ea818d",
