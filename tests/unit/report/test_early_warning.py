@@ -194,7 +194,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     write_early_warning([study], out)
     assert {path: path.read_bytes() for path in out.iterdir()} == written
     shown = answers(read_shown([study.parent]))
-    about = [s for s in STATEMENTS if any("announces" in name or ("leaves" in name and "k3" in name) for name in s.by)]
+    about = [s for s in STATEMENTS if any("announces" in name or "leaves its level" in name for name in s.by)]
     assert len(about) == 2
     for statement in about:
         assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}

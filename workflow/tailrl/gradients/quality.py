@@ -25,7 +25,7 @@ from tailrl.objective.surrogate import surrogate
 from tailrl.provenance import provenance
 from tailrl.seeding import derive_seed
 from tailrl.settings import Arm
-from tailrl.vocabulary import token_logprobs
+from tailrl.vocabulary import safe_set, token_logprobs
 
 NO_MISMATCH = "none"
 
@@ -143,7 +143,7 @@ def estimator_quality(
     threshold = arm.vocabulary.threshold(quality.vocabulary_size)
     constrained_SV = return_gradient(model, rule_train, threshold)
     kept_SV, drawn_SV = (
-        constrained(logits_SV, rule, threshold) > -torch.inf
+        safe_set(logits_SV, rule, threshold)
         for logits_SV, rule in ((model.logits_SV, rule_train), (logits_infer_SV, rule_infer))
     )
     length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()

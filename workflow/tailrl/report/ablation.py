@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from tailrl.report.axes import (
 )
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
-from tailrl.report.findings import CHANGES, OPEN, UNDECIDED
+from tailrl.report.findings import CHANGES, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
 from tailrl.report.statement import ABLATION
 from tailrl.report.statistics import (
@@ -41,7 +41,7 @@ from tailrl.report.statistics import (
 from tailrl.report.summary import LOST, comparison_table, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
-from tailrl.report.verdicts import Verdict
+from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.study import Study
 
 
@@ -215,25 +215,19 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
     largest = max(changed, key=lambda p: abs(p.change.mean), default=points_B[0])
     said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["no value changes avg beyond its interval"]
     collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
-    return Verdict(
-        claim=f"{ABLATION}{field}",
-        source=OPEN,
-        verdict=CHANGES if decided else UNDECIDED,
-        policy=roles.policy_name(settings),
-        task=str(settings.get("task.name", "not recorded")),
-        dose=roles.dose(roles.settings_of(results, points_B[0].arm)),
-        arms=points_B[0].base,
-        seeds=min(p.runs for p in points_B),
-        effect=largest.change.mean,
-        low=largest.change.low,
-        high=largest.change.high,
+    line = change_verdict(
+        f"{ABLATION}{field}",
+        settings,
+        points_B[0].base,
+        min(p.runs for p in points_B),
+        largest.change,
+        largest.change_p_holm,
         unit="share of samples",
-        p=largest.change.p,
-        p_holm=largest.change_p_holm,
         seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
         endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
         "Holm over the values. The effect is the largest change.",
     )
+    return replace(line, verdict=CHANGES if decided else UNDECIDED)  # a smaller change can be the surer one
 
 
 def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
@@ -251,21 +245,14 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
         "seeds (Welch over the four arms), by Holm over the values."
     )
     return [
-        Verdict(
-            claim=f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
-            source=OPEN,
-            verdict=CHANGES if p <= 1 - CONFIDENCE else UNDECIDED,
-            policy=roles.policy_name(settings),
-            task=str(settings.get("task.name", "not recorded")),
-            dose=roles.dose(settings),
-            arms=", ".join(pair),
-            seeds=change.n,
-            effect=change.mean,
-            low=change.low,
-            high=change.high,
+        change_verdict(
+            f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
+            settings,
+            ", ".join(pair),
+            change.n,
+            change,
+            p,
             unit="share of samples",
-            p=change.p,
-            p_holm=p,
             seen=f"{value} against {reference}: {points(change)} points",
             endpoint=endpoint,
         )

@@ -10,10 +10,9 @@ import numpy as np
 from tailrl.errors import StudyError
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, read_results
-from tailrl.report.findings import CHANGES, OPEN, UNDECIDED, interval
+from tailrl.report.findings import interval
 from tailrl.report.statement import ACROSS
 from tailrl.report.statistics import (
-    CONFIDENCE,
     NO_DIFFERENCE,
     Difference,
     Interval,
@@ -23,7 +22,7 @@ from tailrl.report.statistics import (
 )
 from tailrl.report.summary import LOST, p_value, table
 from tailrl.report.tables import flat_rows, mean_of, write_csv
-from tailrl.report.verdicts import Verdict
+from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.study import Study
 
 
@@ -107,24 +106,16 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
     for place in places:
         if math.isnan(place.change_p_holm):
             continue
-        own, change = results[place.study], place.change
-        settings = roles.settings_of(own, place.arm)
+        change = place.change
         found.append(
-            Verdict(
-                claim=f"{ACROSS}{place.quantity}",
-                source=OPEN,
-                verdict=CHANGES if place.change_p_holm <= 1 - CONFIDENCE else UNDECIDED,
-                policy=roles.policy_name(settings),
-                task=str(settings.get("task.name", "not recorded")),
-                dose=roles.dose(settings),
-                arms=place.arm,
-                seeds=place.value.n,
-                effect=change.mean,
-                low=change.low,
-                high=change.high,
+            change_verdict(
+                f"{ACROSS}{place.quantity}",
+                roles.settings_of(results[place.study], place.arm),
+                place.arm,
+                place.value.n,
+                change,
+                place.change_p_holm,
                 unit="that of the quantity",
-                p=change.p,
-                p_holm=place.change_p_holm,
                 seen=f"{place.quantity}, {place.study} less {first}: " + interval(change.mean, change.low, change.high),
                 endpoint=f"Mean over seeds less that in {first}, of the same arm (Welch over seeds), by Holm over the "
                 "arms and studies of the quantity.",

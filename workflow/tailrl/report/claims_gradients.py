@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tailrl.report import roles
 from tailrl.report.findings import ASIDE, CONTRADICTED, DVP, REPRODUCED, UNTESTABLE
 from tailrl.report.gradients import MISMATCHES, NO_MISMATCH, Summary
@@ -81,22 +83,23 @@ def _growing_bias(own: Sequence[Summary]) -> Verdict:
 
 def _constrained_bias(own: Sequence[Summary]) -> Verdict:
     """The bias against ∇J_mp is rounding in every model at every dose, where the theorem's V_S ⊆ V'_S holds."""
+    source = f"{DVP}, Thm 5.3"
     largest, nested = (
-        max((value for value in values if not math.isnan(value)), default=math.nan)
+        float(np.fmax.reduce(values))
         for values in ([s.bias_constrained.high for s in own], [s.nested_bias for s in own])
     )
     if math.isnan(largest):
-        return _fact(CONSTRAINED, f"{DVP}, Thm 5.3", own, largest, "J_mp is flat in every model", holds=None)
-    found = _fact(CONSTRAINED, f"{DVP}, Thm 5.3", own, largest, "", holds=not nested > EXACT)
+        return _fact(CONSTRAINED, source, own, largest, "J_mp is flat in every model", holds=None)
     if largest <= EXACT:
         words = f"bias against ∇J_mp of at most {largest:.1e} |∇J_mp|, which is rounding, in {_models(own)}"
-        return replace(found, seen=words)
+        return _fact(CONSTRAINED, source, own, largest, words, holds=True)
     words = f"bias against ∇J_mp of up to {short(largest)} |∇J_mp|"
     if nested > EXACT:
-        return replace(found, seen=words)
+        return _fact(CONSTRAINED, source, own, largest, words, holds=False)
     models = f"{min(s.nested for s in own)} to {max(s.nested for s in own)} of {own[0].models} models by the dose"
     kept = "" if math.isnan(nested) else f"; of {nested:.1e} at most in those where it holds, {models}"
-    return replace(found, verdict=ASIDE, seen=f"{words} in models where V_S ⊄ V'_S{kept}")
+    words += f" in models where V_S ⊄ V'_S{kept}"
+    return replace(_fact(CONSTRAINED, source, own, largest, words, holds=None), verdict=ASIDE)
 
 
 def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Verdict:

@@ -89,14 +89,12 @@ def rejections_end_alike(results: Results) -> Iterator[Finding]:
     """Held-out avg@k of sequence rejection by K1 minus that of rejection by K3 at the same dose, both without a veto,
     over seeds (Welch): above -5 points and below 5 points."""
     by_k1, by_k3 = (roles.both(roles.rejects_by(name), roles.is_mismatched) for name in ("reject_k1", "reject_k3"))
-    for arms in roles.pairs(results, by_k1, by_k3):
-        first_S, second_S = (np.array([score.avg_at_k for score in results.evaluations[arm].scores]) for arm in arms)
-        found = arm_difference(first_S, second_S)
+    for found in scores(results, by_k1, by_k3):
+        first_S, second_S = (
+            np.array([score.avg_at_k for score in results.evaluations[arm].scores]) for arm in found.arms
+        )
         low, high = (one_sided(arm_difference(first_S + shift, second_S)) for shift in (ALIKE, -ALIKE))
-        ends = (found.mean, found.low, found.high)
-        points = interval(*[100 * end for end in ends], form="+.1f")
-        words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
-        yield measured(arms, found, ends, words, max(low[0], high[1]), min(low[1], high[0]))
+        yield replace(found, p_for=max(low[0], high[1]), p_against=min(low[1], high[0]))
 
 
 @claim(
@@ -224,9 +222,13 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
     0; and its mean unmasked k3 there less than twice as large, as a geometric mean. The effect is the reward's; where
     no run's reward falls there is nothing to test."""
     for arm in roles.arms_as(results, roles.both(roles.clips_by("recompute"), roles.is_mismatched)):
-        rewards = [first_and_last(run, REWARD) for run in results.runs[arm]]
-        change_S, grown_S = [last - first for first, last in rewards], [growth(run) for run in results.runs[arm]]
+        change_S = [last - first for first, last in (first_and_last(run, REWARD) for run in results.runs[arm])]
+        grown_S = [growth(run) for run in results.runs[arm]]
         reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
+        fewest = min(reward, times, key=lambda part: part.n)
+        if not fewest.n:
+            yield nothing((arm,))
+            continue
         steep, flat = one_sided(difference_from(grown_S, math.log10(FLAT)))
         up, down = one_sided(reward)
         ends = (reward.mean, reward.low, reward.high)
@@ -234,11 +236,8 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
         words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
         # Both parts have to hold, an intersection-union test; either one that fails refutes it, by Bonferroni.
         holds, fails = float(np.max([down, flat])), min(1.0, 2 * float(np.min([up, steep])))
-        fewest = min(reward, times, key=lambda part: part.n)
-        found = replace(measured((arm,), reward, ends, words, holds, fails), seeds=fewest.n)
-        if not fewest.n:
-            found = nothing((arm,))
-        elif not np.nanmin(change_S) < 0:
+        found = Finding((arm,), fewest.n, *ends, words, holds, fails)
+        if not np.nanmin(change_S) < 0:
             found = replace(found, words=f"no run's reward falls; {words}", outcome=UNTESTABLE)
         yield found
 

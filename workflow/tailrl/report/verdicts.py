@@ -2,14 +2,26 @@
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tailrl.report import claims, claims_remedies, roles  # noqa: F401 - each puts its own into CLAIMS, in this order
 from tailrl.report.data import Results
-from tailrl.report.findings import CLAIMS, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, Claim, Finding
-from tailrl.report.statistics import CONFIDENCE, holm
+from tailrl.report.findings import (
+    CHANGES,
+    CLAIMS,
+    CONTRADICTED,
+    OPEN,
+    REPRODUCED,
+    UNDECIDED,
+    UNTESTABLE,
+    Claim,
+    Finding,
+)
+from tailrl.report.statistics import CONFIDENCE, Difference, holm
 
 LEVEL = (1 - CONFIDENCE) / 2
 """Of each of the two one-sided tests behind a verdict, after Holm's correction."""
@@ -62,6 +74,35 @@ def judge(results: Results) -> list[Verdict]:
     return [verdicts[place] for place in range(len(found))]
 
 
+def change_verdict(
+    claim: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
+    seen: str, endpoint: str,
+) -> Verdict:  # fmt: skip
+    """The line on a question without a direction: whether something changes, by the p of its change."""
+    return Verdict(
+        claim=claim,
+        source=OPEN,
+        verdict=CHANGES if p_holm <= 1 - CONFIDENCE else UNDECIDED,
+        policy=roles.policy_name(settings),
+        task=_task(settings),
+        dose=roles.dose(settings),
+        arms=arms,
+        seeds=seeds,
+        effect=change.mean,
+        low=change.low,
+        high=change.high,
+        unit=unit,
+        p=change.p,
+        p_holm=p_holm,
+        seen=seen,
+        endpoint=endpoint,
+    )
+
+
+def _task(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("task.name", "not recorded"))
+
+
 def _findings(results: Results, claim: Claim) -> list[Finding]:
     words = f"the study has no {claim.needs}"
     return list(claim.find(results)) or [Finding((), 0, math.nan, math.nan, math.nan, words, outcome=UNTESTABLE)]
@@ -75,7 +116,7 @@ def _verdict(results: Results, claim: Claim, finding: Finding, p_for: float, p_a
         source=claim.source,
         verdict=finding.outcome or tested,
         policy=roles.policy_name(settings),
-        task=str(settings.get("task.name", "not recorded")),
+        task=_task(settings),
         dose=roles.dose(settings) if finding.arms else "",
         arms=", ".join(finding.arms),
         seeds=finding.seeds,
