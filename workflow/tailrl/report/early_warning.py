@@ -16,8 +16,8 @@ from scipy import stats
 from tailrl.alarm import SKEW, SKEWED, alarm_step, start_steps
 from tailrl.errors import StudyError
 from tailrl.report.data import FloatArray, read_evaluation, read_metrics, read_text
-from tailrl.report.statistics import Interval, collapse_step, median_interval, share_interval
-from tailrl.report.survival import FEWEST, REWARD, WINDOW
+from tailrl.report.statistics import Interval, median_interval, share_interval
+from tailrl.report.survival import REWARD, collapse_of
 from tailrl.study import BASE_ARM
 
 RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
@@ -134,10 +134,6 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
     except (ValueError, KeyError, TypeError):
         raise StudyError(f"{job / 'run.json'}: has no settings.training.steps") from None
     length = len(metrics["train/step"])
-    reward_N = metrics.get(REWARD, np.full(length, math.nan))
-    known = ~np.isnan(reward_N)
-    window = max(FEWEST, math.ceil(WINDOW * int(known.sum())))
-    index = collapse_step(reward_N[known], window)
     seed = int(job.name.removeprefix("seed"))
     keys = {key for key, _ in METRICS.values()}
     return Case(
@@ -146,7 +142,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
         seed,
         seeds.index(seed) % 2 == 0,
         planned,
-        None if index is None else int(np.flatnonzero(known)[index]),
+        collapse_of(metrics.get(REWARD, np.full(length, math.nan))),
         gains.get(seed, math.nan),
         {key: _signal(metrics, key, length) for key in keys},
     )

@@ -21,20 +21,28 @@ def collapses(runs: Sequence[TrainedRun]) -> Collapses:
     """Of each run of an arm that recorded a reward: the step at which it collapsed, from 1, or None; and its length."""
     steps, lengths = [], []
     for run in runs:
-        reward_N, window = _reward(run)
-        if reward_N.size:
-            number_N = run.metrics[STEP][~np.isnan(run.metric(REWARD))]
-            index = collapse_step(reward_N, window)
-            steps.append(None if index is None else int(number_N[index]) + 1)
+        reward_N = run.metric(REWARD)
+        if not np.isnan(reward_N).all():
+            place = collapse_of(reward_N)
+            steps.append(None if place is None else int(run.metrics[STEP][place]) + 1)
             lengths.append(int(run.metrics[STEP][-1]) + 1)
     return steps, lengths
+
+
+def collapse_of(reward_N: FloatArray) -> int | None:
+    """The place, from 0, at which rewards (NaN where none was recorded) collapsed for good; None where they did not."""
+    place_M = np.flatnonzero(~np.isnan(reward_N))
+    index = collapse_step(reward_N[place_M], _window(place_M.size))
+    return None if index is None else int(place_M[index])
 
 
 def deepest_loss(runs: Sequence[TrainedRun]) -> float:
     """The largest share of its best reward that a run lacks at its end, 0 to 1; NaN where none is long enough."""
     losses = [math.nan]
     for run in runs:
-        reward_N, window = _reward(run)
+        reward_N = run.metric(REWARD)
+        reward_N = reward_N[~np.isnan(reward_N)]
+        window = _window(reward_N.size)
         if reward_N.size >= window:
             means = np.convolve(reward_N, np.full(window, 1 / window), mode="valid")
             losses.append(1 - float(means[-1] / means.max()) if means.max() > 0 else 0.0)
@@ -90,8 +98,5 @@ def survival_figure(results: Results) -> Figure:
         return figure
 
 
-def _reward(run: TrainedRun) -> tuple[FloatArray, int]:
-    """The recorded rewards of a run's steps, and the steps that one mean spans."""
-    reward_N = run.metric(REWARD)
-    reward_N = reward_N[~np.isnan(reward_N)]
-    return reward_N, max(FEWEST, math.ceil(WINDOW * reward_N.size))
+def _window(steps: int) -> int:
+    return max(FEWEST, math.ceil(WINDOW * steps))
