@@ -67,8 +67,8 @@ def our_update(model: PreTrainedModel, run: Run, prompts_ND: Tensor, completions
         # One right answer of four: RLOO's advantages.
         advantage = 1.0 if index % GROUP == 0 else -1 / 3
         samples.append(Sample(rollout, advantage, run.vocabulary.threshold(VOCABULARY), seed=index))
-    for sample, logp_T in zip(samples, old_logprobs(model, samples, run), strict=True):
-        sample.rollout.logp_infer_T[:] = logp_T.clamp(min=-30).numpy()  # a mismatch of zero
+    for sample, old in zip(samples, old_logprobs(model, samples, run), strict=True):
+        sample.rollout.logp_infer_T[:] = old.in_set().clamp(min=-30).numpy()  # a mismatch of zero
     optimizer = make_optimizer(model)
 
     def step() -> float:

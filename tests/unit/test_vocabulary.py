@@ -275,3 +275,13 @@ def test_the_papers_fill_is_a_softmax_over_filled_logits(shift: float) -> None:
 def test_all_the_mass_is_every_token() -> None:
     logits = 4 * torch.randn(50, 2048, generator=torch.Generator().manual_seed(0))
     assert safe_set(logits, "top_p", 1.0).all()
+
+
+def test_what_is_split_is_what_was_joined() -> None:
+    numbers_T = torch.arange(6.0)
+    whole = TokenLogprobs(numbers_T, numbers_T + 10, -numbers_T, numbers_T.long(), numbers_T / 2, numbers_T > 3)
+    parts = whole.split([2, 0, 4])
+    assert [len(part.logp_T) for part in parts] == [2, 0, 4]
+    for name in ("logp_T", "logp_full_T", "log_kept_T", "kept_vocab_T", "entropy_T", "outside_T"):
+        assert torch.equal(getattr(TokenLogprobs.joined(parts), name), getattr(whole, name)), name
+    assert whole.in_set().tolist() == [0, 1, 2, 3, -math.inf, -math.inf]

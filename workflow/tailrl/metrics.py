@@ -1,7 +1,8 @@
 """Every metric that training logs: its name and what it means. The one place that documents them."""
 
-# With several minibatches a later one is scored after the updates on the ones before: what is read as mismatch here
-# then holds the policy's own movement too; the weights ("raw" and "as used") are of the log-probs before the first.
+# π_train is the trainer before the step's first update (r_corr). With several minibatches and nothing that scores the
+# rollouts before it (no clip, or bypass) a later one is scored after the updates on the ones before: what is read as
+# mismatch then holds the policy's own movement too.
 _LOG_RATIO = {
     "kl": "K1: mean over tokens of log π_infer − log π_train, nats",
     "k3_kl": "K3: mean over tokens of e^ℓ − ℓ − 1 with ℓ = log π_train − log π_infer, nats",

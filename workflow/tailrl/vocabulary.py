@@ -47,6 +47,15 @@ class TokenLogprobs:
         """Those of the first tokens alone."""
         return TokenLogprobs(*(getattr(self, field.name)[:count] for field in fields(self)))
 
+    def split(self, counts: Sequence[int]) -> "list[TokenLogprobs]":
+        """Those of the first so many tokens, of so many after them, and so on: what `joined` puts together."""
+        columns = (torch.split(getattr(self, field.name), list(counts)) for field in fields(self))
+        return [TokenLogprobs(*parts) for parts in zip(*columns, strict=True)]
+
+    def in_set(self) -> Tensor:
+        """[T] log π^mp, −inf where the sampled token lies outside the set, whatever the fill; without a gradient."""
+        return self.logp_T.detach().masked_fill(self.outside_T, -torch.inf)
+
     @classmethod
     def joined(cls, parts: Sequence["TokenLogprobs"]) -> "TokenLogprobs":
         """Those of several runs of tokens, one after another."""

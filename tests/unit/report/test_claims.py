@@ -43,6 +43,7 @@ def ends(start: float, end: float) -> list[float]:
 ALIVE, SPREAD = falling(*[None] * SEEDS), around(1.0, 0.3)
 DEAD = falling(*range(20, 20 + SEEDS))
 ONE_DEAD = falling(20, *[None] * (SEEDS - 1))
+SCORED_BEFORE = {"training": {"minibatches": 2}, "clip": {"ratio": "recompute"}}
 GROWN = {"unmasked": [ends(1e-3, 0.1 * factor) for factor in SPREAD]}
 STEADY = {"unmasked": [ends(1e-3, 1e-3 * factor) for factor in SPREAD]}
 MIXED = {"unmasked": [ends(1e-3, 1e-3 * 10**power) for power in around(1.0, 1.0)]}
@@ -117,6 +118,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("exact_is_exact", UNDECIDED, {"a": made(EXACT)}),
     ("exact_is_exact", UNTESTABLE, {"a": made({**EXACT, **NOISE}, masked=[0.0], unmasked=[0.0])}),
     ("exact_is_exact", UNTESTABLE, {"a": made({**EXACT, "training": {"minibatches": 2}}, masked=[1.0])}),
+    ("exact_is_exact", REPRODUCED, {"a": made({**EXACT, **SCORED_BEFORE}, masked=[0.0], unmasked=[0.0])}),
 ]  # fmt: skip
 
 

@@ -137,13 +137,15 @@ def divergence_explodes(results: Results) -> Iterator[Finding]:
     f"{VEXACT}, zero-mismatch reference",
     unit="nats",
     family="exact",
-    needs="arm with the exact engine, undisturbed, and one update a step",
+    needs="arm with the exact engine, undisturbed, whose responses are scored before the first update on them",
 )
 def exact_is_exact(results: Results) -> Iterator[Finding]:
-    """The largest k3, masked or not, of any step of any run: exactly 0, which a single step refutes. For arms with one
-    update a step, since what later ones score, the policy has learnt from already."""
+    """The largest k3, masked or not, of any step of any run: exactly 0, which a single step refutes. Where nothing
+    scores the responses before the first of several updates, what later ones score the policy has learnt from
+    already: such arms are left out."""
     for arm in roles.arms_as(results, roles.has_exact_engine):
-        if roles.settings_of(results, arm).get("training.minibatches", 1) == 1:
+        settings = roles.settings_of(results, arm)
+        if settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled"):
             k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in (MASKED, UNMASKED)])
             largest, zeros = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
             known = f", the largest is {largest:.2g} nats" if not math.isnan(largest) else ""

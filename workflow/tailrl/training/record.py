@@ -41,7 +41,7 @@ class Part:
 
     Attributes:
         loss: float64 scalar, its share in the loss of the update.
-        logprobs: the trainer's.
+        logprobs: the trainer's, before the first update on these rollouts where they are known.
         logp_infer_T: nats, the sampler's log π'^mp.
         log_kept_infer_T: nats, the sampler's log Z'.
         kept_vocab_infer_T: int32, the sampler's |V'_S|.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -66,19 +66,17 @@ def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], r
 
 
 @torch.no_grad()
-def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[Tensor]:
-    """log π_train of every sample's tokens before the first update on them: [T] each, in the samples' order.
-
-    −inf where the token lies outside the trainer's set.
-    """
+def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[TokenLogprobs]:
+    """The trainer's log-probs of every sample's tokens before the first update on them, in the samples' order."""
     old: dict[str, Tensor] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in ranks.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
-        logp_T = logprobs.logp_T.masked_fill(logprobs.outside_T, -torch.inf)
-        old.update(zip(map(str, groups[index]), torch.split(logp_T, list(batch.responses_N)), strict=True))
-    whole = {name: logp_T for given in ranks.gathered(old) for name, logp_T in given.items()}
-    return [whole[str(i)] for i in range(len(samples))]
+        for place, own in zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True):
+            old |= {f"{place}.{item.name}": getattr(own, item.name) for item in fields(own)}
+    whole = {name: tensor for given in ranks.gathered(old) for name, tensor in given.items()}
+    names = [item.name for item in fields(TokenLogprobs)]
+    return [TokenLogprobs(*(whole[f"{i}.{name}"] for name in names)) for i in range(len(samples))]
 
 
 def accumulate_gradients(
@@ -87,7 +85,7 @@ def accumulate_gradients(
     run: Run,
     watch: Stopwatch,
     record: StepRecord,
-    old: Sequence[Tensor] | None = None,
+    old: Sequence[TokenLogprobs] | None = None,
 ) -> float:
     """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
@@ -101,8 +99,8 @@ def accumulate_gradients(
         run: estimator, vocabulary, correction and clip.
         watch: gets the seconds of the phases forward and backward.
         record: gets what the diagnostics need, of all ranks.
-        old: log π_train of each sample's tokens before the first update on these rollouts; None where this update
-            is the first, and the present log-probs are the old ones.
+        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, which are
+            those of the record too; None where this update is the first, and the present log-probs are the old ones.
 
     Returns:
         The loss, one mean over all samples.
@@ -138,13 +136,14 @@ def accumulate_gradients(
 
 
 def _forward(
-    model: PreTrainedModel, chosen: Sequence[Sample], run: Run, samples: int, old: Sequence[Tensor] | None
+    model: PreTrainedModel, chosen: Sequence[Sample], run: Run, samples: int, old: Sequence[TokenLogprobs] | None
 ) -> tuple[Tensor, Part]:
     """The loss of one micro-batch, a share in a mean over so many samples, with its gradient; and its record."""
     logprobs, batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
     logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
     advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
+    before = None if old is None else TokenLogprobs.joined(old)
     scored = surrogate(
         logprobs,
         logp_infer_T,
@@ -154,7 +153,7 @@ def _forward(
         samples,
         run.correction,
         run.clip,
-        None if old is None else torch.cat(list(old)).to(device),
+        None if before is None else before.in_set().to(device),
     )
     loss = scored.loss.detach().double()
     # A nan logit lies in no set that a rule cuts: the loss alone would not show it.
@@ -165,7 +164,8 @@ def _forward(
     log_kept_infer_T = _concatenate([s.rollout.log_kept_infer_T for s in chosen], device)
     kept_vocab_infer_T = _concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
-    return scored.loss, Part(loss, logprobs, *of_tokens, scored.weights)
+    # r_corr, the ratio of the two engines at the same weights: what the updates before did is no mismatch.
+    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights)
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
