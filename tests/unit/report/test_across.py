@@ -14,7 +14,7 @@ from tailrl.errors import StudyError
 from tailrl.report.across import QUANTITIES, write_across
 from tailrl.report.data import read_results
 from tailrl.report.findings import CHANGES, UNDECIDED
-from tailrl.report.statement import ACROSS
+from tailrl.report.statements import ACROSS
 from tailrl.study import Study
 
 Make = Callable[..., tuple[Study, Path]]

@@ -43,6 +43,7 @@ def ends(start: float, end: float) -> list[float]:
 ALIVE, SPREAD = falling(*[None] * SEEDS), around(1.0, 0.3)
 DEAD = falling(*range(20, 20 + SEEDS))
 ONE_DEAD = falling(20, *[None] * (SEEDS - 1))
+MATCHED_DVP = {**DVP, **MATCHED}
 SCORED_BEFORE = {"training": {"minibatches": 2}, "clip": {"ratio": "recompute"}}
 GROWN = {"unmasked": [ends(1e-3, 0.1 * factor) for factor in SPREAD]}
 STEADY = {"unmasked": [ends(1e-3, 1e-3 * factor) for factor in SPREAD]}
@@ -89,6 +90,12 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("collapses_unlike_matched", UNDECIDED, {"a": made(NOISE, reward=ONE_DEAD), "b": made(MATCHED, reward=ALIVE)}),
     ("collapses_unlike_matched", UNTESTABLE, {"a": made(NOISE, reward=ALIVE), "b": made(MATCHED, reward=ALIVE)}),
     ("collapses_unlike_matched", UNTESTABLE, {"a": made(NAIVE, reward=DEAD), "b": made(MATCHED, reward=ALIVE)}),
+    ("collapses_unlike_pruned", REPRODUCED, {"a": made(NAIVE, reward=DEAD), "b": made(DVP, reward=ALIVE)}),
+    ("collapses_unlike_pruned", CONTRADICTED, {"a": made(NAIVE, reward=ALIVE), "b": made(DVP, reward=DEAD)}),
+    ("collapses_unlike_pruned", UNDECIDED, {"a": made(NAIVE, reward=ONE_DEAD), "b": made(DVP, reward=ALIVE)}),
+    ("collapses_unlike_pruned", UNTESTABLE, {"a": made(NAIVE, reward=ALIVE), "b": made(DVP, reward=ALIVE)}),
+    ("collapses_unlike_pruned", UNTESTABLE, {"a": made(NOISE, reward=DEAD), "b": made(DVP, reward=ALIVE)}),
+    ("collapses_unlike_pruned", UNTESTABLE, {"a": made(MATCHED, reward=DEAD), "b": made(MATCHED_DVP, reward=ALIVE)}),
     ("ends_below_exact", REPRODUCED, {"a": made(NAIVE, score=LOW), "b": made(EXACT, score=HIGH)}),
     ("ends_below_exact", REPRODUCED, {"a": made({**EXACT, **NOISE}, score=LOW), "b": made(EXACT, score=HIGH)}),
     ("ends_below_exact", CONTRADICTED, {"a": made(NAIVE, score=HIGH), "b": made(EXACT, score=LOW)}),
@@ -102,6 +109,10 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("dvp_ends_above_at_zero", CONTRADICTED, {"a": made(EXACT, score=HIGH), "b": made({**EXACT, **DVP}, score=LOW)}),
     ("dvp_ends_above_at_zero", UNDECIDED, {"a": made(EXACT, score=HIGH), "b": made({**EXACT, **DVP}, score=WIDE)}),
     ("dvp_ends_above_at_zero", UNTESTABLE, {"a": made(NAIVE, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
+    ("dvp_ends_above_in_noise", REPRODUCED, {"a": made(MATCHED, score=LOW), "b": made(MATCHED_DVP, score=HIGH)}),
+    ("dvp_ends_above_in_noise", CONTRADICTED, {"a": made(MATCHED, score=HIGH), "b": made(MATCHED_DVP, score=LOW)}),
+    ("dvp_ends_above_in_noise", UNDECIDED, {"a": made(MATCHED, score=LOW), "b": made(MATCHED_DVP, score=WIDE)}),
+    ("dvp_ends_above_in_noise", UNTESTABLE, {"a": made(NOISE, score=LOW), "b": made(MATCHED_DVP, score=HIGH)}),
     ("dvp_ends_above", UNTESTABLE, {"a": made(EXACT, score=LOW), "b": made({**EXACT, **DVP}, score=HIGH)}),
     ("dvp_ends_above", REPRODUCED, {"a": made(NAIVE, score=LOW), "b": made(DVP, score=HIGH)}),
     ("dvp_ends_above", CONTRADICTED, {"a": made(NAIVE, score=HIGH), "b": made(DVP, score=LOW)}),

@@ -13,11 +13,11 @@ from scipy import stats
 from tailrl.alarm import SKEW
 from tailrl.errors import StudyError
 from tailrl.report import write_early_warning
-from tailrl.report.catalogue import STATEMENTS
 from tailrl.report.early_warning import METRICS, Case, Warned, distinct, judge_metrics, read_cases, warned
 from tailrl.report.early_warning_report import _verdicts
 from tailrl.report.evidence import OPEN, answers, read_shown
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.statements import STATEMENTS
 from tailrl.report.statistics import Interval, share_interval
 
 K3 = "rollout_corr_unmasked/k3_kl"

@@ -10,19 +10,20 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.report import CAPTIONS, claims_page, read_shown, write_paper
-from tailrl.report.catalogue import STATEMENTS
 from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
 from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.evidence import DEFINITION, OPEN, answers
 from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.paper import SHOWN
-from tailrl.report.statement import ABLATION, ACROSS
+from tailrl.report.statements import ABLATION, ACROSS, STATEMENTS
+from tailrl.report.tables import write_csv
 from tailrl.report.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
 SVG = '<svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use href="#a"/></svg>'
 DVP_ABOVE, EXPLODES = "DVP ends above naive", "Naive's KL explodes, DVP's does not"
+HIGHER, MIS_ABOVE = "DVP ends above MIS", "MIS alone ends above naive"
 
 
 def write_claims(path: Path, *lines: tuple[str, str, str]) -> None:
@@ -86,12 +87,32 @@ def test_every_statement_has_a_verdict(roots: list[Path]) -> None:
     }
 
 
+def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_stands(roots: list[Path]) -> None:
+    here = roots[0]
+    write_csv(here / "stress" / "tables" / "arms.csv", [{"arm": "dvp", "remedy": "the min-p set, rho = e-13"}])
+    write_claims(
+        here / "remedies" / "claims.csv", (HIGHER, REPRODUCED, "dvp, mis"), (MIS_ABOVE, UNDECIDED, "mis, naive")
+    )
+    (here / "stress" / "distributions" / "distributions.md").write_text("")
+    page = claims_page(read_shown(roots), here)
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    said = {row[0].removeprefix("| "): row for row in rows}
+    assert said["DVP ends above naive"][4] == "dvp (the min-p set, rho = e-13), naive"
+    assert said[f"Missing there: DVP against MIS *{HIGHER}*"][1] == f"**{REPRODUCED}**"
+    assert said[f"*{MIS_ABOVE}*"][1] == f"**{UNDECIDED}**"
+    (nested,) = [row for text, row in said.items() if text.startswith("Safe set")]
+    assert nested[2] == "[stress](stress/distributions/distributions.md)"
+    (definition,) = [row for text, row in said.items() if text.startswith("Constrained policy")]
+    assert definition[-1] == "`make test` |"
+
+
 def test_a_statements_own_study_speaks_first() -> None:
     """Among the published ones."""
     found = answers(read_shown([ROOT / "docs" / "results"]))
     led = 0
-    for statement in STATEMENTS:
-        own = [a.study.command == statement.command for a in found if a.statement == statement and a.study]
+    for statement, claim in dict.fromkeys((answer.statement, answer.claim) for answer in found):
+        lines = [a for a in found if (a.statement, a.claim) == (statement, claim)]
+        own = [a.study.command == statement.command for a in lines if a.study]
         assert own == sorted(own, reverse=True), statement.text
         led += any(own) and not all(own)
     assert led > 5

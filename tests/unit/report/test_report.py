@@ -39,7 +39,12 @@ def report(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_the_files_of_a_report(report: Path) -> None:
     assert {path.name for path in report.iterdir()} == {"summary.md", "summary.html", "figures", "tables"}
     assert {path.stem for path in (report / "figures").iterdir()} == NAMES
-    assert {path.stem for path in (report / "tables").iterdir()} == NAMES | {"policies", "differences", "claims"}
+    assert {path.stem for path in (report / "tables").iterdir()} == NAMES | {
+        "policies",
+        "differences",
+        "claims",
+        "arms",
+    }
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
 
 

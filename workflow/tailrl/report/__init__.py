@@ -17,6 +17,7 @@ from tailrl.report.early_warning_report import write_early_warning
 from tailrl.report.evidence import read_shown
 from tailrl.report.page import Drawing, page
 from tailrl.report.paper import claims_page, write_paper
+from tailrl.report.provenance import arm_rows
 from tailrl.report.statistics import problem_interval
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_curve, survival_figure
@@ -56,6 +57,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     read = read_results(study, results, study.arms)
     pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
     _write_curves(read, pruned, out)
+    tables.write_csv(out / "tables" / "arms.csv", arm_rows(read))
     bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
     tables.write_csv(out / "tables" / "delta.csv", tables.flat_rows(bins))
     save_svg(figures.delta_figure(bins, read.arms), out / "figures" / "delta.svg")

@@ -27,7 +27,7 @@ from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
 from tailrl.report.findings import CHANGES, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
-from tailrl.report.statement import ABLATION
+from tailrl.report.statements import ABLATION
 from tailrl.report.statistics import (
     CONFIDENCE,
     NO_DIFFERENCE,

@@ -11,7 +11,7 @@ from tailrl.errors import StudyError
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, read_results
 from tailrl.report.findings import interval
-from tailrl.report.statement import ACROSS
+from tailrl.report.statements import ACROSS
 from tailrl.report.statistics import (
     NO_DIFFERENCE,
     Difference,

@@ -1,15 +1,14 @@
 """What finished and published studies say about each statement: their claims.csv files, figures and tables."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.errors import StudyError
-from tailrl.report.catalogue import STATEMENTS
 from tailrl.report.data import read_text
 from tailrl.report.findings import UNTESTABLE
-from tailrl.report.statement import Statement
+from tailrl.report.statements import STATEMENTS, Statement
 
 Row = dict[str, str]
 
@@ -20,6 +19,8 @@ PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 by its target; of any other they are that study's."""
 
 COMMANDS = {
+    **dict.fromkeys(("ablate_domain_arithmetic", "ablate_domain_words"), "make ablate_domain"),
+    **dict.fromkeys(("ablate_length_3", "ablate_length_4", "ablate_length_6"), "make ablate_length"),
     "default": "make reproduce",
     "distributions": "snakemake --cores 1 distributions",
     "early_warning": "snakemake --cores 1 early_warning",
@@ -37,12 +38,21 @@ COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "seen", "p_hol
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One study's results: its claims, its figures with the table behind each (None where there is none), its page."""
+    """One study's results.
+
+    Attributes:
+        claims: the lines of its claims.csv files; `page` of each is where the rest of what it is about stands, if it
+            stands anywhere.
+        figures: each with the table behind it, None where there is none.
+        page: its own.
+        remedies: what each of its arms does about the tail and the mismatch, where it does anything.
+    """
 
     name: str
     claims: tuple[Row, ...]
     figures: tuple[tuple[Path, Path | None], ...]
     page: Path | None
+    remedies: Mapping[str, str]
 
     @property
     def command(self) -> str:
@@ -52,13 +62,22 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it."""
+    """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it. `claim`
+    is the one that the line decides, where those that speak to the statement are several."""
 
     statement: Statement
     verdict: str
     words: str
     study: Shown | None = None
     line: Row | None = None
+    claim: str = ""
+
+    @property
+    def made_by(self) -> str:
+        """The command that makes it again, or that would make a first one."""
+        if self.study:
+            return self.study.command
+        return "make test" if self.verdict == DEFINITION else self.statement.command
 
 
 def read_shown(roots: Iterable[Path]) -> list[Shown]:
@@ -79,27 +98,30 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
             else:
                 places = {folder.name: [folder, *(folder / part for part in PARTS)]}
             for name, own in places.items():
-                tables = [path for place in own for path in _tables(place)]
-                if tables and name not in found:
-                    found[name] = _shown(name, own, tables)
+                if name not in found and any(_tables(place) for place in own):
+                    found[name] = _shown(name, own)
     return list(found.values())
 
 
 def answers(studies: Sequence[Shown]) -> list[Answer]:
-    """Every statement in its order, with each line that speaks to it, those of its own study first; lines that cannot
-    decide it only if none can."""
+    """Every statement in its order, with each line that speaks to it, claim by claim, those of its own study first;
+    lines that cannot decide a claim only if none can."""
     found = []
     for statement in STATEMENTS:
         # A line without arms says that a study has none to speak with.
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
-        lines = [(study, line) for study, line in named if _speaks(statement, line["claim"])]
-        lines.sort(key=lambda pair: pair[0].command != statement.command)
-        decided = [(study, line) for study, line in lines if line["verdict"] != UNTESTABLE]
-        if lines:
-            shown = decided or lines
-            found += [Answer(statement, line["verdict"], line["seen"], study, line) for study, line in shown]
-        elif statement.held_by and not statement.by:
+        named.sort(key=lambda pair: pair[0].command != statement.command)
+        spoken = {name: [pair for pair in named if _is_of(pair[1]["claim"], name)] for name in statement.by}
+        several = sum(map(bool, spoken.values())) > 1
+        for name, lines in spoken.items():
+            decided = [pair for pair in lines if pair[1]["verdict"] != UNTESTABLE]
+            claim = name.replace("…", "").strip() if several else ""
+            for study, line in decided or lines:
+                found.append(Answer(statement, line["verdict"], line["seen"], study, line, claim))
+        if any(spoken.values()):
+            continue
+        if statement.held_by and not statement.by:
             found.append(Answer(statement, DEFINITION, f"held by {statement.held_by}"))
         elif statement.beyond:
             found.append(Answer(statement, UNTESTABLE, statement.beyond))
@@ -108,12 +130,9 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     return found
 
 
-def _speaks(statement: Statement, claim: str) -> bool:
-    for name in statement.by:
-        before, dots, after = name.partition("…")
-        if claim == name or (dots and claim.startswith(before) and after.rstrip("…").strip() in claim):
-            return True
-    return False
+def _is_of(claim: str, name: str) -> bool:
+    before, dots, after = name.partition("…")
+    return claim == name or bool(dots and claim.startswith(before) and after.rstrip("…").strip() in claim)
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -122,8 +141,18 @@ def _tables(folder: Path) -> list[Path]:
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
 
-def _shown(name: str, places: Sequence[Path], tables: Sequence[Path]) -> Shown:
-    claims = [row for path in tables for row in _read(path)]
+def _shown(name: str, places: Sequence[Path]) -> Shown:
+    pages = {place: _page(place, name) for place in places}
+    claims = [
+        {**row, "page": str(page or "")}
+        for place, page in pages.items()
+        for path in _tables(place)
+        for row in _read(path)
+    ]
+    remedies: dict[str, str] = {}
+    for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
+        if path.is_file():
+            remedies |= {row["arm"]: row["remedy"] for row in csv.DictReader(read_text(path).splitlines())}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
@@ -131,10 +160,13 @@ def _shown(name: str, places: Sequence[Path], tables: Sequence[Path]) -> Shown:
     for path in drawn:
         beside = (path.with_suffix(".csv"), path.parents[1] / "tables" / f"{path.stem}.csv")
         figures.append((path, next((table for table in beside if table.is_file()), None)))
-    pages = [
-        place / page for place in places for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md")
-    ]
-    return Shown(name, tuple(claims), tuple(figures), next((page for page in pages if page.is_file()), None))
+    page = next((page for page in pages.values() if page), None)
+    return Shown(name, tuple(claims), tuple(figures), page, remedies)
+
+
+def _page(place: Path, name: str) -> Path | None:
+    pages = (place / page for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md"))
+    return next((page for page in pages if page.is_file()), None)
 
 
 def _read(path: Path) -> list[Row]:

@@ -4,10 +4,10 @@ import html
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tailrl.report.evidence import COLUMNS, OPEN, Answer, Shown, answers, read_shown
+from tailrl.report.evidence import COLUMNS, Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, chip, document, figure, navigation
 from tailrl.report.summary import p_value, table
 from tailrl.report.tables import write_csv
@@ -20,7 +20,7 @@ SHOWN = 4
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
-    "nothing collapsed or exploded, or no run of the size of these can decide it. Premise fails: what the theorem "
+    "what it speaks of did not happen, or no run of the size of these can decide it. Premise fails: what the theorem "
     "assumes does not hold there. A difference is shown: a question without a direction, of which the two-sided p, by "
     "Holm, is at most 5 %. Measured: a question whose answer is a figure. Definition: nothing to decide; a test holds "
     "it. Not run yet: no results at hand speak to it, and the command makes some."
@@ -59,24 +59,41 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
     ]
     header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by")
     for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
-        rows, before = [], None
-        for answer in own:
-            text = "" if answer.statement is before else answer.statement.text
-            rows.append([text, f"**{answer.verdict}**", *_cells(answer, out)])
-            before = answer.statement
+        rows = []
+        for text, claim, lines in _by_claim(own):
+            said = " ".join(words for words in (text, f"*{claim}*" if claim else "") if words)
+            for answer in lines:
+                rows.append([said if answer is lines[0] else "", f"**{answer.verdict}**", *_cells(answer, out)])
         parts += [f"## {part}", table(header, rows)]
     return "\n\n".join(parts) + "\n"
 
 
+def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[str, str, list[Answer]]]:
+    """The lines of each claim of each statement: the statement's text with the first of its claims, the claim where the
+    statement has several, and the lines."""
+    for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
+        text = statement.text
+        for claim, lines in itertools.groupby(own, key=lambda answer: answer.claim):
+            yield text, claim, list(lines)
+            text = ""
+
+
 def _cells(answer: Answer, out: Path) -> list[str]:
     study, line = answer.study, answer.line
+    made_by = f"`{answer.made_by}`" if answer.made_by else ""
     if study is None or line is None:
-        command = answer.statement.command
-        return ["", "", "", "", answer.words, "", "", f"`{command}`" if command and answer.verdict == OPEN else ""]
-    name = f"[{study.name}]({_relative(study.page, out)})" if study.page else study.name
+        return ["", "", "", "", answer.words, "", "", made_by]
+    name = f"[{study.name}]({_relative(Path(line['page']), out)})" if line["page"] else study.name
     drawn = _drawn(answer)
     link = f"[{drawn.stem}]({_relative(drawn, out)})" if drawn else ""
-    return [name, line["dose"], line["arms"], line["seeds"], answer.words, _p(line), link, f"`{study.command}`"]
+    return [name, line["dose"], _arms(answer), line["seeds"], answer.words, _p(line), link, made_by]
+
+
+def _arms(answer: Answer) -> str:
+    """The arms of a line, each with what it does about the mismatch."""
+    remedies = answer.study.remedies if answer.study else {}
+    names = answer.line["arms"].split(", ") if answer.line else []
+    return ", ".join(f"{name} ({remedies[name]})" if remedies.get(name) else name for name in names)
 
 
 def _drawn(answer: Answer) -> Path | None:
@@ -93,7 +110,7 @@ def _csv_row(answer: Answer) -> dict[str, object]:
         **named,
         "study": study.name if study else "",
         **rest,
-        "made by": study.command if study else statement.command,
+        "made by": answer.made_by,
     }
 
 
@@ -123,18 +140,14 @@ def _claims(part: str, found: Sequence[Answer]) -> str:
         f"<th>{name}</th>" for name in ("statement", "verdict", "seen", "where", "seeds", "p, Holm", "figure")
     )
     bodies = []
-    for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
-        lines = list(own)
+    for text, claim, lines in _by_claim(found):
         shown = SHOWN if len(lines) > SHOWN + 1 else len(lines)
+        said = html.escape(text) + (f"<em>{html.escape(claim)}</em>" if claim else "") + _more(lines[shown:])
         rows = []
         for index, answer in enumerate(lines):
-            text = (
-                f'<td rowspan="{len(lines)}">{html.escape(statement.text)}{_more(lines[shown:])}</td>'
-                if not index
-                else ""
-            )
+            first = f'<td rowspan="{len(lines)}">{said}</td>' if not index else ""
             kind = ' class="rest"' if index >= shown else ""
-            rows.append(f"<tr{kind}>{text}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
+            rows.append(f"<tr{kind}>{first}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
         bodies.append(f"<tbody>{''.join(rows)}</tbody>")
     return (
         f'<h3>{html.escape(part)}</h3><div class="wide"><table class="cards"><thead><tr>{header}</tr></thead>'
@@ -151,14 +164,12 @@ def _more(rest: Sequence[Answer]) -> str:
 
 
 def _line(answer: Answer) -> str:
-    study, line, statement = answer.study, answer.line, answer.statement
+    study, line = answer.study, answer.line
     seen = html.escape(answer.words)
     if study is None or line is None:
-        command = (
-            f"<code>{html.escape(statement.command)}</code>" if statement.command and answer.verdict == OPEN else ""
-        )
+        command = f"<code>{html.escape(answer.made_by)}</code>" if answer.made_by else ""
         return f"<td>{seen}</td><td>{command}</td><td></td><td></td><td></td>"
-    scope = html.escape(", ".join(part for part in (line["dose"], line["arms"]) if part))
+    scope = html.escape(", ".join(part for part in (line["dose"], _arms(answer)) if part))
     where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
     drawn = _drawn(answer)
     link = (

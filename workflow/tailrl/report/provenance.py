@@ -3,7 +3,7 @@
 import itertools
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,9 @@ DEFAULTS = flatten(Arm().model_dump(mode="json"))
 """An arm's own settings where a study says nothing, by dotted key."""
 
 
+ALL_TOKENS, UNWEIGHTED = "all tokens", "no weights"
+
+
 def describe_arms(results: Results) -> dict[str, str]:
     """Each arm in words; settings beyond the usual ones are listed where the arms differ in them."""
     flat = {arm: flatten(results.runs[arm][0].record["settings"]) for arm in results.arms}
@@ -58,11 +61,28 @@ def describe(flat: Mapping[str, Any]) -> list[str]:
     return clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)]
 
 
+def arm_rows(results: Results) -> Iterator[dict[str, str]]:
+    """Of each arm what it is, and of that what it does about the mismatch: the table behind the names."""
+    for arm, words in describe_arms(results).items():
+        remedy = describe_remedy(flatten(results.runs[arm][0].record["settings"]))
+        yield {"arm": arm, "remedy": remedy, "what": words}
+
+
+def describe_remedy(flat: Mapping[str, Any]) -> str:
+    """What an arm does about the tail and the mismatch, its set and its weights; nothing where it does nothing."""
+    left = dict(flat)
+    clauses = [_vocabulary(left), *_weights(left)]
+    return "; ".join(clause for clause in clauses if clause not in (ALL_TOKENS, UNWEIGHTED))
+
+
 def _objective(left: dict[str, Any]) -> str:
     """Estimator and vocabulary."""
+    return f"{str(left.pop('estimator', 'an unrecorded estimator')).upper()} on {_vocabulary(left)}"
+
+
+def _vocabulary(left: dict[str, Any]) -> str:
     rule = left.pop("vocabulary.rule", "full")
-    where = "all tokens" if rule == "full" else f"the {rule.replace('_', '-')} set"
-    details = [f"{str(left.pop('estimator', 'an unrecorded estimator')).upper()} on {where}"]
+    details = [ALL_TOKENS if rule == "full" else f"the {rule.replace('_', '-')} set"]
     details += [f"{name} = {value}" for name in ("rho", "k", "p") if (value := left.pop(f"vocabulary.{name}", None))]
     adapt = left.pop("vocabulary.adapt", "none")
     if adapt == "budget":
@@ -95,7 +115,7 @@ def _weights(left: dict[str, Any]) -> list[str]:
         del left["correction.sequence"]
         left.pop("correction.sequence_threshold", None)
         clauses.append(f"sequence weights {sequence}, C = {_number(limit)}")
-    clauses = clauses or ["no weights"]
+    clauses = clauses or [UNWEIGHTED]
     if (veto := left.pop("correction.veto", None)) is not None:
         clauses.append(f"veto below a token ratio of {veto}")
     return clauses

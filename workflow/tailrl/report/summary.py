@@ -156,9 +156,9 @@ def _claims_note(verdicts: Sequence[Verdict]) -> str:
     policy, task = verdicts[0].policy, verdicts[0].task
     return (
         f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
-        "claim holds, by Holm over the tests of its family (the survival comparisons; those of scores by question: a "
-        "mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections gain, DVP "
-        f"against MIS, an adaptive ρ; else those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; "
+        "claim holds, by Holm over the tests of its family (the survival comparisons of a mismatch; those of scores by "
+        "question: a mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections "
+        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; "
         "contradicted: the same of its opposite. The table's p are two-sided. They are over seeds, and one question at "
         "a time: the differences between arms below are over seeds and problems, and over every pair of that table, so "
         "that a claim can hold where that table shows no difference. Measured: a question whose answer is a figure. "
