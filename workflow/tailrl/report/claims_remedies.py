@@ -33,7 +33,7 @@ from tailrl.report.survival import REWARD
 
 __all__ = ["CLAIMS"]
 
-BOUND = "dvp/bias_bound_paper"
+BOUND, LOST = "dvp/bias_bound_paper", "dvp/lost_mass_per_response"
 
 KEPT, LENGTH = "dvp/kept_mass_train_mean", "response/length_mean"
 
@@ -272,7 +272,8 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
     run's steps and then over runs: below 1, the range of the rewards."""
     for arm in roles.arms_as(results, roles.is_dvp):
         bounds = [mean(run.metric(BOUND)) for run in results.runs[arm]]
-        found = _above(arm, bounds, REWARDS, "the bound is {} on average")
+        lost = mean(np.array([mean(run.metric(LOST)) for run in results.runs[arm]]))
+        found = _above(arm, bounds, REWARDS, f"the bound is {{}} on average, E[Σ (1 − Z)] {lost:.3g}")
         yield replace(found, p_for=found.p_against, p_against=found.p_for)
 
 
