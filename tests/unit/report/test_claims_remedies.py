@@ -137,9 +137,9 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
         for claim, own, other in (("remedies_take_time", DVP, NAIVE), ("exactness_takes_time", EXACT, NAIVE))
         for outcome, first in ((MEASURED, TENTH), (UNTESTABLE, [math.nan] * SEEDS))
     ],
-    ("bound_says_something", REPRODUCED, {"a": made(DVP, bound=[0.1 * x for x in SPREAD])}),
-    ("bound_says_something", CONTRADICTED, {"a": made(DVP, bound=[3 * x for x in SPREAD])}),
-    ("bound_says_something", UNDECIDED, {"a": made(DVP, bound=around(0.9, 0.8))}),
+    ("bound_says_something", REPRODUCED, {"a": made(DVP, bound=[0.1 * x for x in SPREAD], lost=SPREAD)}),
+    ("bound_says_something", CONTRADICTED, {"a": made(DVP, bound=[3 * x for x in SPREAD], lost=SPREAD)}),
+    ("bound_says_something", UNDECIDED, {"a": made(DVP, bound=around(0.9, 0.8), lost=SPREAD)}),
     ("bound_says_something", UNTESTABLE, {"a": made(DVP)}),
     ("bound_says_something", UNTESTABLE, {"a": made(NAIVE, bound=SPREAD)}),
     ("set_binds", REPRODUCED, {"a": made(PAPERS_DVP, kept=around(0.999, 1e-4), length=[20] * SEEDS)}),
