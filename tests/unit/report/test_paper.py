@@ -185,6 +185,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "x" / "claims.csv").write_text("claim,verdict\na,b\n")
     with pytest.raises(StudyError, match=r"claims.csv: a line has no source"):
         read_shown([tmp_path])
+    write_claims(tmp_path / "x" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"))
+    with (tmp_path / "x" / "claims.csv").open("a") as file:
+        file.write("," * len(fields(Verdict)) + "\n")
+    with pytest.raises(StudyError, match=r"claims.csv: a line has more cells than the header"):
+        read_shown([tmp_path])
     assert read_shown([tmp_path / "nothing"]) == []
 
 

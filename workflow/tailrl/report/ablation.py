@@ -213,7 +213,7 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
     decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
     changed = [p for p in points_B if not math.isnan(p.change.mean)]
     largest = max(changed, key=lambda p: abs(p.change.mean), default=points_B[0])
-    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["no value changes avg, by Holm"]
+    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["by Holm no value changes avg"]
     collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
     line = change_verdict(
         f"{ABLATION}{field}",

@@ -175,4 +175,6 @@ def _read(path: Path) -> list[Row]:
         missing = [name for name in COLUMNS if row.get(name) is None]
         if missing:
             raise StudyError(f"{path}: a line has no {missing[0]}")
+        if None in row:
+            raise StudyError(f"{path}: a line has more cells than the header")
     return rows
