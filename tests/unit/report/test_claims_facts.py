@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tailrl.distribution_settings import ComparedEngine
-from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN, judge_distributions
+from tailrl.report.claims_distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN, judge_distributions
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
 from tailrl.report.distribution_tables import Compared
 from tailrl.report.findings import ASIDE, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
@@ -132,6 +133,8 @@ def compared(engine: str = "coarse", *, settings: dict[str, Any] | None = None, 
         "kept_both_PS": np.full((PLACES, 1), 10),
         "mass_PB": np.tile([0.9, 0.1], (PLACES, 1)),
         "signed_PB": np.column_stack([np.zeros(PLACES), 0.1 * rng.normal(0, 0.01, PLACES)]),
+        "paper_PB": np.tile([0.5, 0.1 * 0.005], (PLACES, 1)),
+        "second_PB": np.tile([0.5, 0.1 * 0.0001], (PLACES, 1)),
     }
     own = ComparedEngine.model_validate(settings or {}).model_dump(mode="json")
     return Compared(engine, {"settings": {"engine": own, "rho": ["e-13"]}, "edges": [0.0, 5.0]}, arrays | changes)
@@ -162,6 +165,22 @@ def test_the_sign_is_tested_over_problems() -> None:
     expected = ratio_interval(signed_PB[:, 1], np.full(PLACES, 0.1), np.arange(PLACES) // 2)
     assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)
     assert "nan" not in line.seen
+
+
+def test_the_size_is_what_is_predicted_or_told_from_it() -> None:
+    """Whichever way it differs; of the tail alone."""
+    fine = compared()
+    assert verdict(MODE, fine) == [("coarse", CONTRADICTED)]
+    assert verdict(SECOND, fine) == [("coarse", UNDECIDED)]
+    assert verdict(SECOND, compared(second_PB=-fine.arrays["paper_PB"])) == [("coarse", CONTRADICTED)]
+    assert verdict(MODE, compared(mass_PB=np.tile([1.0, 0.0], (PLACES, 1)))) == []
+    (line,) = [line for line in judge_distributions([fine]) if line.claim == MODE]
+    apart_P = (fine.arrays["signed_PB"] - fine.arrays["paper_PB"])[:, 1]
+    expected = ratio_interval(apart_P, np.full(PLACES, 0.1), np.arange(PLACES) // 2)
+    assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)
+    t = stats.ttest_1samp(apart_P.reshape(-1, 2).mean(axis=1), 0.0)
+    assert line.p == pytest.approx(t.pvalue, rel=1e-6) and line.p_holm == pytest.approx(2 * t.pvalue, rel=1e-6)
+    assert line.seen.endswith("predicted 0.005 [0.005, 0.005] nats")
 
 
 def test_sets_and_equality_are_facts() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.report import CAPTIONS, claims_page, read_shown, write_paper
-from tailrl.report.claims_distributions import BOUND, EQUAL, NESTED, SIGN
+from tailrl.report.claims_distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
 from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.evidence import DEFINITION, OPEN, answers
@@ -120,7 +120,18 @@ def test_a_statements_own_study_speaks_first() -> None:
 
 def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to() -> None:
     """No claim is lost on the page, and no name in the catalogue is misspelt."""
-    known = {claim.statement for claim in CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED, BOUND, SIGN, NESTED, EQUAL}
+    known = {claim.statement for claim in CLAIMS} | {
+        BIASED,
+        UNBIASED,
+        CONSTRAINED,
+        TRADED,
+        BOUND,
+        SIGN,
+        MODE,
+        SECOND,
+        NESTED,
+        EQUAL,
+    }
     named = {name for statement in STATEMENTS for name in statement.by}
     assert known <= named
     drawn = (ABLATION, ACROSS, "announces", "leaves its level")

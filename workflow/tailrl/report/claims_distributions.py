@@ -19,12 +19,14 @@ TAIL = 5.0
 
 BOUND = "|Δ| stays below 2 ε_max (1 − p)"
 SIGN = "Tail tokens are sampled with −Δ > 0, whole distributions"
+MODE = "The tail's mean −Δ is the mode of Prop. 4.3"
+SECOND = "The tail's mean −Δ is what iid noise gives to second order"
 NESTED = "The sampler's safe set has every token of the trainer's"
 EQUAL = "The exact engine's distributions are the trainer's, to the bit"
 
 
 def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
-    """The verdicts, claim by claim: Prop. 4.2's bound, Prop. 4.3's sign, Thm 5.3's V_S ⊆ V'_S, and equality."""
+    """The verdicts, claim by claim: Prop. 4.2's bound, Prop. 4.3's sign and size, Thm 5.3's V_S ⊆ V'_S, equality."""
     # The trainer against itself is a measure of rounding, and no engine.
     engines = [one for one in compared if not one.record["settings"]["engine"]["rescored"]]
     exact = [one for one in engines if one.record["settings"]["engine"]["sampler"]["engine"] == "exact"]
@@ -39,6 +41,7 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
             outcome, words = UNTESTABLE, "no place has a token in the tail"
         p = min(1.0, 2 * min(_one_sided(mean))), min(1.0, 2 * min(above, below))
         found.append(_line(SIGN, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", mean, p))
+    found += _sizes(unequal)
     found += [_nested(one, index) for one in engines for index in range(len(one.record["settings"]["rho"]))]
     return found + [_equal(one) for one in exact]
 
@@ -57,12 +60,30 @@ def _bound(one: Compared) -> Verdict:
     return _line(BOUND, f"{DVP}, Prop. 4.2", one, outcome, words, "share of tokens", ends)
 
 
-def _tail(one: Compared) -> Interval:
-    """Mean −Δ of tail tokens, each counted with the engine's probability of it."""
-    edges = np.array(one.record["edges"])
-    tail_B = edges >= TAIL
-    signed_P, mass_P = (one.arrays[name][:, tail_B].sum(axis=1) for name in ("signed_PB", "mass_PB"))
-    return ratio_interval(signed_P, mass_P, one.clusters)
+def _tail(one: Compared, name: str = "signed", *, less: str | None = None) -> Interval:
+    """Mean −Δ of tail tokens (`signed`) or what is predicted for them, each counted with the engine's probability of
+    it; `less` a prediction, or as it is."""
+    tail_B = np.array(one.record["edges"]) >= TAIL
+    sums = {key: one.arrays[f"{key}_PB"][:, tail_B].sum(axis=1) for key in ("mass", name, less) if key}
+    return ratio_interval(sums[name] - (sums[less] if less else 0.0), sums["mass"], one.clusters)
+
+
+def _sizes(engines: Sequence[Compared]) -> list[Verdict]:
+    """The tail's mean −Δ less what is predicted for the same tokens: it can be told from it, or not."""
+    tested = [
+        (claim, one, _tail(one), _tail(one, predicted), _tail(one, less=predicted))
+        for claim, predicted in ((MODE, "paper"), (SECOND, "second"))
+        for one in engines
+    ]
+    tested = [test for test in tested if not math.isnan(test[2].mean)]
+    raw = [min(1.0, 2 * min(_one_sided(less))) for *_, less in tested]
+    found = []
+    for (claim, one, mean, predicted, less), p, p_holm in zip(tested, raw, holm(raw).tolist(), strict=True):
+        outcome = CONTRADICTED if p_holm <= 2 * LEVEL else UNDECIDED
+        ends = (f"{interval(part.mean, part.low, part.high)} nats" for part in (mean, predicted))
+        words = "mean −Δ in the tail is {}, predicted {}".format(*ends)
+        found.append(_line(claim, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", less, (p, p_holm)))
+    return found
 
 
 def _one_sided(mean: Interval) -> tuple[float, float]:

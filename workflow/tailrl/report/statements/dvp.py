@@ -32,7 +32,13 @@ STATEMENTS = [
         command=WHOLE,
     ),
     _own(
-        "Prop. 4.3's mode, and the mean to second order, σ² [½ − 2p + (3/2) Σ p_k²]",
+        "Prop. 4.3: its mode of −Δ, and the mean to second order, σ² [½ − 2p + (3/2) Σ p_k²]",
+        by=(
+            "The tail's mean −Δ is the mode of Prop. 4.3",
+            "The tail's mean −Δ is what iid noise gives to second order",
+        ),
+        figure="distributions",
+        command=WHOLE,
         held_by=PROPOSITIONS,
     ),
     _own(
