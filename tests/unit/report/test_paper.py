@@ -208,3 +208,9 @@ def test_the_committed_table_is_that_of_the_published_results() -> None:
     """`tailrl claims docs/results > docs/claims.md` makes it anew."""
     docs = ROOT / "docs"
     assert (docs / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown([docs / "results"]), docs)
+
+
+def test_a_published_figure_has_its_numbers_beside_it() -> None:
+    figures = sorted((ROOT / "docs" / "results").rglob("*.svg"))
+    assert len(figures) > 20
+    assert not [path for path in figures if not path.with_suffix(".csv").is_file()]
