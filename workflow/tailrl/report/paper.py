@@ -168,7 +168,8 @@ def _line(answer: Answer) -> str:
     seen = html.escape(answer.words)
     if study is None or line is None:
         command = f"<code>{html.escape(answer.made_by)}</code>" if answer.made_by else ""
-        return f"<td>{seen}</td><td>{command}</td><td></td><td></td><td></td>"
+        # The path of a test may break, or it would push the last columns out of sight.
+        return f"<td>{seen.replace('/', '/<wbr>')}</td><td>{command}</td><td></td><td></td><td></td>"
     scope = html.escape(", ".join(part for part in (line["dose"], _arms(answer)) if part))
     where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
     drawn = _drawn(answer)
