@@ -143,15 +143,13 @@ def exact_is_exact(results: Results) -> Iterator[Finding]:
     """The largest k3, masked or not, of any step of any run: exactly 0, which a single step refutes. Where nothing
     scores the responses before the first of several updates, what later ones score the policy has learnt from
     already: such arms are left out."""
-    for arm in roles.arms_as(results, roles.has_exact_engine):
-        settings = roles.settings_of(results, arm)
-        if settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled"):
-            k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in (MASKED, UNMASKED)])
-            largest, zeros = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
-            known = f", the largest is {largest:.2g} nats" if not math.isnan(largest) else ""
-            outcome = UNDECIDED if not known else REPRODUCED if zeros == k3.size else CONTRADICTED
-            words = f"{zeros} of {k3.size} recorded values are 0{known}"
-            yield Finding((arm,), len(results.runs[arm]), largest, math.nan, math.nan, words, outcome=outcome)
+    for arm in roles.arms_as(results, roles.both(roles.has_exact_engine, roles.is_scored_first)):
+        k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in (MASKED, UNMASKED)])
+        largest, zeros = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
+        known = f", the largest is {largest:.2g} nats" if not math.isnan(largest) else ""
+        outcome = UNDECIDED if not known else REPRODUCED if zeros == k3.size else CONTRADICTED
+        words = f"{zeros} of {k3.size} recorded values are 0{known}"
+        yield Finding((arm,), len(results.runs[arm]), largest, math.nan, math.nan, words, outcome=outcome)
 
 
 # --- the collapse ------------------------------------------------------------------------------------

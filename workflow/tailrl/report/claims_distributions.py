@@ -39,9 +39,9 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
         words = f"mean −Δ in the tail is {interval(mean.mean, mean.low, mean.high)} nats"
         if math.isnan(mean.mean):
             outcome, words = UNTESTABLE, "no place has a token in the tail"
-        p = min(1.0, 2 * min(_one_sided(mean))), min(1.0, 2 * min(above, below))
+        p = _two_sided(mean), min(1.0, 2 * min(above, below))
         found.append(_line(SIGN, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", mean, p))
-    found += _sizes(unequal)
+    found += _sizes(unequal, means)
     found += [_nested(one, index) for one in engines for index in range(len(one.record["settings"]["rho"]))]
     return found + [_equal(one) for one in exact]
 
@@ -68,15 +68,15 @@ def _tail(one: Compared, name: str = "signed", *, less: str | None = None) -> In
     return ratio_interval(sums[name] - (sums[less] if less else 0.0), sums["mass"], one.clusters)
 
 
-def _sizes(engines: Sequence[Compared]) -> list[Verdict]:
+def _sizes(engines: Sequence[Compared], means: Sequence[Interval]) -> list[Verdict]:
     """The tail's mean −Δ less what is predicted for the same tokens: it can be told from it, or not."""
     tested = [
-        (claim, one, _tail(one), _tail(one, predicted), _tail(one, less=predicted))
+        (claim, one, mean, _tail(one, predicted), _tail(one, less=predicted))
         for claim, predicted in ((MODE, "paper"), (SECOND, "second"))
-        for one in engines
+        for one, mean in zip(engines, means, strict=True)
+        if not math.isnan(mean.mean)
     ]
-    tested = [test for test in tested if not math.isnan(test[2].mean)]
-    raw = [min(1.0, 2 * min(_one_sided(less))) for *_, less in tested]
+    raw = [_two_sided(less) for *_, less in tested]
     found = []
     for (claim, one, mean, predicted, less), p, p_holm in zip(tested, raw, holm(raw).tolist(), strict=True):
         outcome = CONTRADICTED if p_holm <= 2 * LEVEL else UNDECIDED
@@ -84,6 +84,10 @@ def _sizes(engines: Sequence[Compared]) -> list[Verdict]:
         words = "mean −Δ in the tail is {}, predicted {}".format(*ends)
         found.append(_line(claim, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", less, (p, p_holm)))
     return found
+
+
+def _two_sided(mean: Interval) -> float:
+    return min(1.0, 2 * min(_one_sided(mean)))
 
 
 def _one_sided(mean: Interval) -> tuple[float, float]:

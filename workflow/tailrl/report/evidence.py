@@ -121,7 +121,7 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
                 found.append(Answer(statement, line["verdict"], line["seen"], study, line, claim))
         if any(spoken.values()):
             continue
-        if statement.held_by and not statement.by:
+        if statement.held_by:
             found.append(Answer(statement, DEFINITION, f"held by {statement.held_by}"))
         elif statement.beyond:
             found.append(Answer(statement, UNTESTABLE, statement.beyond))

@@ -93,6 +93,11 @@ def clips_by(ratio: str) -> Role:
     return role
 
 
+def is_scored_first(settings: Mapping[str, Any]) -> bool:
+    """Whether what is recorded of a step's responses is scored before the first update on them: r_corr."""
+    return settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled")
+
+
 def is_disturbed(settings: Mapping[str, Any]) -> bool:
     """Whether any cause of the mismatch dial is on, on whichever side."""
     return any(settings[f"disturbance.{cause}"] for cause in CAUSES)

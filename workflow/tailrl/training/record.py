@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -62,32 +62,41 @@ class Part:
     weights: Weights
 
 
+_INNER: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
+"""The fields of a part that are records themselves."""
+
+Kind = TypeVar("Kind", bound=Part | TokenLogprobs | Weights)
+
+
 def of_all_ranks(parts: Sequence[Part]) -> list[Part]:
     """The parts of every rank, in the order that they had before `ranks.dealt`; each rank gives its own."""
-    given = ranks.gathered({f"{i}.{name}": tensor for i, part in enumerate(parts) for name, tensor in _flat(part)})
+    given = ranks.gathered({name: tensor for i, part in enumerate(parts) for name, tensor in flat(part, f"{i}.")})
     return ranks.in_turns(
-        [[_part(tensors, i) for i in range(sum(n.endswith(".loss") for n in tensors))] for tensors in given]
+        [
+            [from_flat(Part, tensors, f"{i}.") for i in range(sum(n.endswith(".loss") for n in tensors))]
+            for tensors in given
+        ]
     )
 
 
-def _flat(record: Part | TokenLogprobs | Weights, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def flat(record: Part | TokenLogprobs | Weights, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a record, also of the records in it, with the names that `ranks.gathered` takes."""
     for item in fields(record):
         value = getattr(record, item.name)
         if isinstance(value, Tensor):
             yield prefix + item.name, value.detach()
         else:
-            yield from _flat(value, f"{prefix}{item.name}.")
+            yield from flat(value, f"{prefix}{item.name}.")
 
 
-def _part(tensors: Mapping[str, Tensor], index: int) -> Part:
-    kinds: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
+def from_flat(kind: type[Kind], tensors: Mapping[str, Tensor], prefix: str) -> Kind:
+    """The record that `flat` took apart."""
 
     def value(name: str) -> Any:
-        if name not in kinds:
-            return tensors[f"{index}.{name}"]
-        return kinds[name](*(tensors[f"{index}.{name}.{item.name}"] for item in fields(kinds[name])))
+        inner = _INNER.get(name)
+        return from_flat(inner, tensors, f"{prefix}{name}.") if inner else tensors[prefix + name]
 
-    return Part(*(value(item.name) for item in fields(Part)))
+    return kind(*(value(item.name) for item in fields(kind)))
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ from tailrl.records import Rollout
 from tailrl.settings import Run
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward
-from tailrl.training.record import Part, StepRecord, Stopwatch, of_all_ranks
+from tailrl.training.record import Part, StepRecord, Stopwatch, flat, from_flat, of_all_ranks
 from tailrl.vocabulary import TokenLogprobs
 
 Result = TypeVar("Result")
@@ -73,10 +73,9 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     for index, _ in ranks.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
         for place, own in zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True):
-            old |= {f"{place}.{item.name}": getattr(own, item.name) for item in fields(own)}
+            old |= dict(flat(own, f"{place}."))
     whole = {name: tensor for given in ranks.gathered(old) for name, tensor in given.items()}
-    names = [item.name for item in fields(TokenLogprobs)]
-    return [TokenLogprobs(*(whole[f"{i}.{name}"] for name in names)) for i in range(len(samples))]
+    return [from_flat(TokenLogprobs, whole, f"{i}.") for i in range(len(samples))]
 
 
 def accumulate_gradients(

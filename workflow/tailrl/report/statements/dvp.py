@@ -5,11 +5,9 @@ from functools import partial
 from tailrl.report.findings import DVP
 from tailrl.report.statements.statement import ACROSS, Statement
 
-_own = partial(Statement, f"Dynamic Vocabulary Pruning ({DVP})", source=DVP)
+_own = partial(Statement, f"Dynamic Vocabulary Pruning ({DVP})")
 
 STRESS, GRADIENTS, WHOLE = "make stress", "make gradient_quality", "snakemake --cores 1 distributions"
-
-PROPOSITIONS = "tests/unit/objective/test_propositions.py"
 
 STATEMENTS = [
     _own(
@@ -24,7 +22,9 @@ STATEMENTS = [
         figure="delta",
         command=WHOLE,
     ),
-    _own("Prop. 4.2 to every order: |Δ| ≤ log(p + (1 − p) e^{2ε})", held_by=PROPOSITIONS),
+    _own(
+        "Prop. 4.2 to every order: |Δ| ≤ log(p + (1 − p) e^{2ε})", held_by="tests/unit/objective/test_propositions.py"
+    ),
     _own(
         "Prop. 4.3: of sampled tail tokens −Δ > 0, the signature of failure",
         by=("Sampled tail tokens have −Δ > 0", "Tail tokens are sampled with −Δ > 0, whole distributions"),
@@ -39,7 +39,6 @@ STATEMENTS = [
         ),
         figure="distributions",
         command=WHOLE,
-        held_by=PROPOSITIONS,
     ),
     _own(
         "Safe set: each engine computes V_S by itself; the sampler's V'_S has every token of the trainer's",

@@ -4,7 +4,7 @@ from functools import partial
 
 from tailrl.report.statements.statement import ABLATION, Statement
 
-_own = partial(Statement, "Open questions", source="")
+_own = partial(Statement, "Open questions")
 
 STATEMENTS = [
     _own(

@@ -16,7 +16,6 @@ class Statement:
     Attributes:
         part: the heading that it stands under.
         text: the statement or the question.
-        source: where it is made.
         by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
         figure: the figure of a study that shows it.
         command: what makes a run that speaks to it.
@@ -27,7 +26,6 @@ class Statement:
 
     part: str
     text: str
-    source: str
     by: tuple[str, ...] = ()
     figure: str = ""
     command: str = ""

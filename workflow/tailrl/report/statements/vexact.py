@@ -5,7 +5,7 @@ from functools import partial
 from tailrl.report.findings import VEXACT
 from tailrl.report.statements.statement import Statement
 
-_own = partial(Statement, f"VeXact ({VEXACT})", source=VEXACT)
+_own = partial(Statement, f"VeXact ({VEXACT})")
 
 COLLAPSE, REMEDIES, ISOLATED = "make collapse", "make remedies", "make tim_isolated"
 
