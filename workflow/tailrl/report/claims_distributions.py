@@ -122,6 +122,7 @@ def _line(
     claim: str, source: str, one: Compared, verdict: str, words: str, unit: str, effect: Interval,
     p: tuple[float, float] = (math.nan, math.nan),
 ) -> Verdict:  # fmt: skip
+    family = "the engines and both predictions" if claim in (MODE, SECOND) else "the engines"
     return Verdict(
         claim=claim,
         source=source,
@@ -138,5 +139,5 @@ def _line(
         p=p[0],
         p_holm=p[1],
         seen=words,
-        endpoint=f"Over places; intervals at {100 * CONFIDENCE:.0f} % over problems, p by Holm over the engines.",
+        endpoint=f"Over places; intervals at {100 * CONFIDENCE:.0f} % over problems, p by Holm over {family}.",
     )
