@@ -12,6 +12,7 @@ from tailrl.report.data import Evaluation, Results, Score
 from tailrl.report.power import least_effect, seeds_needed
 from tailrl.report.scores import by_problem, compare_arms, gains_over_base
 from tailrl.report.statistics import arm_difference, holm, paired_difference
+from tailrl.report.tables import flat_rows
 
 
 def results(**correct: list[list[list[int]]]) -> Results:
@@ -33,7 +34,9 @@ def test_gain_over_base() -> None:
     assert (x.avg, x.gain) == (crossed_interval(score_SP), crossed_gain(score_SP, base_P))
     assert x.avg.mean == pytest.approx((0.75 + 1.0) / 2)
     assert (x.passed.mean, x.gain.mean, x.avg_seeds.n) == (1.0, pytest.approx(0.625), 2)
-    assert (x.gain_min, x.gain_max) == (0.5, 0.75)
+    assert (x.single_min, x.single_max) == (0.5, 0.75)
+    x_row, _ = flat_rows([x, y])
+    assert [x_row[f"gain_{end}"] for end in ("low", "high")] == [x.gain.low, x.gain.high]
     assert [x.gain_p_holm, y.gain_p_holm] == holm([x.gain.p, y.gain.p]).tolist()
 
 
@@ -102,4 +105,4 @@ def test_single_seeds_have_no_error_but_that_of_problems() -> None:
     read = results(base=[[[0, 0], [1, 0]]], x=[[[1, 0], [1, 1]]])
     (gain,) = gains_over_base(read)
     assert gain.gain.mean == 0.5 and math.isnan(gain.gain.low) and math.isnan(gain.gain_p_holm)
-    assert not math.isnan(gain.gain_low)
+    assert not math.isnan(gain.single_low)

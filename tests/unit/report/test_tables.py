@@ -3,6 +3,7 @@
 import csv
 import itertools
 import math
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,13 @@ def test_mean_of_the_last_steps_and_of_absent_metrics() -> None:
     np.testing.assert_array_equal(mean_of(runs, "a", last=0.1), [18.5, NAN])
     np.testing.assert_array_equal(mean_of(runs, "a"), [9.5, NAN])
     assert np.isnan(mean_of(runs, "absent")).all()
+
+
+def test_two_fields_of_one_column() -> None:
+    """Or one would hide the other, and an interval lose its end."""
+    inner = Interval(1.0, 0.0, 2.0, 3)
+    with pytest.raises(ValueError, match="two fields of Twice give the column gain_low"):
+        flat_rows([make_dataclass("Twice", ["gain", "gain_low"])(inner, 0.5)])
 
 
 def test_csv(tmp_path: Path) -> None:

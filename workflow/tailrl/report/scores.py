@@ -31,7 +31,8 @@ class Gain:
         avg, passed: avg@k and pass@k, with intervals over seeds and problems (`crossed`).
         avg_seeds: avg@k with its interval over seeds alone, for these problems.
         gain: over seeds and problems; gain_p_holm: its p by Holm over the study's arms.
-        gain_min, gain_max: of single seeds; gain_low: the lowest end of a single seed's interval over problems.
+        single_min, single_max: gains of single seeds.
+        single_low: the lowest end of a single seed's interval over problems.
     """
 
     arm: str
@@ -40,9 +41,9 @@ class Gain:
     passed: Interval
     gain: Difference
     gain_p_holm: float
-    gain_min: float
-    gain_max: float
-    gain_low: float
+    single_min: float
+    single_max: float
+    single_low: float
 
 
 def gains_over_base(results: Results) -> list[Gain]:

@@ -180,7 +180,7 @@ def _score_table(results: Results) -> str:
     base = results.base.scores[0]
     rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", "", ""]]
     for gain in gains_over_base(results):
-        seeds = f"{100 * gain.gain_min:+.1f} to {100 * gain.gain_max:+.1f}, all above {100 * gain.gain_low:+.1f}"
+        seeds = f"{100 * gain.single_min:+.1f} to {100 * gain.single_max:+.1f}, all above {100 * gain.single_low:+.1f}"
         cells = [percent(gain.avg), percent(gain.passed), points(gain.gain), p_value(gain.gain_p_holm), seeds]
         rows.append([gain.arm, *cells])
     scores = (f"avg@{samples}", f"pass@{samples}")

@@ -200,12 +200,19 @@ def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> Float
 
 
 def flat_rows(records: Iterable[object]) -> list[Row]:
-    """Records as CSV rows; a record inside a record gives columns `outer_inner`."""
+    """Records as CSV rows; a record inside a record gives columns `outer_inner`.
+
+    Raises:
+        ValueError: Two fields give one column.
+    """
     rows: list[Row] = []
     for record in records:
         row: dict[str, object] = {}
         for key, value in asdict(record).items():  # type: ignore[call-overload]
-            row.update({f"{key}_{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value})
+            cells = {f"{key}_{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+            if twice := row.keys() & cells.keys():
+                raise ValueError(f"two fields of {type(record).__name__} give the column {min(twice)}")
+            row |= cells
         rows.append(row)
     return rows
 
