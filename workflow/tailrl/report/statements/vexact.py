@@ -40,7 +40,7 @@ STATEMENTS = [
     ),
     _own(
         "(a) That tiny differences between the engines are enough for it",
-        beyond="at the engines' own mismatch, a k3 of 1e-5 nats, no run collapsed and no score is told from zero "
+        beyond="at the engines' own mismatch, a k3 of 2e-5 nats, no run collapsed and no score is told from zero "
         "mismatch; what collapses here has one of 0.1 nats and more, made for the purpose",
         command=ISOLATED,
     ),
