@@ -102,7 +102,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for out in (tmp_path / "a", tmp_path / "b"):
         call(monkeypatch, "gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
         call(monkeypatch, "gradient_report", "--results", out, "--out", out)
-    files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "quality.jsonl")
+    files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "models.csv", "quality.jsonl")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     with (tmp_path / "a" / "gradient_quality.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -31,6 +31,7 @@ rule gradient_quality:
         code=source_files("tailrl.report"),
     output:
         table=f"{results}/gradients/gradient_quality.csv",
+        models=f"{results}/gradients/models.csv",
         page=f"{results}/gradients/gradient_quality.md",
         figure=f"{results}/gradients/gradient_quality.svg",
         claims=f"{results}/gradients/claims.csv",

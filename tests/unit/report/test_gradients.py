@@ -78,6 +78,10 @@ def test_what_is_written(results: Path) -> None:
     with (results / "out" / "gradient_quality.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["error_median"] for row in rows] == ["2", "3"] * 3
+    with (results / "out" / "models.csv").open(encoding="utf-8") as file:
+        models = [(row["mismatch"], float(row["dose"]), int(row["model"]), row["arm"], float(row["error"]))
+                  for row in csv.DictReader(file)]  # fmt: skip
+    assert models == [tuple(row[name] for name in ("mismatch", "dose", "model", "arm", "error")) for row in LINES]
     page = (results / "out" / "gradient_quality.md").read_text(encoding="utf-8")
     assert "3 random models (seed 0): 5 tokens, responses of 2, steps of 3 prompts with 4 responses" in page
     assert "## Noise σ on every logit (nats): 0.1" in page

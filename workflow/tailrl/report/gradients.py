@@ -38,6 +38,9 @@ COLUMNS = {
 }
 """What the tables show, by its name in quality.jsonl."""
 
+LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *COLUMNS, "cosine_half_width")
+"""What a line of quality.jsonl has to have."""
+
 MISMATCHES = {
     "noise": "noise σ on every logit (nats)",
     "floor": "tail floor η",
@@ -100,13 +103,15 @@ class Summary:
 
 
 def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
-    """Writes out/gradient_quality.csv, .md and .svg from results/quality.jsonl and results/run.json; returns the
-    summaries and the settings of the arms.
+    """Writes out/gradient_quality.csv, .md and .svg, and what every single model says as out/models.csv, from
+    results/quality.jsonl and results/run.json; returns the summaries and the settings of the arms.
 
     Raises:
         StudyError: one of them is missing, unreadable or empty.
     """
-    summaries = summarise(read_qualities(results / "quality.jsonl"))
+    qualities = read_qualities(results / "quality.jsonl")
+    summaries = summarise(qualities)
+    write_csv(out / "models.csv", ({name: row[name] for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
     settings = _read(results / "run.json", 1)[0].get("settings", {})
@@ -118,7 +123,7 @@ def read_qualities(path: Path) -> list[dict[str, Any]]:
     """The lines of quality.jsonl, null as NaN; raises StudyError where it cannot be used."""
     rows = _read(path, None)
     for number, row in enumerate(rows, start=1):
-        for name in ("model", "mismatch", "dose", "arm", "divergence", "lacking", "cosine_half_width", *COLUMNS):
+        for name in LINE:
             if name not in row:
                 raise StudyError(f"{path}, line {number}: has no {name}")
     if not rows:
