@@ -82,7 +82,8 @@ def _sizes(engines: Sequence[Compared], means: Sequence[Interval]) -> list[Verdi
         outcome = CONTRADICTED if p_holm <= 2 * LEVEL else UNDECIDED
         ends = (f"{interval(part.mean, part.low, part.high)} nats" for part in (mean, predicted))
         words = "mean −Δ in the tail is {}, predicted {}".format(*ends)
-        found.append(_line(claim, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", less, (p, p_holm)))
+        family = "the engines and both predictions"
+        found.append(_line(claim, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", less, (p, p_holm), family))
     return found
 
 
@@ -120,9 +121,8 @@ def _equal(one: Compared) -> Verdict:
 
 def _line(
     claim: str, source: str, one: Compared, verdict: str, words: str, unit: str, effect: Interval,
-    p: tuple[float, float] = (math.nan, math.nan),
+    p: tuple[float, float] = (math.nan, math.nan), family: str = "the engines",
 ) -> Verdict:  # fmt: skip
-    family = "the engines and both predictions" if claim in (MODE, SECOND) else "the engines"
     return Verdict(
         claim=claim,
         source=source,
