@@ -23,7 +23,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 
-.PHONY: $(STUDIES) figure1 ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
+.PHONY: $(STUDIES) figure1 distributions early_warning ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -58,6 +58,10 @@ ablate_length ablate_domain:
 
 $(STUDIES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
+
+# What takes the policy alone, and what looks at the runs of all studies at hand.
+distributions early_warning: venv
+	$(IN_VENV) tailrl unlock && snakemake --cores all $@ $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.report.claims_remedies import CLAIMS
+from tailrl.report.claims import CLAIMS
 
 TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""

@@ -124,7 +124,8 @@ def test_distributions(
     engines = {"exact": exact, "noisy": {**exact, "disturbance": {"noise": 0.1}}}
     block = {"engines": engines, "responses": 12, "every": 2}
     study = parse_study({"name": "s", "arms": {"naive": {}}, "distributions": block, "training": {"max_new_tokens": 9}})
-    files = ("distributions.csv", "safe_sets.csv", "probability.csv", "distributions.md", "distributions.svg")
+    tables = ("distributions", "safe_sets", "probability", "histograms", "signature")
+    files = (*(f"{table}.csv" for table in tables), "distributions.md", "distributions.svg")
     given = ("--policy", policy_folder, "--problems", tmp_path / "problems.jsonl")
     for out in (tmp_path / "a", tmp_path / "b"):
         for name in engines:

@@ -62,7 +62,7 @@ study = parse_study({"name": "s", "arms": arms, "task": {"name": "backwards", "w
 problems = load_task(study.task).problems
 delta_T = torch.tensor([0.3, 0.5, 3.0])
 inside_T, sequence_T = torch.zeros(3, dtype=torch.bool), torch.tensor([0, 0, 1])
-weights = correct(delta_T, inside_T, sequence_T, 2, study.run("root").correction)
+weights = correct(delta_T, inside_T, sequence_T, 2, study.run("root").correction, 0 * delta_T)
 print(json.dumps({
     "prompt": problems[0].prompt.split(), "answer": problems[0].answer.split(),
     "scores": [score(p.solution, p.answer, p.compared) for p in problems],

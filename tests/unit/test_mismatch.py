@@ -30,6 +30,7 @@ def definition(sequences: list[tuple[list[float], list[float]]]) -> dict[str, fl
         "log_ppl_abs_diff": np.mean(np.abs(log_diff)),
         "chi2_token": np.mean([math.exp(r) ** 2 for r in ratios]) - 1,
         "chi2_seq": np.mean([math.exp(sum(train) - sum(infer)) ** 2 for train, infer in sequences]) - 1,
+        "delta_seq_abs_mean": np.mean([abs(sum(train) - sum(infer)) for train, infer in sequences]),
     }
 
 
@@ -101,6 +102,13 @@ def test_a_response_with_an_outside_token_keeps_its_whole_ratio(masked: bool) ->
         if train
     ]
     expected["chi2_seq"] = np.mean(squares) - 1
+    expected["delta_seq_abs_mean"] = np.mean(
+        [
+            abs(sum(train) - sum(infer))
+            for (train, infer), flags in zip(sequences, outside, strict=True)
+            if train and not (masked and any(flags))
+        ]
+    )
     flat = [(t, i, n) for n, pair in enumerate(sequences) for t, i in zip(*pair, strict=True)]
     train, infer, index = (torch.tensor(values) for values in zip(*flat, strict=True))
     outside_T = torch.tensor([flag for flags in outside for flag in flags])

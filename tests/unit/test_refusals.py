@@ -63,6 +63,20 @@ def test_several_minibatches_need_a_ratio(correction: dict[str, Any]) -> None:
         assert study_with({**arm, "clip": {"ratio": ratio}}, minibatches=2)
 
 
+def test_r_ppo_takes_several_updates_and_a_policy_scored_before_them() -> None:
+    arm = {"clip": {"ratio": "recompute"}, "correction": {"sequence": "reject_k3", "rejects": "r_ppo"}}
+    assert study_with(arm, minibatches=2)
+    sentence = (
+        "arms.a: correction.rejects: r_ppo is 1 in the first update on a step's rollouts; it needs "
+        "training.minibatches above 1 and clip.ratio: recompute or decoupled"
+    )
+    assert refusal(arm, minibatches=1) == sentence
+    assert refusal({**arm, "clip": {"ratio": "bypass"}}, minibatches=2) == sentence
+    assert refusal({"correction": {"sequence": "mis", "rejects": "r_ppo"}}).endswith(
+        "rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: mis"
+    )
+
+
 def test_a_delayed_gradient_is_one_a_step() -> None:
     arm = {"clip": {"ratio": "bypass"}, "disturbance": {"staleness": 2, "side": "both"}}
     assert study_with(arm, minibatches=1)

@@ -89,7 +89,14 @@ rule distributions:
     output:
         tables=[
             f"{results}/distributions/{table}.csv"
-            for table in ("distributions", "safe_sets", "probability", "claims")
+            for table in (
+                "distributions",
+                "safe_sets",
+                "probability",
+                "histograms",
+                "signature",
+                "claims",
+            )
         ],
         page=f"{results}/distributions/distributions.md",
         figure=f"{results}/distributions/distributions.svg",

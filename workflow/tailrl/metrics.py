@@ -57,6 +57,10 @@ METRICS: dict[str, str] = {
     "with a token outside the trainer's set has ratio 0",
     **{f"rollout_corr_unmasked/{k}": f"{v} (unmasked distributions, the same tokens)" for k, v in _LOG_RATIO.items()},
     "rollout_corr_unmasked/chi2_seq": "the same (unmasked distributions), tokens outside the trainer's set included",
+    "rollout_corr/delta_seq_abs_mean": "mean over responses of |Σ_t ℓ| (constrained distributions), nats; those with a "
+    "token outside the trainer's set are left out",
+    "rollout_corr_unmasked/delta_seq_abs_mean": "the same (unmasked distributions), tokens outside the trainer's set "
+    "included",
     **{f"rollout_corr_raw/{k}": f"{v}, before clipping, rejection and veto" for k, v in _WEIGHTS.items()},
     **{f"rollout_corr/{k}": f"{v}, as used in the loss" for k, v in _WEIGHTS.items()},
     "rollout_corr/c_positive_advantage": "C(r) = −(r − 1) A over the tokens with A > 0, as a mean over all tokens",

@@ -24,8 +24,8 @@ def log_ratio_metrics(
         logp_infer_T: [T] nats, the sampler's, finite.
         sequence_T: int64 [T], the sequence that each token belongs to, 0 to count − 1.
         count: number of sequences; one without a token is left out of the means over sequences.
-        outside_T: bool [T], tokens that are left out of everything but `chi2_seq`: the ratio of a response is the
-            product over all its tokens, or it is none. None: no token is.
+        outside_T: bool [T], tokens that are left out of everything but `chi2_seq` and `delta_seq_abs_mean`: the ratio
+            of a response is the product over all its tokens, or it is none. None: no token is.
 
     Returns:
         kl, k3_kl, delta_abs_mean, delta_abs_max: over tokens, nats.
@@ -34,6 +34,8 @@ def log_ratio_metrics(
             perplexities exp(−mean_t log π), of rollout over training for the differences (log π_infer − log π_train).
         chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence; a sequence with a token of −inf
             counts as −1.
+        delta_seq_abs_mean: mean of |log ratio| of a sequence, nats; those with a token of −inf are left out.
+            nan where every sequence has one.
         All are nan where there is no token.
     """
     logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
@@ -63,6 +65,7 @@ def log_ratio_metrics(
         "log_ppl_abs_diff": (infer_N - train_N).abs().mean().item(),
         "chi2_token": (2 * log_ratio_T).expm1().mean().item(),
         "chi2_seq": (2 * whole_N).expm1().mean().item(),
+        "delta_seq_abs_mean": whole_N[whole_N.isfinite()].abs().mean().item(),
     }
 
 

@@ -127,6 +127,11 @@ class Correction(Settings):
     sequence_threshold: float | None = Field(
         None, gt=0, description="C of the sequence's weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
     )
+    rejects: Literal["r_corr", "r_ppo"] = Field(
+        "r_corr",
+        description="the ratio that reject_k1 and reject_k3 judge: r_corr = π_train_old/π_rollout_old, the mismatch; "
+        "r_ppo = π_θ/π_train_old, by how far the updates before on the same rollouts have moved the policy",
+    )
     veto: float | None = Field(
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
     )
@@ -137,6 +142,8 @@ class Correction(Settings):
             raise ValueError("sequence: geometric keeps ratios within [1/C, C]: sequence_threshold must exceed 1")
         if self.sequence in ("none", "is") and self.sequence_threshold is not None:
             raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
+        if self.rejects == "r_ppo" and self.sequence not in ("reject_k1", "reject_k3"):
+            raise ValueError(f"rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: {self.sequence}")
         return self
 
     @property
@@ -202,6 +209,33 @@ class Arm(Settings):
             )
         return self
 
+    def check(self, training: Training) -> None:
+        """Raises ValueError where the arm does not fit the training settings in full, its own among them."""
+        several = training.minibatches > 1
+        if training.minibatches > training.prompts * training.group_size:
+            raise ValueError("more minibatches than responses a step")
+        if several and self.clip is None and not (self.correction.ratio or self.deliberate):
+            raise ValueError(
+                f"with {training.minibatches} minibatches all but the first train on responses of an older policy; add "
+                "clip or a weight by the ratio, or say deliberate: true"
+            )
+        scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
+        if self.correction.rejects == "r_ppo" and not scored_before:
+            raise ValueError(
+                "correction.rejects: r_ppo is 1 in the first update on a step's rollouts; it needs "
+                "training.minibatches above 1 and clip.ratio: recompute or decoupled"
+            )
+        if several and self.disturbance.staleness and self.disturbance.side == "both":
+            raise ValueError(
+                "with disturbance.side: both, staleness takes one gradient a step, at the engine's old weights; set "
+                "minibatches: 1"
+            )
+        if self.sampler.exact and training.dtype != "float32":
+            raise ValueError(
+                "an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
+                "sample with another engine and without verify"
+            )
+
 
 class Ablation(Settings):
     """One or more base arms, and the values that one of their fields takes."""
@@ -215,6 +249,13 @@ class Ablation(Settings):
         None,
         description="two of the base arms: whether the field changes how much higher the first one's score is than the "
         "second's, each value against the first",
+    )
+    margin: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of samples by which a value may fall short of the base arm's and still do as well: 0.05 "
+        "asks of each value whether the interval of its change lies above -5 points",
     )
 
     @model_validator(mode="after")

@@ -47,7 +47,7 @@ def _unless_it_extends(schema: dict[str, Any]) -> None:
 
 
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
-"""Settings of training by which distributions are compared too."""
+"""Of training, what distributions are compared by too."""
 
 
 class Study(Settings):
@@ -224,23 +224,10 @@ class Study(Settings):
             raise ValueError(
                 f"arms.{arm_name}.training.snapshot_every: arms are compared at the same steps; set it in training"
             )
-        if training.minibatches > training.prompts * training.group_size:
-            raise ValueError(f"arms.{arm_name}: more minibatches than responses a step")
-        if training.minibatches > 1 and arm.clip is None and not (arm.correction.ratio or arm.deliberate):
-            raise ValueError(
-                f"arms.{arm_name}: with {training.minibatches} minibatches all but the first train on responses of an "
-                "older policy; add clip or a weight by the ratio, or say deliberate: true"
-            )
-        if training.minibatches > 1 and arm.disturbance.staleness and arm.disturbance.side == "both":
-            raise ValueError(
-                f"arms.{arm_name}: with disturbance.side: both, staleness takes one gradient a step, at the engine's "
-                "old weights; set minibatches: 1"
-            )
-        if arm.sampler.exact and training.dtype != "float32":
-            raise ValueError(
-                f"arms.{arm_name}: an engine with the trainer's own bits has them in float32 alone; set "
-                "training.dtype: float32, or sample with another engine and without verify"
-            )
+        try:
+            arm.check(training)
+        except ValueError as error:
+            raise ValueError(f"arms.{arm_name}: {error}") from None
         return Run(
             study=self.name,
             arm=arm_name,

@@ -60,6 +60,10 @@ def test_every_field_is_that_of_plain_loops(sigma: float) -> None:
                 assert getattr(found, name)[i, s] == pytest.approx(math.log(mass), abs=1e-13)
             beyond = math.fsum(b for b, kept in zip(q, own, strict=True) if not kept)
             assert found.outside_PS[i, s] == pytest.approx(beyond, abs=1e-13)
+            kept = [math.fsum(a for a, inside in zip(*side, strict=True) if inside) for side in ((p, own), (q, other))]
+            pairs = [(p[k] / kept[0], q[k] / kept[1]) for k in range(V) if own[k] and other[k]]
+            k3 = math.fsum(b * (a / b - 1 - math.log(a / b)) for a, b in pairs)
+            assert found.k3_PS[i, s] == pytest.approx(k3, rel=1e-9, abs=1e-13)
         variance, square = float(np.var(delta)), math.fsum(a * a for a in p)
         others = [math.fsum(p[k] * q[k] for k in range(V) if k != a) for a in range(V)]
         paper = [variance * ((1 - p[a]) * (1 - q[a]) + others[a]) for a in range(V)]
@@ -109,11 +113,26 @@ def test_equal_logits_give_exact_zeros() -> None:
         found.signed_PB,
         found.paper_PB,
         found.second_PB,
+        found.k3_PS,
     ]
     zeros += [found.logp_train_P - found.logp_infer_P, found.kept_train_PS - found.kept_both_PS]
     assert not any(values.any() for values in zeros)
     assert not found.head_PH.any() and not found.tail_PH.any(), "there is no ε_max to divide by"
     assert found.mass_PB.sum(axis=1) == pytest.approx(1)
+
+
+def test_masked_k3_of_sets_that_hold_every_token_is_the_divergence() -> None:
+    found = compare(*random_logits(0.5), (-13.0, -200.0))
+    np.testing.assert_array_equal(found.k3_PS[:, 1], found.kl_infer_train_P)
+    assert (found.kept_both_PS[:, 1] == V).all() and (found.kept_both_PS[:, 0] < V).any()
+
+
+def test_masked_k3_of_one_token_that_both_sets_hold() -> None:
+    """The engine keeps the first two of three tokens, q' = (2/3, 1/3); the trainer the first alone: r = 3/2 there."""
+    train_PV, infer_PV = torch.tensor([[0.9, 0.05, 0.05]]).log(), torch.tensor([[0.6, 0.3, 0.1]]).log()
+    found = compare(train_PV, infer_PV, torch.tensor([0]), [math.log(0.4)])
+    assert (found.kept_train_PS[0, 0], found.kept_infer_PS[0, 0]) == (1, 2)
+    assert found.k3_PS[0, 0] == pytest.approx(2 / 3 * (0.5 - math.log(1.5)))
 
 
 def test_a_shift_of_the_logits_is_no_difference() -> None:
@@ -165,6 +184,11 @@ def test_divergences_of_engines_that_nearly_agree_are_not_rounding() -> None:
     variance_P = (p_PV * shift_PV.square()).sum(-1) - (p_PV * shift_PV).sum(-1).square()
     for name in ("kl_train_infer_P", "kl_infer_train_P"):
         assert getattr(found, name) == pytest.approx((variance_P / 2).numpy(), rel=1e-5)
+    safe_PV = train_PV >= train_PV.amax(-1, keepdim=True) + LOG_RHOS[1]
+    own_PV = p_PV * safe_PV / (p_PV * safe_PV).sum(-1, keepdim=True)
+    variance_P = (own_PV * shift_PV.square()).sum(-1) - (own_PV * shift_PV).sum(-1).square()
+    assert (found.kept_both_PS[:, 1] == safe_PV.sum(-1).numpy()).all()
+    assert found.k3_PS[:, 1] == pytest.approx((variance_P / 2).numpy(), rel=1e-5, abs=1e-22)
 
 
 def test_probabilities_of_zero_are_no_trouble() -> None:

@@ -151,7 +151,7 @@ def test_few_logits_are_held_and_compared_at_once(
 def test_the_exact_engine_differs_nowhere(engine: dict[str, Any], policy_folder: Path, problems_file: Path) -> None:
     found = measured(settings(engine, responses=40, every=1), policy_folder, problems_file)
     assert len(found["tv_P"]) > 200
-    for name in ("tv_P", "delta_max_P", "half_range_P", "kl_train_infer_P", "kl_infer_train_P", "flip_P"):
+    for name in ("tv_P", "delta_max_P", "half_range_P", "kl_train_infer_P", "kl_infer_train_P", "flip_P", "k3_PS"):
         assert not found[name].any(), name
     assert (found["kept_both_PS"] == found["kept_train_PS"]).all()
 

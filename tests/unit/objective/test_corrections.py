@@ -31,12 +31,14 @@ def weigh(
 ) -> Weights:
     sequence = [n for n, row in enumerate(deltas) for _ in row]
     outside = outside or [[False] * len(row) for row in deltas]
+    delta_T = torch.tensor(list(itertools.chain(*deltas)), dtype=dtype)
     return correct(
-        torch.tensor(list(itertools.chain(*deltas)), dtype=dtype),
+        delta_T,
         torch.tensor(list(itertools.chain(*outside)), dtype=torch.bool),
         torch.tensor(sequence, dtype=torch.int64),
         len(deltas),
         correction,
+        torch.zeros_like(delta_T),
     )
 
 
@@ -254,8 +256,27 @@ def test_an_empty_sequence_weighs_one(correction: Correction, veto: float | None
     assert len(found.weight_T) == 1
 
 
+@pytest.mark.parametrize("rule", ["reject_k1", "reject_k3"])
+def test_rejection_by_r_ppo_judges_how_far_the_policy_moved(rule: str) -> None:
+    """It is the same rule on another ratio: the mismatch rejects nothing, and is what the raw weights are of."""
+    corr = Correction.model_validate({"sequence": rule, "sequence_threshold": 0.01})
+    ppo = corr.model_copy(update={"rejects": "r_ppo"})
+    delta, moved = torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.5, 0.5])
+    inside, sequence = torch.zeros(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
+    found = correct(delta, inside, sequence, 2, ppo, moved)
+    same = correct(moved, inside, sequence, 2, corr, delta)
+    assert found.rejected_N.tolist() == same.rejected_N.tolist() == [False, True]
+    assert correct(delta, inside, sequence, 2, corr, moved).rejected_N.tolist() == [True, False]
+    assert found.raw_N.tolist() == pytest.approx([math.e, 1.0])
+    assert found.weight_T.tolist() == [1.0, 1.0, 0.0, 0.0]
+    first = correct(delta, inside, sequence, 2, ppo, torch.zeros(4))
+    assert not first.rejected_N.any(), "before the first update it has not moved"
+    outside = torch.tensor([False, False, True, True])
+    assert not correct(delta, outside, sequence, 2, ppo, moved).rejected_N.any(), "a token outside says nothing of it"
+
+
 @pytest.mark.parametrize("correction", WEIGHTED, ids=name)
 def test_weights_carry_no_gradient(correction: Correction) -> None:
     delta = torch.tensor([0.1, 0.2], requires_grad=True)
-    found = correct(delta, torch.zeros(2, dtype=torch.bool), torch.tensor([0, 1]), 2, correction)
+    found = correct(delta, torch.zeros(2, dtype=torch.bool), torch.tensor([0, 1]), 2, correction, delta)
     assert not any(getattr(found, field).requires_grad for field in Weights.__slots__)

@@ -40,7 +40,7 @@ def test_micro_batches_add_up_to_one_batch() -> None:
         for group in groups:
             place = torch.tensor([group.index(n) if n in group else -1 for n in sequence.tolist()])
             here = place >= 0
-            weights = correct(delta[here], outside[here], place[here], len(group), MIS)
+            weights = correct(delta[here], outside[here], place[here], len(group), MIS, 0 * delta[here])
             loss = policy_gradient(logp[here], advantage[here], weights.weight_T, len(lengths))
             total += torch.autograd.grad(loss, logp)[0]
         return total

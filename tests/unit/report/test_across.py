@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from scipy import stats
 
 from tailrl.errors import StudyError
-from tailrl.report.across import QUANTITIES, write_across
+from tailrl.report.across import QUANTITIES, _places, across_figure, write_across
 from tailrl.report.data import read_results
 from tailrl.report.findings import CHANGES, UNDECIDED
 from tailrl.report.statements import ACROSS
@@ -68,6 +69,25 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"
+
+
+def test_the_figure_draws_the_table(make_study: Make, tmp_path: Path) -> None:
+    """A line an arm, at the studies in their order, named by what tells them apart."""
+    studies, folder = two(make_study)
+    read = [read_results(study, folder / study.name, ["naive", "dvp"]) for study in studies]
+    places = [place for name in QUANTITIES for place in _places(name, ["naive", "dvp"], studies, read)]
+    panels = across_figure([replace(place, study=f"of_f_{place.study}") for place in places]).axes
+    for ax, name in zip(panels, QUANTITIES, strict=False):
+        own = [place for place in places if place.quantity == name]
+        assert ax.get_title("left") == name and [label.get_text() for label in ax.get_xticklabels()] == [
+            "first",
+            "second",
+        ]
+        means = [place.value.mean for place in own]
+        np.testing.assert_array_equal(np.concatenate([line.get_ydata() for line in ax.get_lines()]), means)
+    write_across(studies, folder, tmp_path / "both")
+    assert "<svg" in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert "| dvp | not recorded | not recorded |" in (tmp_path / "both.md").read_text(encoding="utf-8")
 
 
 def test_kept_mass_is_that_of_the_metrics(make_study: Make) -> None:

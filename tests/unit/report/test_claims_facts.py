@@ -167,6 +167,16 @@ def test_the_sign_is_tested_over_problems() -> None:
     assert "nan" not in line.seen
 
 
+def test_a_single_problem_is_no_test() -> None:
+    """It has no interval, no p, and no place in the family of the others."""
+    fine, single = compared(), compared("single", problem_P=np.zeros(PLACES, int))
+    lines = {line.arms: line for line in judge_distributions([fine, single]) if line.claim == MODE}
+    (alone,) = [line for line in judge_distributions([fine]) if line.claim == MODE]
+    assert lines["coarse"].p_holm == alone.p_holm
+    for line in (lines["single"], *(x for x in judge_distributions([single]) if x.claim == SIGN)):
+        assert math.isnan(line.p) and math.isnan(line.p_holm) and line.verdict == UNDECIDED
+
+
 def test_the_size_is_what_is_predicted_or_told_from_it() -> None:
     """Whichever way it differs; of the tail alone."""
     fine = compared()

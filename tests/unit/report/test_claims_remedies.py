@@ -23,7 +23,8 @@ from claims_fixture import (
 )
 from scipy import stats
 
-from tailrl.report.claims_remedies import CLAIMS
+from tailrl.report import claims_mechanism, claims_remedies
+from tailrl.report.claims import CLAIMS
 from tailrl.report.findings import CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import arm_difference
 
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 TIS: dict[str, Any] = {"correction": {"token": "tis"}}
 REJECT, REJECT_K1 = ({"correction": {"sequence": mean}} for mean in ("reject_k3", "reject_k1"))
+REJECT_PPO = {"correction": {"sequence": "reject_k3", "rejects": "r_ppo"}}
 VETOED_K1 = {"correction": {"sequence": "reject_k1", "veto": 1e-4}}
 TIS_REJECT = {"correction": {"token": "tis", "sequence": "reject_k1"}}
 MIS = {"correction": {"sequence": "mis", "veto": 1e-4}}
@@ -68,11 +70,29 @@ def scored(claim: str, better: dict[str, Any], worse: dict[str, Any]) -> list[tu
     ]
 
 
+def three(together: list[float], truncated: list[float], rejected: list[float]) -> dict[str, Made]:
+    """Truncation, rejection, and both."""
+    return {
+        "a": made(TIS, score=truncated),
+        "b": made(REJECT, score=rejected),
+        "c": made(TIS_REJECT, score=together),
+    }
+
+
 OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     *scored("truncation_ends_above", TIS, NAIVE),
     *scored("rejection_ends_above", REJECT, NAIVE),
-    *scored("both_end_above_either", TIS_REJECT, TIS),
-    *scored("both_end_above_either", TIS_REJECT, REJECT),
+    *[
+        ("both_end_above_either", outcome, three(together, truncated, rejected))
+        for outcome, together, truncated, rejected in (
+            (REPRODUCED, HIGH, LOW, NEAR),
+            (CONTRADICTED, LOW, LOW, HIGH),  # below one of them
+            (UNDECIDED, HIGH, LOW, HIGH),  # above one, like the other
+            (UNDECIDED, WIDE, LOW, LOW),
+        )
+    ],
+    ("both_end_above_either", UNTESTABLE, {"a": made(TIS, score=LOW), "b": made(TIS_REJECT, score=HIGH)}),
+    ("both_end_above_either", UNTESTABLE, {"a": made(REJECT, score=LOW), "b": made(TIS_REJECT, score=HIGH)}),
     ("rejections_end_alike", REPRODUCED, {"a": made(REJECT, score=LOW), "b": made(REJECT_K1, score=NEAR)}),
     ("rejections_end_alike", CONTRADICTED, {"a": made(REJECT, score=LOW), "b": made(REJECT_K1, score=HIGH)}),
     ("rejections_end_alike", CONTRADICTED, {"a": made(REJECT, score=HIGH), "b": made(REJECT_K1, score=LOW)}),
@@ -80,6 +100,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("rejections_end_alike", UNDECIDED, {"a": made(REJECT, score=WIDE), "b": made(REJECT_K1, score=WIDE)}),
     ("rejections_end_alike", UNTESTABLE, {"a": made(REJECT, score=LOW), "b": made(REJECT, score=LOW)}),
     ("rejections_end_alike", UNTESTABLE, {"a": made(REJECT, score=LOW), "b": made(VETOED_K1, score=LOW)}),
+    *scored("r_corr_ends_above_r_ppo", {**RECOMPUTE, **REJECT}, {**RECOMPUTE, **REJECT_PPO}),
     *scored("mis_ends_above", MIS, NAIVE),
     *scored("dvp_ends_above_mis", DVP, MIS),
     *scored("adaptive_ends_above", ENTROPY, DVP),
@@ -88,6 +109,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("veto_catches_outside", CONTRADICTED, {"a": made(DVP_MIS, outside=[1.0] * SEEDS, vetoed=some(SPREAD))}),
     ("veto_catches_outside", UNTESTABLE, {"a": made(DVP_MIS, outside=[0.0] * SEEDS, vetoed=[0.0] * SEEDS)}),
     ("veto_catches_outside", UNTESTABLE, {"a": made(DVP, outside=some(SPREAD), vetoed=[0.0] * SEEDS)}),
+    ("veto_catches_outside", UNTESTABLE, {"a": made(DVP_MIS, outside=some(SPREAD))}),  # not recorded
     ("unmasked_divergence_falls", REPRODUCED, {"a": made(NAIVE, unmasked=SPREAD), "b": made(DVP, unmasked=TENTH)}),
     ("unmasked_divergence_falls", CONTRADICTED, {"a": made(NAIVE, unmasked=TENTH), "b": made(DVP, unmasked=SPREAD)}),
     ("unmasked_divergence_falls", UNDECIDED, {"a": made(NAIVE, unmasked=SPREAD), "b": made(DVP, unmasked=SPREAD)}),
@@ -160,7 +182,8 @@ def test_outcomes(claim: str, outcome: str, arms: dict[str, Made]) -> None:
 
 def test_every_claim_is_seen_in_every_outcome() -> None:
     """What the veto does is a fact, and never undecided; a price is told; a skew of either sign is one."""
-    own = [claim for claim in CLAIMS if claim.find.__module__ == "tailrl.report.claims_remedies"]
+    modules = claims_mechanism.__name__, claims_remedies.__name__
+    own = [claim for claim in CLAIMS if claim.find.__module__ in modules]
     decided = (REPRODUCED, CONTRADICTED, UNDECIDED)
     some = {"veto": (REPRODUCED, CONTRADICTED), "price": (MEASURED,), "skew": (REPRODUCED, UNDECIDED)}
     every = {
@@ -206,3 +229,22 @@ def test_the_null_of_the_unmasked_divergence_holds_its_level() -> None:
         (line,) = verdicts("unmasked_divergence_falls", **arms)
         wrong += line.verdict != UNDECIDED
     assert wrong <= trials * (0.05 + 3.3 * math.sqrt(0.05 * 0.95 / trials))
+
+
+def test_above_both_takes_the_larger_p_and_below_one_the_smaller() -> None:
+    (line,) = verdicts("both_end_above_either", **three(WIDE, LOW, NEAR))
+    above, below = (
+        # Shares of 10,000 problems.
+        [stats.ttest_ind(*np.round([WIDE, own], 4), equal_var=False, alternative=side).pvalue for own in (LOW, NEAR)]
+        for side in ("greater", "less")
+    )
+    assert line.p == pytest.approx(min(1, 2 * min(max(above), 2 * min(below))))
+    assert line.arms == "c, a, b"
+    assert line.effect == pytest.approx(np.mean(WIDE) - np.mean(NEAR), abs=1e-4)
+
+
+def test_what_has_nothing_to_test_has_no_p() -> None:
+    """A reward that rises in every run counts in no family."""
+    arms = {"a": made(RECOMPUTE, reward=rising(*around(0.2, 0.01)), unmasked=[1.0] * SEEDS)}
+    (line,) = verdicts("reward_falls_while_flat", **arms)
+    assert line.verdict == UNTESTABLE and math.isnan(line.p) and math.isnan(line.p_holm)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -126,6 +127,19 @@ def test_a_panel_shows_the_curves_of_its_table() -> None:
         for line, curve in zip(ax.lines, own, strict=True):
             np.testing.assert_array_equal(line.get_xydata(), np.column_stack([curve.step_N, curve.mean_N]))
             assert to_hex(line.get_color(), keep_alpha=False).upper() == arm_styles(ARMS)[curve.arm][0]
+
+
+def test_curves_have_a_band_and_scores_an_interval() -> None:
+    """From the smallest to the largest seed; over seeds and problems."""
+    table = [replace(curve, low_N=curve.mean_N / 2, high_N=curve.mean_N * 2) for curve in curves(figures.TRAINING)]
+    for ax, metric in zip(figures.training_figure(table, ARMS).axes, figures.TRAINING, strict=True):
+        own = [curve for curve in table if curve.metric == metric]
+        bands = [np.asarray(band.get_paths()[0].vertices)[:, 1] for band in ax.collections]
+        assert [(band.min(), band.max()) for band in bands] == [(c.low_N.min(), c.high_N.max()) for c in own]
+    ax, *_ = evaluation_figure().axes
+    lines = [part for part in ax.collections if isinstance(part, LineCollection)]
+    ends = {tuple(np.round(np.sort(segment[:, 0]), 9)) for part in lines for segment in part.get_segments()}
+    assert (0.5, 1.1) in ends, "of an arm: its score less 0.1 to its score plus 0.5"
 
 
 def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tailrl.report.page import Drawing, page
+from tailrl.report.page import Drawing, figure, page
 
 SVG = (
     '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5">'
@@ -20,12 +20,12 @@ def write(folder: Path, name: str) -> Path:
 def test_tables_and_figures_are_in_the_page(tmp_path: Path) -> None:
     html = page(
         "# title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n",
-        [Drawing(write(tmp_path, "one"), "caption < one", "tables/one.csv")],
+        [Drawing(write(tmp_path, "one"), "caption < one", ("tables/one.csv", "tables/two.csv"))],
     )
     assert "<title>title</title>" in html
     assert "<td>1</td>" in html
     assert "caption &lt; one" in html
-    assert '<a href="tables/one.csv">' in html
+    assert 'The numbers (CSV): <a href="tables/one.csv">one</a>, <a href="tables/two.csv">two</a>.' in html
     assert html.count("<svg") == 1 and "<?xml" not in html and "DOCTYPE svg" not in html
 
 
@@ -34,6 +34,10 @@ def test_ids_of_two_figures_do_not_meet(tmp_path: Path) -> None:
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert ids == ["figure-one", "one-a", "figure-two", "two-a"]
     assert {*re.findall(r'href="#([^"]+)"', html), *re.findall(r"url\(#([^)]+)\)", html)} == {"one-a", "two-a"}
+
+
+def test_a_study_may_be_named_by_a_number(tmp_path: Path) -> None:
+    assert 'id="7b-one-a"' in figure(Drawing(write(tmp_path, "one"), ""), "7b-")
 
 
 def test_a_figure_scales_with_the_page(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from tailrl.errors import StudyError
 from tailrl.report import CAPTIONS, claims_page, read_shown, write_paper
+from tailrl.report.claims import CLAIMS
 from tailrl.report.claims_distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.report.claims_remedies import CLAIMS
 from tailrl.report.evidence import DEFINITION, OPEN, answers
 from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.page import BEHIND
 from tailrl.report.paper import SHOWN
 from tailrl.report.statements import ABLATION, ACROSS, STATEMENTS
 from tailrl.report.tables import write_csv
@@ -23,10 +24,11 @@ from tailrl.report.verdicts import Verdict
 ROOT = Path(__file__).parents[3]
 SVG = '<svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use href="#a"/></svg>'
 DVP_ABOVE, EXPLODES = "DVP ends above naive", "Naive's KL explodes, DVP's does not"
+SOONER = "Naive collapses sooner than DVP"
 HIGHER, MIS_ABOVE = "DVP ends above MIS", "MIS alone ends above naive"
 
 
-def write_claims(path: Path, *lines: tuple[str, str, str]) -> None:
+def write_claims(path: Path, *lines: tuple[str, str, str], low: str = "", unit: str = "") -> None:
     """Lines of claim, verdict and arms."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -34,7 +36,8 @@ def write_claims(path: Path, *lines: tuple[str, str, str]) -> None:
         writer.writeheader()
         for claim, verdict, arms in lines:
             row = dict.fromkeys(writer.fieldnames, "") | {"claim": claim, "verdict": verdict, "arms": arms}
-            writer.writerow(row | {"seeds": "3", "seen": f"what {arms or 'nobody'} showed", "p_holm": "0.01"})
+            seen = f"what {arms or 'nobody'} showed"
+            writer.writerow(row | {"seeds": "3", "low": low, "unit": unit, "seen": seen, "p_holm": "0.01"})
 
 
 @pytest.fixture
@@ -48,9 +51,11 @@ def roots(tmp_path: Path) -> list[Path]:
     (here / "stress" / "distributions" / "distributions.svg").write_text(SVG)
     write_claims(here / "stress" / "ablations" / "rho_claims.csv", (f"{ABLATION}vocabulary.rho", CHANGES, "dvp"))
     (here / "stress" / "ablations" / "rho.svg").write_text(SVG)
+    (here / "stress" / "ablations" / "rho.md").write_text("# Ablation rho\n\n| a | b |\n| --- | --- |\n| 1 | <2> |\n")
     (here / "stress" / "figures").mkdir()
     (here / "stress" / "figures" / "evaluation.svg").write_text(SVG)
-    (here / "stress" / "tables" / "evaluation.csv").write_text("a\n1\n")
+    for table in ("evaluation", "policies"):
+        (here / "stress" / "tables" / f"{table}.csv").write_text("a\n1\n")
     (here / "stress" / "summary.html").write_text("")
     write_claims(published / "stress" / "claims.csv", (DVP_ABOVE, UNDECIDED, "old"))
     lines = [(DVP_ABOVE, UNDECIDED, "dvp, naive"), (EXPLODES, UNTESTABLE, "naive, dvp"), (EXPLODES, UNTESTABLE, "")]
@@ -64,9 +69,10 @@ def test_the_nearest_results_of_a_study_speak_and_parts_of_the_default_are_studi
     assert set(found) == {"stress", "gradient_quality", "default"}
     assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
     (drawn, numbers), *others = found["stress"].figures
-    assert (drawn.name, numbers and numbers.name) == ("evaluation.svg", "evaluation.csv")
+    assert (drawn.name, [path.name for path in numbers]) == ("evaluation.svg", ["evaluation.csv", "policies.csv"])
     assert [path.name for path, _ in others] == ["rho.svg", "distributions.svg"]
-    assert found["default"].figures[0][1] is None and found["default"].page is None
+    assert found["default"].figures[0][1] == () and found["default"].page is None
+    assert [path.name for path in found["stress"].tables] == ["rho.md"]
     assert [found[name].command for name in ("stress", "default")] == ["make stress", "make reproduce"]
 
 
@@ -155,7 +161,8 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
     assert len(links.ids) == len(set(links.ids))
     for target in links.targets:
         assert target[1:] in links.ids if target.startswith("#") else (out / target).is_file(), target
-    assert "../stress/tables/evaluation.csv" in links.targets
+    assert {f"../stress/tables/{table}.csv" for table in ("evaluation", "policies")} <= set(links.targets)
+    assert "<summary>Ablation rho: the table</summary>" in text and "<td>&lt;2&gt;</td>" in text
     assert text.index('id="claims"') < text.index('id="stress"')
     assert text.count("One field of an arm takes several values") == 1
     assert "<code>make stress</code>" in text and "<script" not in text
@@ -181,6 +188,48 @@ def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_pa
     assert all(f"arm{i}" in text for i in range(lines))
 
 
+def test_lines_that_decide_nothing_are_counted(tmp_path: Path) -> None:
+    """Where another line on the same claim decides: the reader sees how often there was nothing to see."""
+    for name, verdicts in (("a", (REPRODUCED, UNTESTABLE)), ("b", (UNTESTABLE,)), ("c", (UNTESTABLE, UNTESTABLE))):
+        write_claims(tmp_path / name / "claims.csv", *((DVP_ABOVE, v, f"arm{i}") for i, v in enumerate(verdicts)))
+    found = [a for a in answers(read_shown([tmp_path])) if a.statement.text == DVP_ABOVE]
+    assert [a.verdict for a in found] == [REPRODUCED, UNTESTABLE]
+    assert found[1].words == "4 lines more, of a, b, c: nothing to test"
+    assert found[1].made_by == "", "no one command makes them"
+    write_claims(tmp_path / "d" / "claims.csv", ("k3 announces a collapse", REPRODUCED, "stale"))
+    write_claims(tmp_path / "e" / "claims.csv", ("gradient norm announces a collapse", UNTESTABLE, "stale"))
+    metrics = [a for a in answers(read_shown([tmp_path])) if a.statement.text.startswith("7.")]
+    assert [(a.study.name, a.verdict) for a in metrics if a.study] == [("d", REPRODUCED), ("e", UNTESTABLE)]
+
+
+def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
+    """Two studies may share runs to the bit; lines that merely lack an interval do not."""
+    for name, low in (("stress", "0.1"), ("remedies", "0.1"), ("other", "0.2"), ("x", ""), ("y", "")):
+        write_claims(tmp_path / name / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"), low=low)
+    found = {
+        a.study.name: a.words for a in answers(read_shown([tmp_path])) if a.statement.text == DVP_ABOVE and a.study
+    }
+    again = {name for name, words in found.items() if words.endswith("(the same runs as in stress)")}
+    assert again == {"remedies"} and len(found) == 5
+
+
+def test_equal_shares_of_runs_are_not_the_same_runs(tmp_path: Path) -> None:
+    """Five of five against none of five has one interval, whichever runs they are."""
+    for name in ("stress", "other"):
+        write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low="0.1", unit="share of runs")
+    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line["claim"] == SOONER]
+    assert len(found) == 2 and not any("same runs" in words for words in found)
+
+
+def test_early_warnings_name_the_studies_whose_runs_they_are_of(tmp_path: Path) -> None:
+    write_claims(tmp_path / "early_warning" / "claims.csv", ("k3 announces a collapse", REPRODUCED, "stale, collapse"))
+    (study,) = read_shown([tmp_path])
+    assert study.command == "make stale collapse early_warning"
+    of = "default, ablate_length_3, ablate_length_4"
+    write_claims(tmp_path / "early_warning" / "claims.csv", ("k3 announces a collapse", REPRODUCED, of))
+    assert read_shown([tmp_path])[0].command == "make reproduce ablate_length early_warning"
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "claims.csv").write_text("claim,verdict\na,b\n")
@@ -203,4 +252,10 @@ def test_the_committed_table_is_that_of_the_published_results() -> None:
 def test_a_published_figure_has_its_numbers_beside_it() -> None:
     figures = sorted((ROOT / "docs" / "results").rglob("*.svg"))
     assert len(figures) > 20
-    assert not [path for path in figures if not path.with_suffix(".csv").is_file()]
+    lacking = [
+        path.with_name(f"{stem}.csv")
+        for path in figures
+        for stem in BEHIND.get(path.stem, (path.stem,))
+        if not path.with_name(f"{stem}.csv").is_file()
+    ]
+    assert not lacking

@@ -1,6 +1,5 @@
 """Whole reports from synthetic results: the files, their agreement with each other, and hard cases."""
 
-import csv
 import json
 import os
 import re
@@ -12,21 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_fixture import rows
 
 from tailrl.errors import StudyError
 from tailrl.report import write_ablation, write_report
 from tailrl.report.claims import CLAIMS
-from tailrl.report.statistics import holm
 from tailrl.study import Study
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 NAMES = {"training", "survival", "mismatch", "delta", "kept", "evaluation", "time"}
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -189,37 +183,6 @@ def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]],
         ("dvp", "naive"), ("dvp+dose=0.01", "naive+dose=0.01"),
     ]  # fmt: skip
     assert "| dvp+dose=0.01 | naive+dose=0.01 | naive | " in text and "over the 2 comparisons of this table" in text
-
-
-def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
-    """How much a value moves one arm more than another, from the scores that were written."""
-    dose = {
-        "base": ["naive", "dvp", "mis"],
-        "field": "disturbance.floor",
-        "values": [0.0, 0.01, 0.02],
-        "contrast": ["dvp", "naive"],
-    }
-    study, folder = make_study(seeds=[0, 1, 2], training={"steps": 2}, ablations={"dose": dose})
-
-    def score(base: str, value: str) -> float:
-        arm = base if value == "0.0" else f"{base}+dose={value}"
-        policies = json.loads((folder / "eval" / f"{arm}.json").read_text())["policies"]
-        return float(np.mean([problem["correct"] for policy in policies for problem in policy["per_problem"]]))
-
-    write_ablation(study, "dose", folder, tmp_path)
-    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if " on " in row["claim"]]
-    above = {value: score("dvp", value) - score("naive", value) for value in ("0.0", "0.01", "0.02")}
-    expected = [above[value] - above["0.0"] for value in ("0.01", "0.02")]
-    assert [float(row["effect"]) for row in found] == pytest.approx(expected)
-    assert [row["seen"].partition(" points")[0].partition(":")[0] for row in found] == [
-        "0.01 against 0.0",
-        "0.02 against 0.0",
-    ]
-    assert {row["claim"] for row in found} == {"ablation of disturbance.floor on dvp less naive"}
-    p, adjusted = ([float(row[name]) for row in found] for name in ("p", "p_holm"))
-    assert adjusted == pytest.approx(list(holm(p)))
-    text = (tmp_path / "ablations" / "dose.md").read_text()
-    assert text.count("Held-out avg@k of dvp less that of naive at a value, less the same difference at 0.0") == 2
 
 
 def test_an_unknown_or_missing_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_every_policy_is_a_point(make_study: Make, seeds: tuple[int, ...]) -> No
         assert point.avg.low < point.avg.mean < point.avg.high
 
 
+def test_a_snapshot_at_the_last_step_is_the_last_policy(make_study: Make) -> None:
+    """A stop rule can end a run at such a step: its policy counts once."""
+    study, folder = make_study(seeds=[0, 1])
+    add_snapshots(folder, "naive", (0, 1), {30: 0.5, 60: 0.5})
+    points = score_points(read_results(study, folder, ("naive",)))
+    assert [(p.step, p.policies) for p in points] == [(0, 1), (30, 2), (60, 2)]
+
+
 def test_the_report_shows_them_where_there_are_any(make_study: Make) -> None:
     study, folder = make_study(arms={"naive": {}, "mis": {"correction": {"sequence": "mis"}}}, ablations={})
     assert report._write_snapshots(read_results(study, folder, study.arms), folder) == ()

@@ -36,7 +36,7 @@ def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> C
         (BELOW, 0.05, "dvp is below naive"),
         (UNCLEAR, 1.0, "no difference shown; by itself it rules out differences beyond 4.0 points"),
         (ABOVE, 0.06, "no difference shown; by itself it rules out differences beyond 9.0 points"),
-        (SINGLE, NAN, "no verdict on the arms, since one seed"),
+        (SINGLE, NAN, "no verdict on the arms, since a single seed"),
     ],
 )
 def test_verdict(both: Difference, p_holm: float, words: str) -> None:
@@ -138,6 +138,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         {"clip.ratio": ("bypass", "decoupled"), "clip.low": (0.1,), "clip.high": (0.3,)},
     ),
     ({"correction": {"sequence": "mis"}}, {"correction.sequence_threshold": (3.0, 3.0000001)}),
+    ({"correction": {"sequence": "reject_k3"}}, {"correction.rejects": ("r_ppo",)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
     ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
     ({"vocabulary": {"rule": "top_k", "k": 5}}, {"vocabulary.k": (6,)}),

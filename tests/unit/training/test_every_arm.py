@@ -135,8 +135,13 @@ def test_what_is_admitted_trains(files: Path, policy_folder: Path, choice: Choic
     assert [line["train/step"] for line in metrics] == [0, 1]
     for line in metrics:
         assert line.keys() == METRICS.keys()
-        # The only number that may not exist: a mean over outside tokens where there is none.
-        missing = {"dvp/outside_delta_abs_mean"} if line["dvp/sampled_outside_train_support_count"] == 0 else set()
+        # What may not exist: a mean over outside tokens where there is none, and one over the responses without an
+        # outside token where each of the step's six can have one.
+        outside = line["dvp/sampled_outside_train_support_count"]
+        assert outside is not None
+        missing = {"dvp/outside_delta_abs_mean"} if outside == 0 else set()
+        if outside >= 6:
+            missing |= {"rollout_corr/delta_seq_abs_mean"}
         values = {name: value for name, value in line.items() if name not in missing}
         assert all(value is not None and math.isfinite(value) for value in values.values()), line
     rule = VOCABULARIES[choice["vocabulary"]]

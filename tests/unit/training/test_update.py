@@ -306,6 +306,15 @@ def test_the_loss_of_a_minibatch_is_a_mean_over_it(model: PreTrainedModel, spy: 
     assert norm > 0 and len(spy.samples) == 1
 
 
+def test_rejection_by_r_ppo_begins_with_the_second_update(model: PreTrainedModel) -> None:
+    """However far the engines are apart, and however small the threshold."""
+    correction = {"sequence": "reject_k3", "sequence_threshold": 1e-12, "rejects": "r_ppo"}
+    run = run_with("recompute", correction, minibatches=7)
+    _, _, record = updated(model, run)
+    used = torch.cat([weights.used_N for weights in record.weights])
+    assert used.tolist() == [1.0] + [0.0] * 6
+
+
 def test_the_seed_deals_the_minibatches(model: PreTrainedModel, spy: Spy) -> None:
     run = run_with("bypass", minibatches=3)
     for seed in (1, 1, 2):

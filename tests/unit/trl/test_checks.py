@@ -61,6 +61,8 @@ def test_a_rho_that_is_none(rho: float) -> None:
 def test_a_weight_of_a_token_where_the_loss_has_none() -> None:
     with pytest.raises(StudyError, match=r"^correction\.token: tis: RLOOTrainer's ratio is a whole response's"):
         with_dvp(RLOOTrainer, RHO, Correction(token="tis"))
+    with pytest.raises(StudyError, match=r"^correction.rejects: r_ppo: it is 1 in the first update"):
+        with_dvp(RLOOTrainer, RHO, Correction(sequence="reject_k3", rejects="r_ppo"))
 
 
 def test_a_trainer_that_samples_nothing() -> None:

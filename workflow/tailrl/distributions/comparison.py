@@ -43,6 +43,9 @@ class Comparison:
         kept_train_PS, kept_infer_PS, kept_both_PS: int32, tokens in V_S, in V'_S and in both, for S thresholds.
         log_kept_train_PS, log_kept_infer_PS: log Z and log Z', the mass of either safe set.
         outside_PS: Σ π_infer over the tokens outside V_S: how often the engine samples what the trainer would prune.
+        k3_PS: Σ q' (r − 1 − ln r) over the tokens of both sets, with q' = π_infer / Z' and r = (π_train / Z) / q': the
+            expected k3 of a token that the engine samples from V'_S. Those outside V_S add nothing (training's metric
+            leaves them out of its mean); where both sets hold every token it is KL(π_infer ‖ π_train).
         mass_PB, size_PB, signed_PB: Σ π_infer, Σ π_infer |Δ| and −Σ π_infer Δ over the tokens whose −ln π_train lies
             in each of B bins (`EDGES`): divided by the first, the others are means over tokens that the engine samples.
         paper_PB, second_PB: Σ π_infer m over the same bins, m being the mode of −Δ of a sampled token that iid noise of
@@ -67,6 +70,7 @@ class Comparison:
     log_kept_train_PS: Floats
     log_kept_infer_PS: Floats
     outside_PS: Floats
+    k3_PS: Floats
     mass_PB: Floats
     size_PB: Floats
     signed_PB: Floats
@@ -98,12 +102,14 @@ def compare(
         torch.stack([safe_set(logits_PV, "min_p", log_rho) for log_rho in log_rhos], 1)
         for logits_PV in (logits_train_PV, logits_infer_PV)
     )
+    log_kept_train_PS, log_kept_infer_PS = _log_mass(train_PV, train_PSV), _log_mass(infer_PV, infer_PSV)
+    both_PSV = train_PSV & infer_PSV
     found = (
         train_PV.gather(-1, tokens_P[:, None])[:, 0],
         infer_PV.gather(-1, tokens_P[:, None])[:, 0],
         (train_PV.exp() - mass_PV).abs().sum(-1) / 2,
-        _divergence(train_PV, infer_PV),
-        _divergence(infer_PV, train_PV),
+        _excess(train_PV, infer_PV).sum(-1),
+        _excess(infer_PV, train_PV).sum(-1),
         delta_PV.abs().amax(-1),
         (delta_PV.amax(-1) - delta_PV.amin(-1)) / 2,
         torch.special.entr(train_PV.exp()).sum(-1),
@@ -111,22 +117,34 @@ def compare(
         logits_train_PV.argmax(-1) != logits_infer_PV.argmax(-1),
         train_PSV.sum(-1, dtype=torch.int32),
         infer_PSV.sum(-1, dtype=torch.int32),
-        (train_PSV & infer_PSV).sum(-1, dtype=torch.int32),
-        _log_mass(train_PV, train_PSV),
-        _log_mass(infer_PV, infer_PSV),
+        both_PSV.sum(-1, dtype=torch.int32),
+        log_kept_train_PS,
+        log_kept_infer_PS,
         mass_PV[:, None].masked_fill(train_PSV, 0.0).sum(-1),
+        _masked_k3(train_PV, infer_PV, log_kept_train_PS, log_kept_infer_PS, both_PSV),
         *_by_probability(train_PV, delta_PV, mass_PV),
         *_histograms(train_PV, delta_PV, mass_PV),
     )
     return Comparison(*(values.cpu().numpy() for values in found))
 
 
-def _divergence(p_PV: Tensor, q_PV: Tensor) -> Tensor:
-    """KL(p ‖ q) of log-probs, [P]: Σ p (e^d − 1 − d) with d = ln q − ln p, since Σ p (e^d − 1) is 0."""
+def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:
+    """Terms of KL(p ‖ q) of log-probs, [P, V]: p (e^d − 1 − d) with d = ln q − ln p, since Σ p (e^d − 1) is 0."""
     d_PV, mass_PV = q_PV - p_PV, p_PV.exp()
     # Where q is much larger, e^d would overflow; where it is not, q − p would cancel.
-    excess_PV = torch.where(d_PV < 1, mass_PV * (d_PV.clamp(max=1).expm1() - d_PV), q_PV.exp() - mass_PV * (1 + d_PV))
-    return excess_PV.sum(-1)
+    return torch.where(d_PV < 1, mass_PV * (d_PV.clamp(max=1).expm1() - d_PV), q_PV.exp() - mass_PV * (1 + d_PV))
+
+
+def _masked_k3(
+    train_PV: Tensor, infer_PV: Tensor, log_kept_train_PS: Tensor, log_kept_infer_PS: Tensor, both_PSV: Tensor
+) -> Tensor:
+    """Expected k3 of a token sampled from V'_S, over those that are in V_S too, [P, S]."""
+    found_SP = []
+    for train_P, infer_P, both_PV in zip(log_kept_train_PS.T, log_kept_infer_PS.T, both_PSV.unbind(1), strict=True):
+        # One set at a time: all S at once would be S times what the rest of the comparison holds.
+        excess_PV = _excess(infer_PV - infer_P[:, None], train_PV - train_P[:, None])
+        found_SP.append(excess_PV.masked_fill(~both_PV, 0.0).sum(-1))
+    return torch.stack(found_SP, -1)
 
 
 def _log_mass(log_probs_PV: Tensor, safe_PSV: Tensor) -> Tensor:

@@ -130,7 +130,14 @@ TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis,
 
 
 @torch.no_grad()
-def correct(delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, correction: Correction) -> Weights:
+def correct(
+    delta_T: Tensor,
+    outside_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    correction: Correction,
+    moved_T: Tensor,
+) -> Weights:
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
     Args:
@@ -139,6 +146,8 @@ def correct(delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, 
         sequence_T: int64 [T], the sequence that each token belongs to.
         count: N; a sequence without a token gets weight 1 (an empty product).
         correction: which weights, which thresholds, which veto.
+        moved_T: float32 [T], log π_θ − log π_train_old of each token, which rejection by r_ppo judges (arXiv
+            2605.14220); ignored where outside.
 
     Raises:
         StudyError: a sequence's weight exceeds the largest number of the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
@@ -155,7 +164,8 @@ def correct(delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, 
     if correction.token != "none":
         token_T, masked_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
     if correction.sequence != "none":
-        sequence_N, rejected_N = SEQUENCE_WEIGHTS[correction.sequence](delta_T, sequence_T, count, correction.limit)
+        judged_T = delta_T if correction.rejects == "r_corr" else moved_T.masked_fill(outside_T, 0.0)
+        sequence_N, rejected_N = SEQUENCE_WEIGHTS[correction.sequence](judged_T, sequence_T, count, correction.limit)
     if correction.veto is not None:
         vetoed_N = sequence_any((delta_T < torch.tensor(correction.veto).log()) | outside_T, sequence_T, count)
     gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N

@@ -54,7 +54,7 @@ def surrogate(
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
     logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
     delta_T = logp_old_T - logp_infer_T
-    weights = correct(delta_T, outside_T, sequence_T, sequences, correction)
+    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, logp_T.detach() - logp_old_T)
     if clip is None:
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))

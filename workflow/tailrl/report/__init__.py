@@ -15,7 +15,7 @@ from tailrl.report.claims_gradients import judge_gradients
 from tailrl.report.data import Results, read_results
 from tailrl.report.early_warning_report import write_early_warning
 from tailrl.report.evidence import read_shown
-from tailrl.report.page import Drawing, page
+from tailrl.report.page import BEHIND, Drawing, page
 from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.provenance import arm_rows
 from tailrl.report.statistics import problem_interval
@@ -77,7 +77,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
         Drawing(
             out / "figures" / f"{name}.svg",
             (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
-            f"tables/{'policies' if name == 'evaluation' else name}.csv",
+            tuple(f"tables/{table}.csv" for table in BEHIND.get(name, (name,))),
         )
         for name in (*FIGURES, *drawn_too)
     ]

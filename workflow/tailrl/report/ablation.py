@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
 from tailrl.report import roles
+from tailrl.report.ablation_claims import Point, ablation_verdicts
 from tailrl.report.axes import (
     GREY,
     Dash,
@@ -19,21 +19,18 @@ from tailrl.report.axes import (
     arm_styles,
     make_panels,
     save_svg,
+    say_in_the_middle,
     set_magnitude_scale,
     set_percent_axis,
     style,
 )
 from tailrl.report.crossed import crossed_difference
 from tailrl.report.data import Results, TrainedRun, read_results
-from tailrl.report.findings import CHANGES, UNDECIDED
 from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
-from tailrl.report.statements import ABLATION
 from tailrl.report.statistics import (
-    CONFIDENCE,
     NO_DIFFERENCE,
     Difference,
     Interval,
-    arm_contrast,
     holm,
     mean_interval,
     problem_interval,
@@ -41,40 +38,7 @@ from tailrl.report.statistics import (
 from tailrl.report.summary import LOST, comparison_table, count, p_value, percent, points, table
 from tailrl.report.survival import collapses
 from tailrl.report.tables import flat_rows, mean_of, write_csv
-from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.study import Study
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What one value of the field led to: means over seeds with t intervals.
-
-    Attributes:
-        base: the arm whose field it is; value: as text.
-        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
-        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
-            Holm over the ablation.
-        k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
-        lost: 1 - Z, mean mass outside the trainer's safe set.
-        outside: share of sampled tokens outside the trainer's set.
-        survived: steps before the collapse, or all steps where there was none.
-        runs, collapsed: how many runs, and how many of them collapsed.
-    """
-
-    base: str
-    arm: str
-    value: str
-    avg: Interval
-    gain: Difference
-    change: Difference
-    change_p_holm: float
-    k3_masked: Interval
-    k3_unmasked: Interval
-    lost: Interval
-    outside: Interval
-    survived: Interval
-    runs: int
-    collapsed: int
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
@@ -94,16 +58,17 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
-    verdicts = [_verdict(read, ablation.field, [p for p in points_A if p.base == base]) for base in ablation.bases]
-    if ablation.contrast:
-        verdicts += _contrasts(read, ablation.field, points_A, ablation.contrast)
+    verdicts = ablation_verdicts(ablation, read, points_A)
     write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
     comparisons = compare_arms(read, roles.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
     page = _page(study, name, points_A, untrained, samples)
-    for verdict in verdicts[len(ablation.bases) :]:
-        page += f"\n{verdict.endpoint} {verdict.seen}: {verdict.verdict}, p by Holm {p_value(verdict.p_holm)}.\n"
+    for endpoint, lines in itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint):
+        page += f"\n{endpoint}\n\n"
+        for line in lines:
+            p = "" if math.isnan(line.p_holm) else f", p by Holm {p_value(line.p_holm)}"
+            page += f"- {line.arms}: {line.seen}: {line.verdict}{p}\n"
     if tied := [comparison for comparison in comparisons if comparison.why]:
         page += f"\n## Differences between arms\n\n{comparison_table(tied, f'{name}_differences.csv')}\n"
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
@@ -162,7 +127,7 @@ def _ascending(points_A: Sequence[Point]) -> Sequence[Point]:
 
 def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, shift: float) -> None:
     if all(math.isnan(i.mean) for i in intervals):
-        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color=GREY)
+        say_in_the_middle(ax)
     x = [place + shift for place in range(len(intervals))]
     ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, marker="o", markersize=3.5, linewidth=0.8)
     ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
@@ -205,59 +170,6 @@ def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change
         collapsed=sum(step is not None for step in steps),
         **{name: mean_interval(values) for name, values in seeds.items()},
     )
-
-
-def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
-    """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
-    settings = roles.settings_of(results, points_B[0].arm)
-    decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
-    changed = [p for p in points_B if not math.isnan(p.change.mean)]
-    largest = max(changed, key=lambda p: abs(p.change.mean), default=points_B[0])
-    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["by Holm no value changes avg"]
-    collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
-    line = change_verdict(
-        f"{ABLATION}{field}",
-        settings,
-        points_B[0].base,
-        min(p.runs for p in points_B),
-        largest.change,
-        largest.change_p_holm,
-        unit="share of samples",
-        seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
-        endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
-        "Holm over the values. The effect is the largest change.",
-    )
-    return replace(line, verdict=CHANGES if decided else UNDECIDED)  # a smaller change can be the surer one
-
-
-def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
-    """Whether a value changes how far one base arm is above another: a difference of two differences, a value each."""
-    arms = {(p.base, p.value): p.arm for p in points_A}
-    reference, *others = dict.fromkeys(p.value for p in points_A)
-    found = []
-    for value in others:
-        four = [arms[base, at] for at in (value, reference) for base in pair]
-        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
-        found.append((value, arm_contrast(scores_A, (1, -1, -1, 1))))
-    settings = roles.settings_of(results, arms[pair[0], reference])
-    endpoint = (
-        f"Held-out avg@k of {pair[0]} less that of {pair[1]} at a value, less the same difference at {reference}, over "
-        "seeds (Welch over the four arms), by Holm over the values."
-    )
-    return [
-        change_verdict(
-            f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
-            settings,
-            ", ".join(pair),
-            change.n,
-            change,
-            p,
-            unit="share of samples",
-            seen=f"{value} against {reference}: {points(change)} points",
-            endpoint=endpoint,
-        )
-        for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True)
-    ]
 
 
 def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:

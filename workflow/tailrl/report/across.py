@@ -1,14 +1,25 @@
 """Studies that have their arms in common and differ in what all arms share, a task or a length: arm by arm."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from tailrl.errors import StudyError
 from tailrl.report import roles
+from tailrl.report.axes import (
+    arm_legend,
+    arm_styles,
+    make_panels,
+    save_svg,
+    say_in_the_middle,
+    set_magnitude_scale,
+    style,
+)
 from tailrl.report.data import FloatArray, Results, read_results
 from tailrl.report.findings import interval
 from tailrl.report.statements import ACROSS
@@ -35,13 +46,17 @@ def _metric(key: str) -> Callable[[Results, str], FloatArray]:
     return lambda results, arm: mean_of(results.runs[arm], key)
 
 
+GAIN = "gain over base, points"
+
 QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
-    "gain over base, points": _gain,
+    GAIN: _gain,
     LOST: lambda results, arm: 1 - mean_of(results.runs[arm], "dvp/kept_mass_train_mean"),
     "1 − Z of a response, summed": _metric("dvp/lost_mass_per_response"),
     "outside": _metric("dvp/sampled_outside_train_support_fraction"),
     "k3 masked, nats": _metric("rollout_corr/k3_kl"),
     "k3 unmasked, nats": _metric("rollout_corr_unmasked/k3_kl"),
+    "|Δ| of a response, nats": _metric("rollout_corr_unmasked/delta_seq_abs_mean"),
+    "effective sample size of the responses' weights": _metric("rollout_corr_raw/rollout_is_eff_sample_size"),
 }
 """What is compared: a number for each seed; of metrics the mean over a run."""
 
@@ -64,7 +79,7 @@ class Place:
 
 
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
-    """Writes out.csv, out.md and out_claims.csv: the arms that all studies have, side by side.
+    """Writes out.csv, out.svg, out.md and out_claims.csv: the arms that all studies have, side by side.
 
     Args:
         studies: at least two; the later ones are held against the first.
@@ -83,7 +98,36 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(places))
     write_csv(out.with_name(f"{out.name}_claims.csv"), flat_rows(_verdicts(studies, read, places)))
+    save_svg(across_figure(places), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
+
+
+def across_figure(places: Sequence[Place]) -> Figure:
+    """A panel for each quantity, a line for each arm over the studies, by what their names do not have in common."""
+    arms, studies, names = (
+        list(dict.fromkeys(getattr(p, key) for p in places)) for key in ("arm", "study", "quantity")
+    )
+    same = next((i for i, letters in enumerate(zip(*studies, strict=False)) if len(set(letters)) > 1), 0)
+    begin = studies[0][:same].rfind("_") + 1
+    with style():
+        figure, panels = make_panels(math.ceil(len(names) / 2), 2, 1.9 * math.ceil(len(names) / 2))
+        for ax, name in itertools.zip_longest(panels, names):
+            if name is None:
+                ax.set_axis_off()
+                continue
+            for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
+                own = [place.value for place in places if (place.quantity, place.arm) == (name, arm)]
+                x = [place + 0.2 * ((index + 1) / (len(arms) + 1) - 0.5) for place in range(len(own))]
+                ax.plot(x, [i.mean for i in own], color=colour, linestyle=dash, marker="o", markersize=3, linewidth=0.8)
+                ax.vlines(x, [i.low for i in own], [i.high for i in own], color=colour, linewidth=1)
+            if all(math.isnan(place.value.mean) for place in places if place.quantity == name):
+                say_in_the_middle(ax)
+            elif name != GAIN:
+                set_magnitude_scale(ax, [place.value.mean for place in places if place.quantity == name])
+            ax.set_title(name)
+            ax.set_xticks(range(len(studies)), [study[begin:] for study in studies])
+        arm_legend(figure, arms)
+    return figure
 
 
 def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]) -> list[Place]:
@@ -140,5 +184,7 @@ def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]
 
 def _cell(place: Place) -> str:
     value = place.value
+    if np.isnan(value.mean):
+        return "not recorded"
     text = f"{value.mean:.3g}" if np.isnan(value.low) else f"{value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]"
     return text if np.isnan(place.change_p_holm) else f"{text} (p {p_value(place.change_p_holm)})"

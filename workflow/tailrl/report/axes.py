@@ -140,8 +140,13 @@ def set_percent_axis(ax: Axes, *, axis: str = "x") -> None:
 
 def say_nothing_to_show(ax: Axes, reason: str) -> None:
     """A sentence in place of a panel that has no data."""
-    ax.text(0.5, 0.5, reason, transform=ax.transAxes, ha="center", va="center", color=GREY)
+    say_in_the_middle(ax, reason)
     ax.set_axis_off()
+
+
+def say_in_the_middle(ax: Axes, words: str = "not recorded") -> None:
+    """Words in a panel that keeps its axes."""
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=GREY)
 
 
 def save_svg(figure: Figure, path: Path) -> None:

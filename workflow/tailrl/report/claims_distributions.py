@@ -39,7 +39,7 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
         words = f"mean −Δ in the tail is {interval(mean.mean, mean.low, mean.high)} nats"
         if math.isnan(mean.mean):
             outcome, words = UNTESTABLE, "no place has a token in the tail"
-        p = _two_sided(mean), min(1.0, 2 * min(above, below))
+        p = _two_sided(mean), float(np.minimum(1.0, 2 * np.minimum(above, below)))
         found.append(_line(SIGN, f"{DVP}, Prop. 4.3", one, outcome, words, "nats", mean, p))
     found += _sizes(unequal, means)
     found += [_nested(one, index) for one in engines for index in range(len(one.record["settings"]["rho"]))]
@@ -88,7 +88,8 @@ def _sizes(engines: Sequence[Compared], means: Sequence[Interval]) -> list[Verdi
 
 
 def _two_sided(mean: Interval) -> float:
-    return min(1.0, 2 * min(_one_sided(mean)))
+    # numpy's minimum keeps a NaN: a mean without an interval is no test.
+    return float(np.minimum(1.0, 2 * np.minimum(*_one_sided(mean))))
 
 
 def _one_sided(mean: Interval) -> tuple[float, float]:

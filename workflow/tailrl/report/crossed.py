@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from tailrl.report.data import FloatArray
-from tailrl.report.statistics import CONFIDENCE, Difference, Interval, problem_interval
+from tailrl.report.statistics import CONFIDENCE, Difference, Interval, problem_interval, unvaried
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int
     seeds, rest = sum(e.seeds for e in errors), sum(e.rest for e in errors)
     square = max(seeds + problems - rest, seeds, problems)
     if square < 1e-24:
-        return Difference(mean, mean, mean, 1.0 if abs(mean) < 1e-12 else 0.0, n)
+        return unvaried(mean, n)
     freedom = square**2 / sum(part**2 / degrees for part, degrees in parts)
     error = math.sqrt(square)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error

@@ -21,7 +21,7 @@ from tailrl.report.statistics import Interval, cluster_interval, ratio_interval,
 ARRAYS = (
     *("response_P", "problem_P", "logp_train_P", "logp_infer_P", "tv_P", "kl_train_infer_P", "kl_infer_train_P"),
     *("delta_max_P", "half_range_P", "entropy_train_P", "flip_P"),
-    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS"),
+    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS", "k3_PS"),
     *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
 )
 """What is read of positions.npz; `tailrl.distributions.comparison.Comparison` says what each is."""
@@ -62,7 +62,7 @@ class Distance:
 
     Attributes:
         equal: places at which the two distributions are the same, to the bit.
-        tv, tv_p99: total variation, mean with interval and 99th percentile.
+        tv, tv_p01, tv_p99: total variation, mean with interval, 1st and 99th percentile.
         kl_train_infer, kl_infer_train: either divergence.
         delta, delta_p99: |Δ| of the sampled token.
         delta_max: mean over places of the largest |Δ| of any token; half_range: of Prop. 4.2's ε_max.
@@ -75,6 +75,7 @@ class Distance:
     places: int
     equal: int
     tv: Interval
+    tv_p01: float
     tv_p99: float
     kl_train_infer: Interval
     kl_train_infer_p99: float
@@ -97,7 +98,8 @@ class SetOverlap:
     Attributes:
         kept_train, kept_infer: mean |V_S| and |V'_S|; lost_train: mean 1 − Z in the trainer.
         outside: probability that the engine samples a token outside the trainer's set.
-        overlap, overlap_p01, overlap_least: |V_S ∩ V'_S| / |V_S|: mean, 1st percentile and smallest.
+        k3: expected k3 of a token sampled from the engine's set, those outside the trainer's adding nothing; nats.
+        overlap, overlap_p01, overlap_p99, overlap_least: |V_S ∩ V'_S| / |V_S|: mean, 1st and 99th percentile, smallest.
         different: places at which the sets differ; responses_different: responses with such a place.
     """
 
@@ -108,8 +110,10 @@ class SetOverlap:
     kept_infer: float
     lost_train: float
     outside: Interval
+    k3: Interval
     overlap: Interval
     overlap_p01: float
+    overlap_p99: float
     overlap_least: float
     different: int
     responses_different: int
@@ -136,6 +140,39 @@ class ProbabilityBin:
     balance: Interval
     paper: Interval
     second: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Signature(ProbabilityBin):
+    """The row of the head, of the tail, or of what lies between.
+
+    Attributes:
+        part: which of the three.
+        signed_eps_max, paper_eps_max: means of −Δ / ε_max and of Prop. 4.3's mode over ε_max, each place with its own
+            ε_max: the unit of the histograms. NaN where no place has a mismatch.
+    """
+
+    part: str
+    signed_eps_max: Interval
+    paper_eps_max: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBin:
+    """Tokens of the head or of the tail with −Δ / ε_max in [eps_max_from, eps_max_to), each counted with the engine's
+    probability of it, at the places that have a mismatch.
+
+    Attributes:
+        part: head or tail.
+        share: of what the engine samples of this part; density: that by the width of the bin.
+    """
+
+    engine: str
+    part: str
+    eps_max_from: float
+    eps_max_to: float
+    share: float
+    density: float
 
 
 def read_compared(folder: Path, engine: str) -> Compared:
@@ -176,7 +213,8 @@ def distance(compared: Compared) -> Distance:
         len(np.unique(a["response_P"])),
         len(clusters),
         int((a["delta_max_P"] == 0).sum()),
-        *mean(a["tv_P"]),
+        cluster_interval(a["tv_P"], clusters),
+        *_percentiles(a["tv_P"]),
         *mean(a["kl_train_infer_P"]),
         *mean(a["kl_infer_train_P"]),
         *mean(delta_P),
@@ -204,8 +242,9 @@ def set_overlaps(compared: Compared) -> list[SetOverlap]:
                 float(infer_P.mean()),
                 0.0 - float(np.expm1(a["log_kept_train_PS"][:, index]).mean()),
                 cluster_interval(a["outside_PS"][:, index], compared.clusters),
+                cluster_interval(a["k3_PS"][:, index], compared.clusters),
                 cluster_interval(overlap_P, compared.clusters),
-                float(np.quantile(overlap_P, 0.01)),
+                *_percentiles(overlap_P),
                 float(overlap_P.min()),
                 int(differs_P.sum()),
                 len(np.unique(a["response_P"][differs_P])),
@@ -217,23 +256,61 @@ def set_overlaps(compared: Compared) -> list[SetOverlap]:
 def probability_bins(compared: Compared) -> list[ProbabilityBin]:
     """The rows of one engine, one for each bin of token probability."""
     edges = [*compared.record["edges"], math.inf]
-    return [_over_bins(compared, low, high) for low, high in itertools.pairwise(edges)]
+    return [ProbabilityBin(**_over_bins(compared, low, high)) for low, high in itertools.pairwise(edges)]
 
 
-def signature(compared: Compared) -> list[ProbabilityBin]:
+def signature(compared: Compared) -> list[Signature]:
     """The rows of one engine for its head, its tail, and what lies between."""
-    record = compared.record
+    edges = 0.0, compared.record["head_below"], compared.record["tail_from"], math.inf
     return [
-        _over_bins(compared, low, high)
-        for low, high in itertools.pairwise((0.0, record["head_below"], record["tail_from"], math.inf))
+        Signature(**_over_bins(compared, low, high), part=part, **_over_eps_max(compared, low, high))
+        for part, (low, high) in zip(("head", "between", "tail"), itertools.pairwise(edges), strict=True)
     ]
 
 
-def _over_bins(compared: Compared, low: float, high: float) -> ProbabilityBin:
-    """The row of all bins from `low` to `high`, nats."""
+def histograms(compared: Compared) -> list[HistogramBin]:
+    """The rows of one engine for its head and its tail, bin by bin; none for a part without any mismatch."""
+    rows = []
+    for part in ("head", "tail"):
+        mass_H = compared.arrays[f"{part}_PH"].sum(axis=0)
+        if not mass_H.any():
+            continue
+        share_H, edges = mass_H / mass_H.sum(), np.linspace(-2, 2, len(mass_H) + 1).tolist()
+        for (low, high), share in zip(itertools.pairwise(edges), share_H.tolist(), strict=True):
+            rows.append(HistogramBin(compared.engine, part, low, high, share, share * len(mass_H) / 4))
+    return rows
+
+
+def _percentiles(values_P: NDArray[Any]) -> tuple[float, float]:
+    """The 1st and the 99th."""
+    low, high = np.quantile(values_P, (0.01, 0.99))
+    return float(low), float(high)
+
+
+def _over_bins(compared: Compared, low: float, high: float) -> dict[str, Any]:
+    """The fields of a ProbabilityBin, of all bins from `low` to `high`, nats."""
+    sums = {name: _sum(compared, name, low, high) for name in ("mass", "size", "signed", "paper", "second")}
+    ratios = {name: (sums[name], sums["mass"]) for name in ("size", "signed", "paper", "second")}
+    ratios["balance"] = sums["signed"], sums["size"]
+    intervals = {name: ratio_interval(*ratio, compared.clusters) for name, ratio in ratios.items()}
+    mass = float(sums["mass"].sum())
+    return {"engine": compared.engine, "nats_from": low, "nats_to": high, "mass": mass, **intervals}
+
+
+def _over_eps_max(compared: Compared, low: float, high: float) -> dict[str, Any]:
+    """What a Signature has more: means of −Δ and of Prop. 4.3's mode in units of each place's ε_max, if it has one."""
+    half_range_P = compared.arrays["half_range_P"]
+    apart_P = half_range_P > 0
+    mass_P = _sum(compared, "mass", low, high)[apart_P]
+    scaled = {
+        f"{name}_eps_max": _sum(compared, name, low, high)[apart_P] / half_range_P[apart_P]
+        for name in ("signed", "paper")
+    }
+    return {name: ratio_interval(sum_P, mass_P, compared.clusters[apart_P]) for name, sum_P in scaled.items()}
+
+
+def _sum(compared: Compared, name: str, low: float, high: float) -> NDArray[np.float64]:
+    """Of one of the arrays by −ln π_train, the sum over all bins from `low` to `high`, nats: [P]."""
     inside = [index for index, edge in enumerate(compared.record["edges"]) if low <= edge < high]
-    names = ("mass", "size", "signed", "paper", "second")
-    mass_P, size_P, *signed = (compared.arrays[f"{name}_PB"][:, inside].sum(axis=1) for name in names)
-    ratios = (size_P, mass_P), (signed[0], mass_P), (signed[0], size_P), (signed[1], mass_P), (signed[2], mass_P)
-    intervals = [ratio_interval(*ratio, compared.clusters) for ratio in ratios]
-    return ProbabilityBin(compared.engine, low, high, float(mass_P.sum()), *intervals)
+    sum_P: NDArray[np.float64] = compared.arrays[f"{name}_PB"][:, inside].sum(axis=1)
+    return sum_P

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
+from matplotlib.ticker import NullLocator
 
 from tailrl.report.axes import (
     GREY,
@@ -23,9 +22,12 @@ from tailrl.report.axes import (
 from tailrl.report.distribution_tables import (
     Compared,
     Distance,
+    HistogramBin,
     ProbabilityBin,
     SetOverlap,
+    Signature,
     distance,
+    histograms,
     probability_bins,
     read_compared,
     set_overlaps,
@@ -38,10 +40,19 @@ from tailrl.report.tables import flat_rows, write_csv
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
 """Of the thresholds, in the panel of the safe sets."""
 
+ABOVE = 0.3
+"""The share of a histogram's panel that the rows of modes and means have."""
+
+LEAST = 1e-6
+"""Of the highest density: a bin with less is next to empty."""
+
+Spread = tuple[float, float, float]
+"""Mean, 1st and 99th percentile over places."""
+
 
 def write_distributions(results: Path, engines: Sequence[str], out: Path) -> list[Compared]:
-    """Writes out/distributions.csv, safe_sets.csv, probability.csv, distributions.md and distributions.svg; returns
-    what was compared.
+    """Writes out/distributions.csv, safe_sets.csv, probability.csv, histograms.csv, signature.csv, distributions.md and
+    distributions.svg; returns what was compared.
 
     Args:
         results: what the jobs left: a folder for each engine with positions.npz and run.json.
@@ -55,11 +66,14 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
     distances = [distance(one) for one in compared]
     overlaps = [row for one in compared for row in set_overlaps(one)]
     bins = [row for one in compared for row in probability_bins(one)]
+    shapes = [row for one in compared for row in histograms(one)]
+    signatures = [row for one in compared for row in signature(one)]
     write_csv(out / "distributions.csv", flat_rows(distances))
     write_csv(out / "safe_sets.csv", flat_rows(overlaps))
     write_csv(out / "probability.csv", flat_rows(bins))
-    save_svg(distribution_figure(compared, bins), out / "distributions.svg")
-    signatures = [row for one in compared for row in signature(one)]
+    write_csv(out / "histograms.csv", flat_rows(shapes))
+    write_csv(out / "signature.csv", flat_rows(signatures))
+    save_svg(distribution_figure(distances, overlaps, bins, shapes, signatures), out / "distributions.svg")
     (out / "distributions.md").write_text(_page(compared, distances, overlaps, signatures), encoding="utf-8")
     return compared
 
@@ -67,54 +81,63 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
 # --- figure -------------------------------------------------------------------------------------------
 
 
-def distribution_figure(compared: Sequence[Compared], bins: Sequence[ProbabilityBin]) -> Figure:
-    """Six panels: total variation and overlap by engine; size and sign of Δ by probability; Δ in head and tail."""
-    engines = [one.engine for one in compared]
+def distribution_figure(
+    distances: Sequence[Distance],
+    overlaps: Sequence[SetOverlap],
+    bins: Sequence[ProbabilityBin],
+    shapes: Sequence[HistogramBin],
+    signatures: Sequence[Signature],
+) -> Figure:
+    """Six panels, of the numbers in these rows alone: total variation and overlap by engine; size and sign of Δ by
+    probability; Δ in head and tail."""
+    engines = [one.engine for one in distances]
     with style():
         figure, (tv, overlap, size, balance, head, tail) = make_panels(3, 2, 6.6)
-        _draw_rows(tv, [[one.arrays["tv_P"]] for one in compared], engines)
+        _draw_rows(tv, [[(one.tv.mean, one.tv_p01, one.tv_p99)] for one in distances], distances)
         tv.set_xlabel("total variation at a place")
-        rhos = compared[0].record["settings"]["rho"]
-        _draw_rows(overlap, [_missing(one) for one in compared], engines)
+        missing = [[_missing(row) for row in overlaps if row.engine == engine] for engine in engines]
+        _draw_rows(overlap, missing, distances)
         overlap.set_xlabel("1 − |V_S ∩ V'_S| / |V_S| at a place")
+        rhos = dict.fromkeys(row.rho for row in overlaps)
         marks = [Line2D([], [], color=GREY, linestyle="", marker=m) for m, _ in zip(MARKERS, rhos, strict=False)]
         overlap.legend(marks, [f"ρ = {rho}" for rho in rhos], loc="best", fontsize=7)
         _draw_bins(size, balance, bins, engines)
-        record = compared[0].record
-        _draw_histogram(head, compared, "head_PH", f"head: −ln π_train < {record['head_below']:g}")
-        _draw_histogram(tail, compared, "tail_PH", f"tail: −ln π_train ≥ {record['tail_from']:g}")
+        for ax, part in ((head, "head"), (tail, "tail")):
+            own = [row for row in signatures if row.part == part]
+            _draw_histogram(ax, [row for row in shapes if row.part == part], own, engines)
+        head.set_title(f"head: −ln π_train < {signatures[0].nats_to:g}")
+        tail.set_title(f"tail: −ln π_train ≥ {signatures[-1].nats_from:g}")
         arm_legend(figure, engines)
     return figure
 
 
-def _missing(one: Compared) -> list[NDArray[np.float64]]:
-    """What the overlap lacks of 1 at every place, for each threshold."""
-    train_PS, both_PS = one.arrays["kept_train_PS"], one.arrays["kept_both_PS"]
-    return list((1 - both_PS / train_PS).T)
+def _missing(row: SetOverlap) -> Spread:
+    """What the overlap lacks of 1."""
+    return 1 - row.overlap.mean, 1 - row.overlap_p99, 1 - row.overlap_p01
 
 
-def _draw_rows(ax: Axes, values: Sequence[Sequence[NDArray[np.float64]]], engines: Sequence[str]) -> None:
+def _draw_rows(ax: Axes, spreads: Sequence[Sequence[Spread]], distances: Sequence[Distance]) -> None:
     """A row for each engine: the mean as a mark, 1st to 99th percentile as a line; on a log axis, so zeros in words."""
-    ends = [float(np.quantile(own, 0.01)) or float(own.mean()) for row in values for own in row if own.any()]
+    engines = [one.engine for one in distances]
+    ends = [low or mean for row in spreads for mean, low, _ in row if mean]
     ax.set_yticks(range(len(engines)), engines)
     ax.set_ylim(len(engines) - 0.5, -0.5)
     if ends:
         ax.set_xscale("log")
         lowest = 10.0 ** math.floor(math.log10(min(ends)))
         ax.set_xlim(lowest, 1)
-    for place, (row, (colour, _)) in enumerate(zip(values, arm_styles(engines).values(), strict=True)):
-        if not any(own.any() for own in row):
-            words = f"exactly 0 at all {len(row[0]):,} places"
+    for place, (row, (colour, _)) in enumerate(zip(spreads, arm_styles(engines).values(), strict=True)):
+        if not any(mean for mean, *_ in row):
+            words = f"exactly 0 at all {distances[place].places:,} places"
             ax.text(0.03, place, words, transform=ax.get_yaxis_transform(), va="center", color=colour, fontsize=7)
             continue
-        for index, (own, marker) in enumerate(zip(row, MARKERS, strict=False)):
+        for index, ((mean, low, high), marker) in enumerate(zip(row, MARKERS, strict=False)):
             y = place + 0.28 * (index - (len(row) - 1) / 2)
-            if not own.any():
+            if not mean:
                 ax.text(0.03, y, "0", transform=ax.get_yaxis_transform(), va="center", color=colour, fontsize=7)
                 continue
-            low, high = np.quantile(own, (0.01, 0.99))
             ax.plot([max(low, lowest), max(high, lowest)], [y, y], color=colour, linewidth=1)
-            ax.plot(own.mean(), y, color=colour, marker=marker, markersize=4)
+            ax.plot(mean, y, color=colour, marker=marker, markersize=4)
 
 
 def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engines: Sequence[str]) -> None:
@@ -139,23 +162,48 @@ def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engine
         ax.set_xlabel("−ln π_train of the token (nats)")
 
 
-def _draw_histogram(ax: Axes, compared: Sequence[Compared], name: str, title: str) -> None:
-    """How −Δ / ε_max is spread over the tokens that each engine samples; one without any mismatch has none."""
-    ax.set_title(title)
-    drawn = False
-    for one, (colour, dash) in zip(compared, arm_styles([o.engine for o in compared]).values(), strict=True):
-        mass_H = one.arrays[name].sum(axis=0)
-        if mass_H.sum() > 0:
-            width = 4 / len(mass_H)
-            ax.stairs(mass_H / mass_H.sum() / width, np.linspace(-2, 2, len(mass_H) + 1), color=colour, linestyle=dash)
-            drawn = True
-    if not drawn:
+def _draw_histogram(
+    ax: Axes, shapes: Sequence[HistogramBin], rows: Sequence[Signature], engines: Sequence[str]
+) -> None:
+    """How −Δ / ε_max is spread over the tokens that each engine samples; above it, a row for each engine, the mode that
+    Prop. 4.3 predicts and the mean, with their intervals. An engine without any mismatch has none of them."""
+    if not shapes:
         say_nothing_to_show(ax, "The distributions are the same.")
         return
-    ax.axvline(0, color=GREY, linewidth=0.8)
-    ax.set_yscale("log")
+    ax.axvline(0, 0, 1 - ABOVE, color=GREY, linewidth=0.8)
     ax.set_xlabel("−Δ in units of ε_max")
     ax.set_ylabel("density")
+    across, apart = ax.get_xaxis_transform(), list(dict.fromkeys(shape.engine for shape in shapes))
+    for place, engine in enumerate(apart):
+        colour, dash = arm_styles(engines)[engine]
+        own = [shape for shape in shapes if shape.engine == engine]
+        edges = [own[0].eps_max_from, *(shape.eps_max_to for shape in own)]
+        ax.stairs([shape.density for shape in own], edges, color=colour, linestyle=dash)
+        # The predictions of most engines lie next to 0, one upon another: hence a part of the height for each.
+        top, middle, bottom = (1 - ABOVE * (place + part) / len(apart) for part in (0.1, 0.5, 0.9))
+        (row,) = (row for row in rows if row.engine == engine)
+        mode, mean = row.paper_eps_max, row.signed_eps_max
+        ax.plot([mode.mean, mode.mean], [bottom, top], color=colour, linewidth=0.8, transform=across)
+        ax.fill_between([mode.low, mode.high], bottom, top, color=colour, alpha=0.3, linewidth=0, transform=across)
+        ax.plot([mean.low, mean.high], [middle, middle], color=colour, linewidth=0.8, transform=across)
+        ax.plot(mean.mean, middle, color=colour, marker="o", markersize=2.5, transform=across)
+    keys = [Line2D([], [], color=GREY, linestyle="", marker=m, markersize=3) for m in ("|", "o")]
+    ax.legend(keys, ["predicted mode", "mean"], loc="upper left", fontsize=7, borderaxespad=0, handletextpad=0)
+    _set_density_axes(ax, shapes)
+
+
+def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
+    """Around all bins that are not next to empty; the density's axis is logarithmic and leaves its upper part free."""
+    highest = max(shape.density for shape in shapes)
+    seen = [shape for shape in shapes if shape.density > LEAST * highest]
+    reach = max(max(-shape.eps_max_from, shape.eps_max_to) for shape in seen)
+    ax.set_xlim(-reach, reach)
+    high = math.ceil(math.log10(highest))
+    low = min(high - 1, math.floor(math.log10(min(shape.density for shape in seen))))
+    ax.set_yscale("log")
+    ax.set_ylim(10.0**low, 10.0 ** (low + (high - low) / (1 - ABOVE)))
+    ax.set_yticks([10.0**power for power in range(low, high + 1, math.ceil((high - low) / 4))])
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 # --- words --------------------------------------------------------------------------------------------
@@ -185,9 +233,15 @@ def _page(
                 "## Signature of the mismatch",
                 "Tokens by −ln π_train, each counted with the engine's probability of it, and the mode of −Δ that iid "
                 "noise of a state's own variance over the vocabulary predicts: by arXiv 2512.23087, Prop. 4.3, and to "
-                "second order, where mode and mean agree. `probability.csv` has the same in finer bins.",
+                "second order, where mode and mean agree. `probability.csv` has the same in finer bins; "
+                "`signature.csv` has mean −Δ and the paper's mode in units of ε_max too, as the figure draws them "
+                "above the histograms, which are `histograms.csv`.",
                 _signature_table(signatures),
                 "## Safe sets",
+                "Sampled outside is how often the engine, which prunes nothing here, samples what the trainer's set "
+                "lacks. The masked k3 (nats) is what a token has on average that is sampled from the engine's set, "
+                "each side's probabilities being those within its set; tokens outside the trainer's add nothing. The "
+                "unmasked one is KL(infer, train) of the first table.",
                 _overlap_table(overlaps),
             ]
         )
@@ -220,11 +274,11 @@ def _signature_table(signatures: Sequence[ProbabilityBin]) -> str:
 
 
 def _overlap_table(overlaps: Sequence[SetOverlap]) -> str:
-    header = ("engine", "ρ", "mean size, trainer", "engine's", "1 − Z", "sampled outside")
+    header = ("engine", "ρ", "mean size, trainer", "engine's", "1 − Z", "sampled outside", "k3 masked")
     agreement = ("overlap", "1st percentile", "least", "places that differ", "responses")
     rows = []
     for o in overlaps:
-        sizes = [f"{o.kept_train:.4g}", f"{o.kept_infer:.4g}", short(o.lost_train), _cell(o.outside)]
+        sizes = [f"{o.kept_train:.4g}", f"{o.kept_infer:.4g}", short(o.lost_train), _cell(o.outside), _cell(o.k3)]
         shares = [f"{o.overlap.mean:.6g}", f"{o.overlap_p01:.4g}", f"{o.overlap_least:.4g}"]
         rows.append([o.engine, o.rho, *sizes, *shares, f"{o.different} of {o.places}", str(o.responses_different)])
     return table((*header, *agreement), rows)

@@ -7,29 +7,36 @@ other half, metric by metric, so that no threshold is judged on the runs that ch
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from tailrl.alarm import SKEW, SKEWED, alarm_step, start_steps
 from tailrl.errors import StudyError
+from tailrl.report.clustered import clustered_median, clustered_share, shuffled_skill
 from tailrl.report.data import FloatArray, read_evaluation, read_metrics, read_text
-from tailrl.report.statistics import Interval, median_interval, share_interval
+from tailrl.report.provenance import flatten
+from tailrl.report.roles import is_scored_first
+from tailrl.report.statistics import Interval
 from tailrl.report.survival import REWARD, collapse_of
 from tailrl.study import BASE_ARM
+
+K3, GRADIENT = "rollout_corr_unmasked/k3_kl", "train/grad_norm"
+
+ALL, MISMATCHED = "all", "with a mismatch"
+"""The runs that a table is over."""
 
 RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
 """Multiples of a run's own level that are tried as thresholds."""
 
 METRICS = {
-    "k3": ("rollout_corr_unmasked/k3_kl", RISES),
+    "k3": (K3, RISES),
     "masked k3": ("rollout_corr/k3_kl", RISES),
     "effective sample size": ("rollout_corr_raw/rollout_is_eff_sample_size", FALLS),
     "smallest weight": ("rollout_corr_raw/rollout_is_min", FALLS),
     "skew of C(r)": (SKEW, RISES),
-    "gradient norm": ("train/grad_norm", RISES),
+    "gradient norm": (GRADIENT, RISES),
     "rising entropy": ("policy/entropy", RISES),
     "falling entropy": ("policy/entropy", FALLS),
     "falling reward": (REWARD, FALLS),
@@ -43,7 +50,10 @@ collapses: a metric that does no better than to look at it says nothing new."""
 class Case:
     """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
 
-    gain is its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
+    Attributes:
+        steps: as it was planned; the signals, by metric, have a value for each step that it took.
+        gain: its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
+        scored_first: whether its mismatch is measured before the first update on a step's responses.
     """
 
     study: str
@@ -53,7 +63,14 @@ class Case:
     steps: int
     collapse: int | None
     gain: float
+    scored_first: bool
     signals: dict[str, FloatArray]
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether sampler and trainer ever differed: an unmasked k3 that is finite and not 0."""
+        k3_N = self.signals[K3]
+        return bool((np.isfinite(k3_N) & (k3_N != 0)).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +80,18 @@ class Warned:
     Attributes:
         metric, signal, factor: the alarm is where the signal's mean is beyond so many times the run's own level.
         half: `chosen on`, or `judged on`.
+        runs: `all` of that half, or those `with a mismatch`.
         collapsed, warned: runs that collapsed, and those of them with an alarm before; sensitivity is their share.
         others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
-        lead: median steps from the alarm to the collapse, with its interval.
-        p: one-sided, by Fisher's test, that an alarm is as likely in a run that does not collapse.
+        lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
+        p: two-sided, that any arm's alarms would have that skill; NaN where it is not tested.
     """
 
     metric: str
     signal: str
     factor: float
     half: str
+    runs: str
     collapsed: int
     warned: int
     sensitivity: Interval
@@ -80,7 +99,7 @@ class Warned:
     alarmed: int
     false_alarms: Interval
     lead: Interval
-    p: float
+    p: float = math.nan
 
     @property
     def skill(self) -> float:
@@ -97,9 +116,15 @@ def read_cases(folder: Path) -> list[Case]:
 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
-    """Each run once: of those with the same seed and the same signals, as far as both go, the longest, or the first."""
+    """Each run once: of those with the same seed and the same training, as far as both go, the longest.
+
+    Training is the same where every reward and every gradient norm is. What a run records of its mismatch is not
+    asked: with the exact engine bypass and recompute are one training to the bit, but of a step with several updates
+    bypass measures k3 while they go on, recompute before the first. Of copies as long the one that measures it before
+    is kept, since that is the mismatch between the engines, without the updates; else the first.
+    """
     runs, found = list(cases), list[int]()
-    for place in sorted(range(len(runs)), key=lambda place: -_length(runs[place])):
+    for place in sorted(range(len(runs)), key=lambda place: (-_length(runs[place]), not runs[place].scored_first)):
         if not any(runs[i].seed == runs[place].seed and _begins_with(runs[i], runs[place]) for i in found):
             found.append(place)
     return [runs[place] for place in sorted(found)]
@@ -110,10 +135,10 @@ def _length(case: Case) -> int:
 
 
 def _begins_with(case: Case, other: Case) -> bool:
-    """Whether a run's signals begin with all of another's."""
+    """Whether a run's training begins with all of another's."""
     return all(
-        np.array_equal(values[: _length(other)], other.signals[key], equal_nan=True)
-        for key, values in case.signals.items()
+        np.array_equal(case.signals[key][: _length(other)], other.signals[key], equal_nan=True)
+        for key in (REWARD, GRADIENT)
     )
 
 
@@ -144,6 +169,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
         planned,
         collapse_of(metrics.get(REWARD, np.full(length, math.nan))),
         gains.get(seed, math.nan),
+        is_scored_first(flatten(settings)),
         {key: _signal(metrics, key, length) for key in keys},
     )
 
@@ -166,36 +192,57 @@ def raised(case: Case, key: str, factor: float) -> int | None:
     return alarm_step(case.signals[key], factor, start_steps(case.steps))
 
 
-def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool) -> Warned:
-    """One threshold on one half of the runs."""
+def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, runs: str = ALL) -> Warned:
+    """One threshold on one half of the runs, on all of it or on those with a mismatch."""
     key = METRICS[metric][0]
-    own = [case for case in cases if case.chooses == chooses]
-    alarms = [raised(case, key, factor) for case in own]
-    pairs = list(zip(own, alarms, strict=True))
-    leads = [
-        case.collapse - alarm
-        for case, alarm in pairs
-        if case.collapse is not None and alarm is not None and alarm < case.collapse
-    ]
-    collapsed = sum(case.collapse is not None for case in own)
-    false = sum(case.collapse is None and alarm is not None for case, alarm in pairs)
-    others = len(own) - collapsed
-    counts = [[len(leads), collapsed - len(leads)], [false, others - false]]
-    p = float(stats.fisher_exact(counts, alternative="greater").pvalue) if collapsed and others else math.nan
-    shares = [share_interval(k, n) if n else Interval(math.nan, math.nan, math.nan, 0) for k, n in (
-        (len(leads), collapsed), (false, others)
-    )]  # fmt: skip
-    half = "chosen on" if chooses else "judged on"
+    own = [case for case in cases if case.chooses == chooses and (runs == ALL or case.mismatched)]
+    alarm_R, collapse_R = _steps(own, key, factor)
+    arm_R = np.array([f"{case.study}/{case.arm}" for case in own])
+    collapsed_R = np.isfinite(collapse_R)
+    early_R = alarm_R < collapse_R
+    warned_R = collapsed_R & early_R
     return Warned(
-        metric, key, factor, half, collapsed, len(leads), shares[0], others, false, shares[1], median_interval(leads), p
+        metric,
+        key,
+        factor,
+        "chosen on" if chooses else "judged on",
+        runs,
+        int(collapsed_R.sum()),
+        int(warned_R.sum()),
+        clustered_share(early_R[collapsed_R], arm_R[collapsed_R]),
+        int((~collapsed_R).sum()),
+        int((~collapsed_R & early_R).sum()),
+        clustered_share(early_R[~collapsed_R], arm_R[~collapsed_R]),
+        clustered_median(collapse_R[warned_R] - alarm_R[warned_R], arm_R[warned_R]),
     )
+
+
+def _steps(cases: Sequence[Case], key: str, factor: float) -> tuple[FloatArray, FloatArray]:
+    """The steps of each run's alarm and of its collapse, infinite where there is none: an alarm that is earlier than
+    the collapse is in time for it, or false where none comes."""
+    alarms = [raised(case, key, factor) for case in cases]
+    alarm_R = np.array([math.inf if alarm is None else alarm for alarm in alarms])
+    return alarm_R, np.array([math.inf if case.collapse is None else case.collapse for case in cases])
+
+
+def with_p(one: Warned, cases: Iterable[Case]) -> Warned:
+    """A threshold on the runs that did not choose it, with the p of its skill.
+
+    Arms of a study change places that were to run for as many steps: an alarm can come no later than a run's end.
+    """
+    own = [case for case in cases if not case.chooses]
+    blocks = [(case.study, case.steps) for case in own]
+    steps = _steps(own, one.signal, one.factor)
+    p = shuffled_skill(*steps, [case.arm for case in own], [case.seed for case in own], blocks)
+    return replace(one, p=float(np.minimum(1.0, 2 * p)))
 
 
 def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
     """Each metric at the threshold with most skill where it was chosen, judged; the best one there comes first.
 
-    Ties go to the longer lead, then to the threshold that is farther from a run's own level. None where the runs that
-    choose lack one of the kinds.
+    Ties go to the longer lead, then to the threshold that is farther from a run's own level. A metric of which none has
+    any skill there is left out: the best of them would be one that never fires. So are all where the runs that choose
+    lack one of the kinds.
     """
 
     def rank(one: Warned) -> tuple[float, float, float]:
@@ -204,7 +251,7 @@ def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
 
     chosen = []
     for metric in METRICS:
-        own = [one for one in every if one.metric == metric and one.half == "chosen on" and not math.isnan(one.skill)]
+        own = [one for one in every if one.metric == metric and one.half == "chosen on" and one.skill > 0]
         chosen += [max(own, key=rank)] if own else []
     chosen.sort(key=rank, reverse=True)
     judged = {(one.metric, one.factor): one for one in every if one.half == "judged on"}

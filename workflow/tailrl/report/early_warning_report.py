@@ -11,15 +11,30 @@ from matplotlib.lines import Line2D
 
 from tailrl.errors import StudyError
 from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
-from tailrl.report.early_warning import Case, Warned, distinct, judge_metrics, raised, read_cases, thresholds, warned
+from tailrl.report.early_warning import (
+    METRICS,
+    MISMATCHED,
+    Case,
+    Warned,
+    distinct,
+    judge_metrics,
+    raised,
+    read_cases,
+    thresholds,
+    warned,
+    with_p,
+)
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.report.statistics import Interval, holm
+from tailrl.report.statistics import CONFIDENCE, Interval, holm
 from tailrl.report.summary import count, p_value, percent, table
 from tailrl.report.tables import flat_rows, write_csv
-from tailrl.report.verdicts import LEVEL, Verdict
+from tailrl.report.verdicts import Verdict
 
 PLATEAU = (30, 50)
 """Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
+
+UNSKILLED = "no threshold has skill on the half of the seeds that chooses"
+"""What is said of a metric that is not judged."""
 
 WARNED, ALARMED = ARM_COLOURS[:2]
 
@@ -38,22 +53,28 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     if not cases:
         raise StudyError(f"{', '.join(map(str, studies))}: no finished run, train/<arm>/seed<seed>/run.json")
     every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
-    judged = judge_metrics(every)
-    write_csv(out / "thresholds.csv", flat_rows(every))
-    write_csv(out / "early_warning.csv", flat_rows(judged))
-    write_csv(out / "runs.csv", [_row(case, judged) for case in cases])
+    judged = [with_p(one, cases) for one in judge_metrics(every)]
+    mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
+    # Only what is judged is tested.
+    tried = [{key: value for key, value in row.items() if key != "p"} for row in flat_rows(every)]
+    write_csv(out / "thresholds.csv", tried)
+    write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
+    write_csv(out / "runs.csv", [_row(case) for case in cases])
     write_csv(out / "claims.csv", flat_rows(_verdicts(cases, judged)))
     save_svg(warning_figure(judged), out / "early_warning.svg")
-    (out / "early_warning.md").write_text(_page(cases, judged), encoding="utf-8")
+    (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
 
 
 def warning_figure(judged: Sequence[Warned]) -> Figure:
-    """Sensitivity and false alarms of each metric, and its lead; the best one on the other half of the runs on top."""
+    """Sensitivity and false alarms of each metric, and its lead; the best one on the other half of the runs on top.
+
+    Metrics of which no threshold was chosen are left out.
+    """
     with style():
         figure, (shares, leads) = make_panels(1, 2, 1.0 + 0.3 * max(1, len(judged)))
         if not any(one.collapsed for one in judged):
             for ax in (shares, leads):
-                say_nothing_to_show(ax, "No run that is judged collapsed.")
+                say_nothing_to_show(ax, "No run that is judged collapsed." if judged else "No threshold was chosen.")
             return figure
         for place, one in enumerate(judged):
             for interval, colour, shift in ((one.sensitivity, WARNED, -0.13), (one.false_alarms, ALARMED, 0.13)):
@@ -76,35 +97,61 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
         return figure
 
 
-def _page(cases: Sequence[Case], judged: Sequence[Warned]) -> str:
-    studies = ", ".join(dict.fromkeys(case.study for case in cases))
-    collapsed = sum(case.collapse is not None for case in cases)
-    introduction = (
-        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed. An "
-        "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
-        "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
-        "skill (warned before a collapse, less alarmed without one) on half of the seeds; what is shown is of the "
-        "other half. Shares have Wilson's intervals, the median lead that of order statistics; p is Fisher's, "
-        "one-sided, by Holm over the metrics."
-    )
+def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned]) -> str:
+    parts = ["# Early warning", _introduction(cases)]
     if not judged:
-        return (
-            f"# Early warning\n\n{introduction}\n\nNo threshold can be chosen: the runs of that half are all alike.\n"
-        )
+        alike = len({case.collapse is None for case in cases if case.chooses}) < 2
+        why = "the runs of that half are all alike" if alike else "none has skill on the half of the seeds that chooses"
+        return "\n\n".join([*parts, f"No threshold can be chosen: {why}."]) + "\n"
+    header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
     p_holm = holm([one.p for one in judged]).tolist()
-    rows = []
-    for one, p in zip(judged, p_holm, strict=True):
-        beyond = f"{'above' if one.factor > 1 else 'below'} {one.factor:g} times"
-        warned_, false = (f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one))
-        rows.append([one.metric, beyond, warned_, false, _steps(one.lead), p_value(p)])
-    header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps", "p, Holm")
+    rows = [[*_cells(one), p_value(p)] for one, p in zip(judged, p_holm, strict=True)]
+    rows += [[metric, UNSKILLED, *[""] * 4] for metric in _unskilled(judged)]
     best = judged[0]
     rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
     last = (
         f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
     )
-    last += _ended(cases, best)
-    return "\n\n".join(["# Early warning", introduction, table(header, rows), last]) + "\n"
+    parts += [table((*header, "p, Holm"), rows), last + _ended(cases, best)]
+    if runs := mismatched[0].collapsed + mismatched[0].others:
+        among = (
+            "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
+            "is 0 at every step: there it neither warns nor raises a false alarm, and says nothing of how well it does "
+            f"where it can. The same thresholds among the {count(runs, 'run')} of that half with a mismatch, with an "
+            "unmasked k3 other than 0; these lines decide no claim."
+        )
+        parts += ["## Among the runs with a mismatch", among, table(header, map(_cells, mismatched))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _introduction(cases: Sequence[Case]) -> str:
+    studies = ", ".join(dict.fromkeys(case.study for case in cases))
+    collapsed = sum(case.collapse is not None for case in cases)
+    return (
+        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed. An "
+        "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
+        "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
+        "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
+        "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
+        "shuffled: shares have Korn and Graubard's intervals, the median lead Woodruff's, and p, two-sided and by Holm "
+        "over the metrics, is twice the share of shuffles with at least the skill seen, where each arm has the alarms, "
+        "seed by seed, of any arm of its study with the same seeds. Such a test says that a metric tells arms that "
+        "collapse from arms that do not, not which run of an arm will."
+    )
+
+
+def _cells(one: Warned) -> list[str]:
+    shares = [f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one)]
+    return [one.metric, f"{_beyond(one)} times", *shares, _steps(one.lead)]
+
+
+def _beyond(one: Warned) -> str:
+    return f"{'above' if one.factor > 1 else 'below'} {one.factor:g}"
+
+
+def _unskilled(judged: Sequence[Warned]) -> list[str]:
+    """The metrics that are not judged."""
+    return [metric for metric in METRICS if metric not in {one.metric for one in judged}]
 
 
 def _ended(cases: Sequence[Case], rule: Warned) -> str:
@@ -132,55 +179,81 @@ def _steps(lead: Interval) -> str:
 
 
 def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
-    studies = ", ".join(dict.fromkeys(case.study for case in cases))
+    """A line for each metric, those that are judged first, and after that of k3 one on its lead.
+
+    A metric announces a collapse where its one-sided p, by Holm, is at most 2.5 %: half of the two-sided one.
+    """
     found = []
     for one, p in zip(judged, holm([one.p for one in judged]).tolist(), strict=True):
         lead = f", median lead {_steps(one.lead)} steps" if one.warned else ""
         true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
-        line = Verdict(
-            claim=f"{one.metric} announces a collapse",
-            source="arXiv 2605.14220; open question",
-            verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if p <= LEVEL else UNDECIDED,
-            policy="",
-            task="",
-            dose=f"{'above' if one.factor > 1 else 'below'} {one.factor:g} times its start",
-            arms=studies,
+        shown = p <= 1 - CONFIDENCE and one.skill > 0
+        line = replace(
+            _untested(cases, one.metric),
+            verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if shown else UNDECIDED,
+            dose=f"{_beyond(one)} times its start",
             seeds=one.collapsed + one.others,
             effect=one.lead.mean,
             low=one.lead.low,
             high=one.lead.high,
-            unit="steps",
             p=one.p,
             p_holm=p,
             seen=f"{one.metric}: before {true}{lead}; falsely in {false}",
-            endpoint="An alarm is likelier before a collapse than in a run without one: Fisher's test on the half of "
-            "the seeds that did not choose the threshold, one-sided, by Holm over the metrics.",
         )
-        found.append(line)
-        if one.metric == "k3":
-            found.append(_plateau(line, one.lead))
+        found += [line, _plateau(line, one)] if one.metric == "k3" else [line]
+    for metric in _unskilled(judged):
+        line = _untested(cases, metric)
+        found += [line, _plateau(line, None)] if metric == "k3" else [line]
     return found
 
 
-def _plateau(line: Verdict, lead: Interval) -> Verdict:
-    """Whether the median lead of k3 is the one that arXiv 2605.14220 reports."""
-    low, high = PLATEAU
-    apart, inside = lead.high < low or lead.low > high, low <= lead.low and lead.high <= high
-    return replace(
-        line,
-        claim=f"k3 leaves its level {low} to {high} steps before a collapse",
-        verdict=UNTESTABLE if math.isnan(lead.mean) else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
-        seeds=lead.n,
+def _untested(cases: Sequence[Case], metric: str) -> Verdict:
+    """The line on a metric that is not judged."""
+    return Verdict(
+        claim=f"{metric} announces a collapse",
+        source="arXiv 2605.14220; open question",
+        verdict=UNTESTABLE,
+        policy="",
+        task="",
+        dose="",
+        arms=", ".join(dict.fromkeys(case.study for case in cases)),
+        seeds=sum(not case.chooses for case in cases),
+        effect=math.nan,
+        low=math.nan,
+        high=math.nan,
+        unit="steps",
         p=math.nan,
         p_holm=math.nan,
-        seen=f"median lead {_steps(lead)} steps" if lead.n else "k3 announced no collapse",
-        endpoint="The interval of the median lead, by order statistics over the collapses that k3 announced, lies "
-        "within that range; contradicted where it lies outside.",
+        seen=f"{metric}: {UNSKILLED}",
+        endpoint="An alarm is likelier before a collapse than in a run without one, by more than it would be if arms "
+        "of a study had one another's alarms: a permutation test of the difference on the half of the seeds that did "
+        "not choose the threshold, whole arms shuffled, two-sided, by Holm over the metrics with a threshold that has "
+        "skill on the other half.",
     )
 
 
-def _row(case: Case, judged: Sequence[Warned]) -> dict[str, Any]:
-    """A run, and the step at which each metric raises its alarm, if it does."""
+def _plateau(line: Verdict, one: Warned | None) -> Verdict:
+    """Whether the median lead of k3 is the one that arXiv 2605.14220 reports; `one` is None where k3 is not judged."""
+    low, high = PLATEAU
+    # Comparisons with NaN, where there is no interval, are false.
+    nothing, inside = math.isnan(line.effect), low <= line.low and line.high <= high
+    apart = line.high < low or line.low > high
+    lead = f"median lead {_steps(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
+    return replace(
+        line,
+        claim=f"k3 leaves its level {low} to {high} steps before a collapse",
+        verdict=UNTESTABLE if nothing else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
+        seeds=one.warned if one else 0,
+        p=math.nan,
+        p_holm=math.nan,
+        seen=lead if one else line.seen,
+        endpoint="The interval of the median lead, over the arms of the collapses that k3 announced, lies within that "
+        "range; contradicted where it lies outside.",
+    )
+
+
+def _row(case: Case) -> dict[str, Any]:
+    """A run, and the step, from 0, at which each metric raises its alarm at each threshold, if it does."""
     names = ("study", "arm", "seed", "chooses", "steps", "collapse", "gain")
-    alarms = {one.metric: raised(case, one.signal, one.factor) for one in judged}
-    return {name: getattr(case, name) for name in names} | alarms
+    alarms = {f"{name} {factor:g}": raised(case, METRICS[name][0], factor) for name, factor in thresholds()}
+    return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

@@ -1,14 +1,14 @@
 """What claims are measured by: one number a run, and findings made of such numbers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tailrl.report import roles
 from tailrl.report.data import FloatArray, Results, TrainedRun
-from tailrl.report.findings import Finding, interval, measured
+from tailrl.report.findings import Finding, interval, measured, nothing
 from tailrl.report.statistics import Difference, arm_difference, one_sided
 
 MASKED, UNMASKED = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl"
@@ -69,3 +69,13 @@ def powers(logs: Difference) -> tuple[float, float, float]:
     with np.errstate(over="ignore"):
         middle, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
     return middle, low, high
+
+
+def ratio_of_runs(arms: tuple[str, str], logs: Sequence[FloatArray], words: str) -> Finding:
+    """The ratio of two geometric means over runs, for the claim that it is above 1."""
+    known = [logs_S[~np.isnan(logs_S)] for logs_S in logs]
+    if not all(logs_S.size for logs_S in known):
+        return nothing(arms)
+    ratio = arm_difference(*known)
+    said = words.format(arms[0], interval(*powers(ratio)), arms[1])
+    return measured(arms, ratio, powers(ratio), said, *one_sided(ratio))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tailrl.errors import StudyError
 from tailrl.report.data import read_text
 from tailrl.report.findings import UNTESTABLE
+from tailrl.report.page import BEHIND
 from tailrl.report.statements import STATEMENTS, Statement
 
 Row = dict[str, str]
@@ -23,9 +24,11 @@ COMMANDS = {
     **dict.fromkeys(("ablate_length_3", "ablate_length_4", "ablate_length_6"), "make ablate_length"),
     "default": "make reproduce",
     "distributions": "snakemake --cores 1 distributions",
-    "early_warning": "snakemake --cores 1 early_warning",
 }
 """What makes the results of this name, where it is not `make <name>`."""
+
+EARLY_WARNING = "early_warning"
+"""What is made of the runs of several studies, which its lines name."""
 
 FIRST = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
@@ -33,7 +36,13 @@ FIRST = ("evaluation", "survival", "training", "mismatch")
 SEARCH = "search_"
 """How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
 
-COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "seen", "p_holm")
+SAME = ("claim", "seeds", "effect", "low", "high")
+"""By what two lines are known to be of the same runs."""
+
+MOST_NAMED = 4
+"""Studies that are named at most, where they have in common that they decide nothing."""
+
+COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "effect", "low", "high", "unit", "seen", "p_holm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +52,26 @@ class Shown:
     Attributes:
         claims: the lines of its claims.csv files; `page` of each is where the rest of what it is about stands, if it
             stands anywhere.
-        figures: each with the table behind it, None where there is none.
+        figures: each with the tables behind it, as far as they are there.
+        tables: those of its ablations and comparisons, in Markdown.
         page: its own.
         remedies: what each of its arms does about the tail and the mismatch, where it does anything.
     """
 
     name: str
     claims: tuple[Row, ...]
-    figures: tuple[tuple[Path, Path | None], ...]
+    figures: tuple[tuple[Path, tuple[Path, ...]], ...]
+    tables: tuple[Path, ...]
     page: Path | None
     remedies: Mapping[str, str]
 
     @property
     def command(self) -> str:
         """What makes it again."""
-        return COMMANDS.get(self.name, f"make {self.name}")
+        # Early warnings are of the runs of other studies.
+        of = self.claims[0]["arms"].split(", ") if self.name == EARLY_WARNING and self.claims else []
+        first, *rest = dict.fromkeys(COMMANDS.get(name, f"make {name}") for name in [*of, self.name])
+        return " ".join([first, *(command.removeprefix("make ") for command in rest)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +88,11 @@ class Answer:
 
     @property
     def made_by(self) -> str:
-        """The command that makes it again, or that would make a first one."""
+        """The command that makes it again, or that would make a first one; none for lines of several studies."""
         if self.study:
             return self.study.command
+        if self.statement.by and self.verdict == UNTESTABLE:
+            return ""
         return "make test" if self.verdict == DEFINITION else self.statement.command
 
 
@@ -104,8 +120,11 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
 
 
 def answers(studies: Sequence[Shown]) -> list[Answer]:
-    """Every statement in its order, with each line that speaks to it, claim by claim, those of its own study first;
-    lines that cannot decide a claim only if none can."""
+    """Every statement in its order, with each line that speaks to it, claim by claim, those of its own study first.
+
+    Of lines that cannot decide a claim there is a count, if another one can. A line on a mean with the effect and the
+    interval of another one is of the same runs, which two studies share to the bit: it says so.
+    """
     found = []
     for statement in STATEMENTS:
         # A line without arms says that a study has none to speak with.
@@ -115,10 +134,7 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
         spoken = {name: [pair for pair in named if _is_of(pair[1]["claim"], name)] for name in statement.by}
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
-            decided = [pair for pair in lines if pair[1]["verdict"] != UNTESTABLE]
-            claim = name.replace("…", "").strip() if several else ""
-            for study, line in decided or lines:
-                found.append(Answer(statement, line["verdict"], line["seen"], study, line, claim))
+            found += _spoken(statement, name.replace("…", "").strip() if several else "", lines)
         if any(spoken.values()):
             continue
         if statement.held_by:
@@ -128,6 +144,33 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
         else:
             found.append(Answer(statement, OPEN, "no results at hand speak to it"))
     return found
+
+
+def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
+    """The lines on what is one claim of the statement, or several of one kind: those that decide nothing are counted,
+    where another one on the same claim does decide."""
+    decided = {line["claim"] for _, line in lines if line["verdict"] != UNTESTABLE}
+    found, rest = list[Answer](), list[tuple[Shown, Row]]()
+    first: dict[tuple[str, ...], str] = {}
+    for study, line in lines:
+        if line["verdict"] == UNTESTABLE and line["claim"] in decided:
+            rest.append((study, line))
+            continue
+        runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
+        # A share of runs has the same interval wherever as many of as many collapsed.
+        same = runs != study.name and line["low"] and line["unit"] != "share of runs"
+        again = f" (the same runs as in {runs})" if same else ""
+        found.append(Answer(statement, line["verdict"], line["seen"] + again, study, line, claim))
+    return found + ([Answer(statement, UNTESTABLE, _rest(rest), claim=claim)] if rest else [])
+
+
+def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
+    """Lines that decide nothing, in words; with what they say, where they say the same."""
+    names = dict.fromkeys(study.name for study, _ in rest)
+    said = {line["seen"].split(";")[0] for _, line in rest}
+    lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
+    where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
+    return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
 
 
 def _is_of(claim: str, name: str) -> bool:
@@ -158,10 +201,14 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
     figures = []
     for path in drawn:
-        beside = (path.with_suffix(".csv"), path.parents[1] / "tables" / f"{path.stem}.csv")
-        figures.append((path, next((table for table in beside if table.is_file()), None)))
+        beside = path.parent, path.parents[1] / "tables"
+        places_ = [[folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,))]
+        found = (next((table for table in tables if table.is_file()), None) for tables in places_)
+        figures.append((path, tuple(filter(None, found))))
     page = next((page for page in pages.values() if page), None)
-    return Shown(name, tuple(claims), tuple(figures), page, remedies)
+    written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
+    tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
+    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies)
 
 
 def _page(place: Path, name: str) -> Path | None:

@@ -21,6 +21,7 @@ from tailrl.report.axes import (
     arm_legend,
     arm_styles,
     make_panels,
+    say_in_the_middle,
     say_nothing_to_show,
     set_magnitude_scale,
     set_percent_axis,
@@ -266,7 +267,7 @@ def _values(curves: Sequence[Curve]) -> list[float]:
 def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
     """Mean lines and seed bands; `dash` in place of the arms' own; a note where no run has the metric."""
     if dash is None and all(isnan(value) for value in _values(curves)):
-        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color=GREY)
+        say_in_the_middle(ax)
         ax.set(xticks=[], yticks=[])
         return
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

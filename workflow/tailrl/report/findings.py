@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrl.report.data import Results
 from tailrl.report.statistics import Difference
@@ -85,6 +85,11 @@ def measured(
     """A finding on the runs of a measure; that there is nothing to test where it has none."""
     effect, low, high = ends
     return Finding(arms, measure.n, effect, low, high, words, p_for, p_against) if measure.n else nothing(arms)
+
+
+def opposite(finding: Finding) -> Finding:
+    """The finding for the claim of the other direction: that what was tested to lie above lies below."""
+    return replace(finding, p_for=finding.p_against, p_against=finding.p_for)
 
 
 def nothing(arms: tuple[str, ...]) -> Finding:

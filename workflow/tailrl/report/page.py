@@ -22,11 +22,19 @@ CHIPS = {
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure: its SVG file, its caption, and where the table behind it lies, as seen from the page."""
+    """A figure: its SVG file, its caption, and where the tables behind it lie, as seen from the page."""
 
     path: Path
     caption: str
-    table: str | None = None
+    tables: tuple[str, ...] = ()
+
+
+BEHIND = {
+    "evaluation": ("evaluation", "policies"),
+    "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
+    "early_warning": ("early_warning", "thresholds", "runs"),
+}
+"""The tables behind a figure, where they are more than the one of its name."""
 
 
 SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
@@ -35,7 +43,7 @@ SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
 
 def page(summary: str, figures: Sequence[Drawing]) -> str:
     """A study's summary in Markdown with each figure in the section that it belongs to."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(summary)
+    body = _markdown(summary)
     title = summary.partition("\n")[0].lstrip("# ")
     first, *sections = re.split(r"(?=<h2>)", body)
     names = [re.sub(r"</h2>.*", "", section.removeprefix("<h2>"), flags=re.DOTALL) for section in sections]
@@ -68,9 +76,21 @@ def navigation(links: Sequence[tuple[str, str]]) -> str:
     return f"<nav>{inner}</nav>" if links else ""
 
 
+def fragment(markdown: str) -> str:
+    """A page in Markdown as a part of another page: without its title, its sections a size smaller."""
+    _, _, rest = markdown.partition("\n")
+    body = _markdown(rest).replace("<h2>", "<h4>").replace("</h2>", "</h4>")
+    return _coloured(_framed(body))
+
+
+def _markdown(text: str) -> str:
+    return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+
+
 def figure(drawing: Drawing, prefix: str = "") -> str:
-    """An SVG figure in the page, its caption and a link to its numbers; `prefix` keeps ids of several studies apart."""
-    numbers = f' <a href="{html.escape(drawing.table)}">The numbers (CSV).</a>' if drawing.table else ""
+    """An SVG figure in the page, its caption and links to its numbers; `prefix` keeps ids of several studies apart."""
+    links = [f'<a href="{html.escape(table)}">{html.escape(Path(table).stem)}</a>' for table in drawing.tables]
+    numbers = f" The numbers (CSV): {', '.join(links)}." if links else ""
     name = f"{prefix}{drawing.path.stem}"
     drawn = f'<div role="img" aria-label="{html.escape(drawing.path.stem)}">{_inline(drawing.path, name)}</div>'
     return (
@@ -102,5 +122,5 @@ def _inline(path: Path, name: str) -> str:
     """The figure's <svg> element; its ids get a name, for ids must differ within a page."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", svg)
+    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1) if "viewBox" in svg else svg

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tailrl.report.data import read_text
 from tailrl.report.evidence import COLUMNS, Answer, Shown, answers, read_shown
-from tailrl.report.page import Drawing, chip, document, figure, navigation
+from tailrl.report.page import Drawing, chip, document, figure, fragment, navigation
 from tailrl.report.summary import p_value, table
 from tailrl.report.tables import write_csv
 
@@ -19,9 +20,12 @@ SHOWN = 4
 
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
-    "contradicted: the same of its opposite; facts (exact zeros, exact sums) have no p. Not testable at this scale: "
-    "what it speaks of did not happen, or no run of the size of these can decide it. Premise fails: what the theorem "
-    "assumes does not hold there. A difference is shown: a question without a direction, of which the two-sided p, by "
+    "contradicted: the same of its opposite; the p shown is two-sided. A family is of one study: where a claim has "
+    "lines of many studies, one in forty may come out by chance. Facts (exact zeros, exact sums) have no p, nor have "
+    "lines on a margin, each decided by its own 95 % interval. Not "
+    "testable at this scale: what it speaks of did not happen, or no run of this size can decide it. Premise fails: "
+    "what the theorem assumes does not hold there. A difference is shown: a question without a direction, of which "
+    "the two-sided p, by "
     "Holm, is at most 5 %. Measured: a question whose answer is a figure. Definition: nothing to decide; a test holds "
     "it. Not run yet: no results at hand speak to it, and the command makes some."
 )
@@ -98,8 +102,8 @@ def _arms(answer: Answer) -> str:
 
 def _drawn(answer: Answer) -> Path | None:
     """The figure of the line's study that shows it."""
-    figures = answer.study.figures if answer.study else ()
-    return next((path for path, _ in figures if path.stem == answer.statement.figure), None)
+    drawn = {path.stem: path for path, _ in answer.study.figures} if answer.study else {}
+    return next((drawn[stem] for stem in answer.statement.figures if stem in drawn), None)
 
 
 def _csv_row(answer: Answer) -> dict[str, object]:
@@ -188,14 +192,23 @@ def _study(study: Shown, captions: Path, out: Path) -> str:
     chips = " ".join(f"{chip(verdict)} {count}" for verdict, count in counts.items())
     whole = f' · <a href="{html.escape(_relative(study.page, out))}">all of it</a>' if study.page else ""
     drawn = [
-        Drawing(path, _caption(captions, path), _relative(csv, out) if csv else None) for path, csv in study.figures
+        Drawing(path, _caption(captions, path), tuple(_relative(table, out) for table in tables))
+        for path, tables in study.figures
     ]
     return (
         f'<h2 id="{html.escape(study.name)}">{html.escape(study.name)}</h2>'
         f'<p class="note">Made by <code>{html.escape(study.command)}</code>{whole}</p><p>{chips}</p>'
         + "".join(figure(drawing, f"{study.name}-") for drawing in drawn)
+        + "".join(_table(path) for path in study.tables)
         + _lines(study)
     )
+
+
+def _table(path: Path) -> str:
+    """A table of an ablation, or of studies side by side."""
+    text = read_text(path)
+    title = text.partition("\n")[0].lstrip("# ")
+    return f"<details><summary>{html.escape(title)}: the table</summary>{fragment(text)}</details>"
 
 
 def _lines(study: Shown) -> str:
@@ -214,7 +227,7 @@ def _lines(study: Shown) -> str:
 
 
 def _caption(captions: Path, drawn: Path) -> str:
-    ablation = drawn.with_name(f"{drawn.stem}_claims.csv").is_file()
+    ablation = drawn.stem != "across" and drawn.with_name(f"{drawn.stem}_claims.csv").is_file()
     path = captions / ("ablation.rst" if ablation else f"{drawn.stem}.rst")
     return " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
 

@@ -114,7 +114,8 @@ def _weights(left: dict[str, Any]) -> list[str]:
         limit = _sequence_limit(left)
         del left["correction.sequence"]
         left.pop("correction.sequence_threshold", None)
-        clauses.append(f"sequence weights {sequence}, C = {_number(limit)}")
+        by = " by r_ppo" if left.pop("correction.rejects", "r_corr") == "r_ppo" else ""
+        clauses.append(f"sequence weights {sequence}{by}, C = {_number(limit)}")
     clauses = clauses or [UNWEIGHTED]
     if (veto := left.pop("correction.veto", None)) is not None:
         clauses.append(f"veto below a token ratio of {veto}")

@@ -47,13 +47,13 @@ def is_truncated(settings: Mapping[str, Any]) -> bool:
 
 
 def is_rejecting(settings: Mapping[str, Any]) -> bool:
-    """Rejection of sequences by their mean K1 or K3, on all tokens, and nothing else but a veto."""
+    """Rejection of sequences by their mean K1 or K3 of the mismatch, on all tokens, and nothing else but a veto."""
     return _corrected(settings, "none", ("reject_k1", "reject_k3"))
 
 
-def rejects_by(name: str) -> Role:
-    """Rejection by this mean, reject_k1 or reject_k3, on all tokens, and nothing else."""
-    return lambda settings: _corrected(settings, "none", (name,)) and not has_veto(settings)
+def rejects_by(name: str, ratio: str = "r_corr") -> Role:
+    """Rejection by this mean of a ratio, reject_k1 or reject_k3, on all tokens, and nothing else."""
+    return lambda settings: _corrected(settings, "none", (name,), ratio) and not has_veto(settings)
 
 
 def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
@@ -219,8 +219,9 @@ def _pruned(settings: Mapping[str, Any]) -> bool:
     return rule == ("min_p", "both", "none")
 
 
-def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...]) -> bool:
-    weighted = settings["correction.token"] == token and settings["correction.sequence"] in sequence
+def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...], ratio: str = "r_corr") -> bool:
+    weights = settings["correction.token"], settings["correction.rejects"]
+    weighted = weights == (token, ratio) and settings["correction.sequence"] in sequence
     return weighted and settings["vocabulary.rule"] == "full" and _no_sampler_ratio(settings)
 
 

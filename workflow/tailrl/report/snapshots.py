@@ -41,7 +41,9 @@ def score_points(results: Results) -> list[Point]:
         done = {run.seed: len(run.metrics["train/step"]) for run in results.runs[arm]}
         steps: dict[int, list[Score]] = {0: [results.base.scores[0]]}
         for kept in evaluation.snapshots:
-            steps.setdefault(kept.step, []).append(kept.score)
+            # A stop rule can end a run at a snapshot's step: then the snapshot is the last policy.
+            if kept.step < done[kept.score.seed]:
+                steps.setdefault(kept.step, []).append(kept.score)
         for score in evaluation.scores:
             steps.setdefault(done[score.seed], []).append(score)
         points += [Point(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]

@@ -118,21 +118,6 @@ def share_interval(count: int, n: int) -> Interval:
     return Interval(*_wilson(count, n), n)
 
 
-def median_interval(values_N: ArrayLike) -> Interval:
-    """The median of N independent values with the interval of order statistics, right for any distribution.
-
-    Args:
-        values_N: (N,), any unit; fewer than six give no interval at 95 %.
-    """
-    values = np.sort(np.asarray(values_N, dtype=np.float64))
-    if not values.size:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    # The number of values below the median is binomial: the outermost `cut` on either side may be left out.
-    cut = int(stats.binom.ppf((1 - CONFIDENCE) / 2, values.size, 0.5))
-    ends = (values[cut - 1], values[-cut]) if cut else (math.nan, math.nan)
-    return Interval(float(np.median(values)), float(ends[0]), float(ends[1]), values.size)
-
-
 def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
     """Two policies on the same P problems, paired: what other problems would say about *these policies*.
 
@@ -175,7 +160,7 @@ def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
     first, second = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
     mean, n = float(first.mean() - second.mean()), min(first.size, second.size)
     if n < 2 or max(np.ptp(first), np.ptp(second)) < _CONSTANT:
-        return _constant_difference(mean, n, repeated=n > 1)
+        return unvaried(mean, n)
     with warnings.catch_warnings():
         # scipy warns where the seeds of one arm agree exactly; Welch's formula is right there too.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -197,7 +182,7 @@ def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> D
     mean = float(sum(w * s.mean() for s, w in zip(scores, weights_A, strict=True)))
     n = min(s.size for s in scores)
     if n < 2 or max(np.ptp(s) for s in scores) < _CONSTANT:
-        return _constant_difference(mean, n, repeated=n > 1)
+        return unvaried(mean, n)
     squares_A = np.array([w**2 * s.var(ddof=1) / s.size for s, w in zip(scores, weights_A, strict=True)])
     error = math.sqrt(squares_A.sum())
     freedom = squares_A.sum() ** 2 / sum(square**2 / (s.size - 1) for s, square in zip(scores, squares_A, strict=True))
@@ -351,8 +336,14 @@ def _difference(mean: float, test: Any, n: int) -> Difference:
     return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue), n)
 
 
+def unvaried(mean: float, n: int) -> Difference:
+    """A difference of arms whose seeds agree exactly, or are one each: scores are counts, of which two agree by chance,
+    and say nothing of how much others would differ. Without any difference p is 1."""
+    return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and abs(mean) < _CONSTANT else math.nan, n)
+
+
 def _constant_difference(mean: float, n: int, *, repeated: bool) -> Difference:
-    """The same difference each time: t would be 0/0 or infinite. A single one says nothing of its error."""
+    """The same difference each time, as of exact zeros: t would be 0/0 or infinite. A single one has no known error."""
     if not repeated:
         return Difference(mean, math.nan, math.nan, math.nan, n)
     return Difference(mean, mean, mean, 1.0 if abs(mean) < _CONSTANT else 0.0, n)

@@ -110,7 +110,7 @@ def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
     place = f" (unmasked k3: {size} nats)" if size else ""
     if math.isnan(both.low):
         alone = comparison.problems
-        found = "no verdict on the arms, since one seed shows nothing of how much training runs differ"
+        found = "no verdict on the arms, since a single seed, or seeds that agree, show nothing of how much runs differ"
         return f"**{first} against {second}**: {found}{place}. Between these policies: {points(alone)} points."
     if comparison.both_p_holm <= LEVEL:
         found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}"

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.report import claims, claims_remedies, roles  # noqa: F401 - each puts its own into CLAIMS, in this order
+from tailrl.report import (  # noqa: F401 - the first three put their own into CLAIMS, in this order
+    claims,
+    claims_mechanism,
+    claims_remedies,
+    roles,
+)
 from tailrl.report.data import Results
 from tailrl.report.findings import (
     CHANGES,

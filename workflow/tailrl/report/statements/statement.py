@@ -5,6 +5,12 @@ from dataclasses import dataclass
 ABLATION = "ablation of "
 """How the claims of an ablation begin; the field follows."""
 
+AS_GOOD = ", as good within a margin"
+"""How the claims of an ablation end that a value is as good as the base arm's."""
+
+WARNING = "make tim_isolated stale dose_response dvp_at_zero early_warning"
+"""What makes early warnings: runs that collapse and runs that do not, and the look at them."""
+
 ACROSS = "across studies: "
 """How the claims of a comparison of studies begin; the quantity follows."""
 
@@ -17,7 +23,7 @@ class Statement:
         part: the heading that it stands under.
         text: the statement or the question.
         by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
-        figure: the figure of a study that shows it.
+        figures: of a study that show it, the best one first.
         command: what makes a run that speaks to it.
         only: how the names of the studies begin whose lines count; empty for all.
         held_by: the test that holds a definition.
@@ -27,7 +33,7 @@ class Statement:
     part: str
     text: str
     by: tuple[str, ...] = ()
-    figure: str = ""
+    figures: tuple[str, ...] = ()
     command: str = ""
     only: str = ""
     held_by: str = ""

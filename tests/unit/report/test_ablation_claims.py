@@ -1,0 +1,87 @@
+"""What an ablation says of its field, from scores that were written and from points made by hand."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from csv_fixture import rows
+
+from tailrl.report import write_ablation
+from tailrl.report.ablation_claims import Point, as_good
+from tailrl.report.statistics import NO_DIFFERENCE, Difference, Interval, holm
+from tailrl.report.verdicts import Verdict
+from tailrl.study import Study
+
+NONE = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    """How much a value moves one arm more than another, from the scores that were written."""
+    dose = {
+        "base": ["naive", "dvp", "mis"],
+        "field": "disturbance.floor",
+        "values": [0.0, 0.01, 0.02],
+        "contrast": ["dvp", "naive"],
+    }
+    study, folder = make_study(seeds=[0, 1, 2], training={"steps": 2}, ablations={"dose": dose})
+
+    def score(base: str, value: str) -> float:
+        arm = base if value == "0.0" else f"{base}+dose={value}"
+        policies = json.loads((folder / "eval" / f"{arm}.json").read_text())["policies"]
+        return float(np.mean([problem["correct"] for policy in policies for problem in policy["per_problem"]]))
+
+    write_ablation(study, "dose", folder, tmp_path)
+    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if " on " in row["claim"]]
+    above = {value: score("dvp", value) - score("naive", value) for value in ("0.0", "0.01", "0.02")}
+    expected = [above[value] - above["0.0"] for value in ("0.01", "0.02")]
+    assert [float(row["effect"]) for row in found] == pytest.approx(expected)
+    assert [row["seen"].partition(" points")[0].partition(":")[0] for row in found] == [
+        "0.01 against 0.0",
+        "0.02 against 0.0",
+    ]
+    assert {row["claim"] for row in found} == {"ablation of disturbance.floor on dvp less naive"}
+    p, adjusted = ([float(row[name]) for row in found] for name in ("p", "p_holm"))
+    assert adjusted == pytest.approx(list(holm(p)))
+    text = (tmp_path / "ablations" / "dose.md").read_text()
+    assert text.count("Held-out avg@k of dvp less that of naive at a value, less the same difference at 0.0") == 1
+    assert text.count("\n- dvp, naive: 0.0") == 2
+
+
+def test_a_margin_adds_a_line_for_each_other_value(
+    make_study: Callable[..., tuple[Study, Path]], tmp_path: Path
+) -> None:
+    dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01, 0.02], "margin": 0.05}
+    study, folder = make_study(seeds=[0, 1, 2], training={"steps": 2}, ablations={"dose": dose})
+    write_ablation(study, "dose", folder, tmp_path)
+    found = rows(tmp_path / "ablations" / "dose_claims.csv")
+    arms = ["naive", "dvp", *(f"{base}+dose={value}" for base in ("naive", "dvp") for value in ("0.01", "0.02"))]
+    assert [row["arms"] for row in found] == arms
+    page = (tmp_path / "ablations" / "dose.md").read_text()
+    assert page.count("as good where the 95 % interval over seeds and problems, each value's own, lies above -5") == 1
+    assert page.count("\n- naive+dose=0.0") == page.count("\n- dvp+dose=0.0") == 2
+
+
+def test_what_is_as_good_within_a_margin() -> None:
+    """A value is as good where all of its interval lies above the margin, worse where all of it lies below."""
+    changes = {
+        "start": NO_DIFFERENCE,
+        "good": Difference(-0.01, -0.049, 0.03, 0.5, 3),
+        "open": Difference(-0.01, -0.051, 0.03, 0.5, 3),
+        "worse": Difference(-0.2, -0.3, -0.06, 0.0, 3),
+        "alone": Difference(0.2, math.nan, math.nan, math.nan, 1),
+    }
+    points = [
+        Point("start", arm, f"value {arm}", NONE, NO_DIFFERENCE, change, 0.5, NONE, NONE, NONE, NONE, NONE, 3, 0)
+        for arm, change in changes.items()
+    ]
+    line = Verdict("ablation of it", "", "", "", "", "", "start", 3, 0, 0, 0, "share of samples", 0.5, 0.5, "", "")
+    found = as_good(line, points, 0.05)
+    assert [(own.arms, own.verdict) for own in found] == [
+        ("good", "reproduced"), ("open", "not decided"), ("worse", "contradicted"),
+    ]  # fmt: skip
+    assert {own.claim for own in found} == {"ablation of it, as good within a margin"}
+    assert found[2].seen == "value worse less value start: -20.0 [-30.0, -6.0] points"
+    assert all(math.isnan(own.p) and math.isnan(own.p_holm) for own in found), "an interval decides"

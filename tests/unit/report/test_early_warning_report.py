@@ -1,0 +1,172 @@
+"""What is said of early warnings: verdicts, the page, and tables from which anyone can repeat the analysis."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from early_warning_fixture import case, write_run, write_runs
+
+from tailrl.report import write_early_warning
+from tailrl.report.clustered import shuffled_skill
+from tailrl.report.early_warning import ALL, K3, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.report.early_warning_report import UNSKILLED, _verdicts, warning_figure
+from tailrl.report.evidence import OPEN, answers, read_shown
+from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.statements import STATEMENTS
+from tailrl.report.statistics import Interval, share_interval
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return write_runs(tmp_path / "results" / "made")
+
+
+@pytest.mark.parametrize(
+    ("lead", "verdict"),
+    [((40.0, 31.0, 50.0), REPRODUCED), ((40.0, 29.0, 50.0), UNDECIDED), ((20.0, 10.0, 29.0), CONTRADICTED)],
+)
+def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> None:
+    share = share_interval(5, 10)
+    one = Warned("k3", K3, 2.0, "judged on", ALL, 10, 5, share, 10, 5, share, Interval(*lead, 3), 0.5)
+    announces, plateau, *_ = _verdicts([], [one])
+    assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
+    assert plateau.claim == "k3 leaves its level 30 to 50 steps before a collapse"
+    nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
+    assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
+
+
+def test_what_is_said_of_metrics() -> None:
+    """Two-sided p at most 5 %, by Holm over the metrics that are judged, and skill; else no metric announces."""
+    many, few = share_interval(8, 10), share_interval(2, 10)
+    lead = Interval(20.0, 10.0, 30.0, 4)
+    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, lead, 0.024)
+    fair = replace(good, metric="rising entropy", p=0.049)
+    backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
+    cases = [case(seed, collapses=False) for seed in range(5)]
+    lines = {line.claim: line for line in _verdicts(cases, [good, fair])}
+    first, second, k3, plateau = (
+        lines[name]
+        for name in (
+            "falling reward announces a collapse",
+            "rising entropy announces a collapse",
+            "k3 announces a collapse",
+            "k3 leaves its level 30 to 50 steps before a collapse",
+        )
+    )
+    assert [(line.verdict, line.p, line.p_holm) for line in (first, second)] == [
+        (REPRODUCED, 0.024, 0.048),
+        (REPRODUCED, 0.049, 0.049),
+    ]
+    assert _verdicts(cases, [replace(good, p=0.03), fair])[0].verdict == UNDECIDED
+    assert _verdicts(cases, [backward])[0].verdict == UNDECIDED
+    assert len(lines) == len(METRICS) + 1
+    assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
+    assert k3.seen == plateau.seen == f"k3: {UNSKILLED}"
+    assert math.isnan(k3.p) and math.isnan(k3.p_holm) and (k3.arms, k3.seeds) == ("s", 2)
+
+
+def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path) -> None:
+    """Two of four that are judged raise a false alarm: one ends above the untrained policy, one below it."""
+    for seed in (201, 203):
+        job = study / "train" / "stays" / f"seed{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in job.read_text().splitlines()]
+        job.write_text(
+            "".join(json.dumps(line | {K3: 1.0} if line["train/step"] > 50 else line) + "\n" for line in lines)
+        )
+    ends = {"base": {0: [1, 0]}, "stays": {seed: [0, 0] if seed in (201, 202) else [1, 1] for seed in range(200, 208)}}
+    for arm, scores in ends.items():
+        policies = [{"seed": s, "per_problem": [{"id": "a", "correct": right}]} for s, right in scores.items()]
+        path = study / "eval" / f"{arm}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"arm": arm, "policies": policies}))
+    assert {c.seed: c.gain for c in read_cases(study) if c.arm == "stays"} == {
+        seed: -0.5 if seed in (201, 202) else 0.5 for seed in range(200, 208)
+    }
+    assert all(math.isnan(c.gain) for c in read_cases(study) if c.arm == "falls")
+    write_early_warning([study], study.parent / "out")
+    text = (study.parent / "out" / "early_warning.md").read_text()
+    assert "Of the 4 runs without a collapse whose policies were evaluated it would have ended 2, 1 of them" in text
+    assert "below the untrained policy; of the 3 that end above it, 1." in text
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def again(runs: list[dict[str, str]], line: dict[str, str]) -> list[int | float]:
+    """The counts and the p of a line of early_warning.csv, from runs.csv alone."""
+    own = [run for run in runs if run["chooses"] == "False" and (line["runs"] == ALL or run["mismatch"] == "True")]
+    alarms, collapses = (
+        [float(run[key] or "inf") for run in own] for key in (f"{line['metric']} {line['factor']}", "collapse")
+    )
+    pairs = list(zip(alarms, collapses, strict=True))
+    p = shuffled_skill(
+        alarms,
+        collapses,
+        [run["arm"] for run in own],
+        [int(run["seed"]) for run in own],
+        [(run["study"], run["steps"]) for run in own],
+    )
+    return [
+        sum(math.isfinite(collapse) for collapse in collapses),
+        sum(alarm < collapse < math.inf for alarm, collapse in pairs),
+        sum(collapse == math.inf for collapse in collapses),
+        sum(alarm < collapse == math.inf for alarm, collapse in pairs),
+        min(1.0, 2 * p),
+    ]
+
+
+def test_the_report_of_early_warnings(study: Path) -> None:
+    """k3 and the reward announce collapses; the skew rises in every run; the others were not recorded."""
+    for seed in range(200, 206):
+        write_run(study, "matched", seed, collapses=False, mismatch=0.0, height=0.7)
+    out = study.parent / "early_warning"
+    write_early_warning([study], out)
+    table, runs = read(out / "early_warning.csv"), read(out / "runs.csv")
+    counts = ("collapsed", "warned", "others", "alarmed")
+    assert [[line[key] for key in ("metric", "runs", *counts)] for line in table] == [
+        ["k3", ALL, *"4470"],
+        ["falling reward", ALL, *"4470"],
+        ["k3", MISMATCHED, *"4440"],
+        ["falling reward", MISMATCHED, *"4440"],
+    ]
+    assert len(runs) == 22
+    assert list(runs[0])[:9] == [
+        *("study", "arm", "seed", "chooses", "steps", "collapse", "gain", "mismatch"),
+        "k3 1.25",
+    ]
+    for line in table:
+        *found, p = again(runs, line)
+        assert found == [int(line[key]) for key in counts]
+        assert (float(line["p"]) == pytest.approx(p)) if line["runs"] == ALL else line["p"] == ""
+    for line in read(out / "thresholds.csv"):
+        swapped = [run | {"chooses": str((run["chooses"] == "True") == (line["half"] == "judged on"))} for run in runs]
+        assert again(swapped, line)[:4] == [int(line[key]) for key in counts]
+    text = (out / "early_warning.md").read_text()
+    assert "22 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
+    assert f"metric: {K3}, factor: 10" in text  # the farthest threshold with the same lead
+    assert text.count(UNSKILLED) == len(METRICS) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
+    assert "the 8 runs of that half with a mismatch" in text
+    assert (out / "early_warning.svg").read_text().startswith("<?xml")
+    written = {path: path.read_bytes() for path in out.iterdir()}
+    write_early_warning([study], out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == written
+    shown = answers(read_shown([study.parent]))
+    about = [s for s in STATEMENTS if any("announces" in name or "leaves its level" in name for name in s.by)]
+    assert len(about) == 2
+    for statement in about:
+        assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}
+
+
+def test_runs_of_one_kind_choose_no_threshold(tmp_path: Path) -> None:
+    for seed in range(4):
+        write_run(tmp_path / "calm", "stays", seed, collapses=False)
+    write_early_warning([tmp_path / "calm"], tmp_path / "out")
+    text = (tmp_path / "out" / "early_warning.md").read_text()
+    assert "No threshold can be chosen: the runs of that half are all alike." in text
+    assert {line["verdict"] for line in read(tmp_path / "out" / "claims.csv")} == {UNTESTABLE}
+    assert {text.get_text() for ax in warning_figure([]).axes for text in ax.texts} == {"No threshold was chosen."}

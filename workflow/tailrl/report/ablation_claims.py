@@ -1,0 +1,145 @@
+"""What an ablation says of its field: whether a value changes the score, an arm's lead, or less than a margin."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tailrl.report import roles
+from tailrl.report.data import Results
+from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED
+from tailrl.report.statements import ABLATION, AS_GOOD
+from tailrl.report.statistics import CONFIDENCE, Difference, Interval, arm_contrast, holm
+from tailrl.report.summary import points
+from tailrl.report.verdicts import Verdict, change_verdict
+from tailrl.settings import Ablation
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one value of the field led to: means over seeds with t intervals.
+
+    Attributes:
+        base: the arm whose field it is; value: as text.
+        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
+        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
+            Holm over the ablation.
+        k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
+        lost: 1 - Z, mean mass outside the trainer's safe set.
+        outside: share of sampled tokens outside the trainer's set.
+        survived: steps before the collapse, or all steps where there was none.
+        runs, collapsed: how many runs, and how many of them collapsed.
+    """
+
+    base: str
+    arm: str
+    value: str
+    avg: Interval
+    gain: Difference
+    change: Difference
+    change_p_holm: float
+    k3_masked: Interval
+    k3_unmasked: Interval
+    lost: Interval
+    outside: Interval
+    survived: Interval
+    runs: int
+    collapsed: int
+
+
+def ablation_verdicts(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
+    """The lines of one ablation: of each base arm whether the field matters; then the contrast of two of them, and what
+    is as good as the base arm, where the ablation asks for these."""
+    by_base = {base: [p for p in points_A if p.base == base] for base in ablation.bases}
+    lines = [_verdict(results, ablation.field, own) for own in by_base.values()]
+    found = _contrasts(results, ablation.field, points_A, ablation.contrast) if ablation.contrast else []
+    if ablation.margin:
+        for line, own in zip(lines, by_base.values(), strict=True):
+            found += as_good(line, own, ablation.margin)
+    return lines + found
+
+
+def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Verdict]:
+    """Of each other value of one base arm, whether it is as good: whether its change lies above a margin, all of it.
+
+    Args:
+        line: the base arm's own line on the field, for the scope.
+        points_B: the base arm's values.
+        margin: points of avg@k, as a share of 1, by which a value may fall short.
+    """
+    start = next(p.value for p in points_B if math.isnan(p.change.mean))
+    found = []
+    for p in points_B:
+        if math.isnan(p.change.low):
+            continue
+        above, below = p.change.low > -margin, p.change.high < -margin
+        found.append(
+            replace(
+                line,
+                claim=f"{line.claim}{AS_GOOD}",
+                verdict=REPRODUCED if above else CONTRADICTED if below else UNDECIDED,
+                arms=p.arm,
+                seeds=p.runs,
+                effect=p.change.mean,
+                low=p.change.low,
+                high=p.change.high,
+                p=math.nan,
+                p_holm=math.nan,
+                seen=f"{p.value} less {start}: {points(p.change)} points",
+                endpoint=f"Held-out avg@k at the value less that at {start}: as good where the 95 % interval over "
+                f"seeds and problems, each value's own, lies above {-100 * margin:g} points, worse where below.",
+            )
+        )
+    return found
+
+
+def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
+    """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
+    settings = roles.settings_of(results, points_B[0].arm)
+    decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
+    changed = [p for p in points_B if not math.isnan(p.change.mean)]
+    largest = max(decided or changed, key=lambda p: abs(p.change.mean), default=points_B[0])
+    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["by Holm no value changes avg"]
+    collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
+    line = change_verdict(
+        f"{ABLATION}{field}",
+        settings,
+        points_B[0].base,
+        min(p.runs for p in points_B),
+        largest.change,
+        largest.change_p_holm,
+        unit="share of samples",
+        seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
+        endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
+        "Holm over the values. The effect is the largest change, of those that are decided if any is.",
+    )
+    return replace(line, verdict=CHANGES if decided else UNDECIDED)  # a smaller change can be the surer one
+
+
+def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
+    """Whether a value changes how far one base arm is above another: a difference of two differences, a value each."""
+    arms = {(p.base, p.value): p.arm for p in points_A}
+    reference, *others = dict.fromkeys(p.value for p in points_A)
+    found = []
+    for value in others:
+        four = [arms[base, at] for at in (value, reference) for base in pair]
+        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
+        found.append((value, arm_contrast(scores_A, (1, -1, -1, 1))))
+    settings = roles.settings_of(results, arms[pair[0], reference])
+    endpoint = (
+        f"Held-out avg@k of {pair[0]} less that of {pair[1]} at a value, less the same difference at {reference}, over "
+        "seeds (Welch over the four arms), by Holm over the values."
+    )
+    return [
+        change_verdict(
+            f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
+            settings,
+            ", ".join(pair),
+            change.n,
+            change,
+            p,
+            unit="share of samples",
+            seen=f"{value} against {reference}: {points(change)} points",
+            endpoint=endpoint,
+        )
+        for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True)
+    ]
