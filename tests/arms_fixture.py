@@ -6,6 +6,7 @@ from typing import Any
 
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.objective.corrections import SEQUENCE_WEIGHTS, TOKEN_WEIGHTS
+from tailrl.settings import Correction
 
 Choice = dict[str, Any]
 
@@ -103,7 +104,7 @@ def reasons(choice: Choice) -> list[str]:
     found = []
     if vocabulary.get("outside") == "paper_fill" and (weighted or choice["veto"] or choice["clip"]):
         found.append("vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio")
-    ratio = choice["token"] != "none" or choice["sequence"] in ("is", "tis", "mis")
+    ratio = Correction(token=choice["token"], sequence=choice["sequence"]).ratio
     if choice["clip"] in ("bypass", "decoupled") and ratio:
         found.append(f"clip.ratio: {choice['clip']} already divides by the sampler's probability")
     if side != "both" and not choice["deliberate"]:

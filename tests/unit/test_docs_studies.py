@@ -75,6 +75,15 @@ print(json.dumps({
     assert len(found["prompt"]) == 4 and found["answer"] == found["prompt"][::-1]
     assert found["scores"] == [1.0] * 50
     assert found["weights"] == [pytest.approx(math.exp(0.4)), 2.0] and found["ratio"]
+    # As the page says: a study of it, described by the schema, whose problems Snakemake makes, for a run to train on.
+    schema = copy.run("tailrl", "schema")
+    (tmp_path / "workflow/schemas/study.schema.json").write_text(schema.stdout, encoding="utf-8")
+    study = copy.write_study({"name": "back", "task": {"name": "backwards", "words": 4, "problems": 50}})
+    problems = "results/back/data/train.jsonl"
+    ended = copy.run("snakemake", "--cores", "1", problems, "--configfile", study)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    made = [json.loads(line) for line in (tmp_path / problems).read_text(encoding="utf-8").splitlines()]
+    assert len(made) == 50 and all(one["answer"].split()[::-1] == one["prompt"].split() for one in made)
 
 
 def test_the_table_of_ablations_is_that_of_the_files() -> None:

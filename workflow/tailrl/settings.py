@@ -113,7 +113,9 @@ THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": ma
 
 
 class Correction(Settings):
-    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token times one per sequence, and a veto."""
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token times one per sequence, and a veto; a
+    rejection can judge another ratio.
+    """
 
     token: Literal["none", "tis", "mask"] = Field(
         "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
@@ -254,8 +256,9 @@ class Ablation(Settings):
         None,
         gt=0,
         lt=1,
-        description="share of samples by which a value may fall short of the base arm's and still do as well: 0.05 "
-        "asks of each value whether the interval of its change lies above -5 points",
+        description="share of samples by which a value may fall short of the base arm's (of the first value, where "
+        "that is not listed) and still do as well: 0.05 asks of each value whether the interval of its change lies "
+        "above -5 points",
     )
 
     @model_validator(mode="after")

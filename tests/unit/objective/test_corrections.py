@@ -84,6 +84,12 @@ def test_sums_and_means_are_over_sequences() -> None:
 # --- every weight ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("correction", EVERY, ids=name)
+def test_a_ratio_is_what_does_more_than_keep_or_reject(correction: Correction) -> None:
+    """What divides by the sampler's probability, and may not stand beside another that does."""
+    assert correction.ratio == (0 < weigh([[0.0005]], correction).weight_T.item() != 1)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 0.045, 0.5])
 @pytest.mark.parametrize("correction", EVERY, ids=name)
 def test_every_weight_is_the_definition(correction: Correction, scale: float) -> None:

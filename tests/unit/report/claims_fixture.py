@@ -21,9 +21,9 @@ NOISE = {"disturbance": {"noise": 0.5}}
 MATCHED = {"disturbance": {"noise": 0.5, "side": "both"}}
 
 Made = tuple[Mapping[str, Any], Mapping[str, Sequence[Any]]]
-"""Settings beyond the defaults, and of each run in turn: reward, masked and unmasked k3, tokens outside, share
-vetoed, bias bound, seconds, kept mass, length and C(r) of either sign (a number or one a step), nats and delta of its
-tokens, held-out score."""
+"""Settings beyond the defaults, and of each run in turn: reward, masked and unmasked k3, unmasked k1, tokens outside,
+share vetoed, bias bound, seconds, kept mass, length and C(r) of either sign (a number or one a step), nats and delta of
+its tokens, held-out score."""
 
 
 def made(settings: Mapping[str, Any], **numbers: Sequence[Any]) -> Made:
@@ -69,6 +69,7 @@ def _run(arm: str, seed: int, settings: Mapping[str, Any], numbers: Mapping[str,
         "reward": "reward/mean",
         "masked": "rollout_corr/k3_kl",
         "unmasked": "rollout_corr_unmasked/k3_kl",
+        "k1": "rollout_corr_unmasked/kl",
         "outside": "dvp/sampled_outside_train_support_count",
         "vetoed": "rollout_corr/veto_seq_fraction",
         "bound": "dvp/bias_bound_paper",

@@ -19,24 +19,26 @@ def case(
     signals["policy/entropy"] = np.full(STEPS, entropy)
     if rise is not None:
         signals[K3] = np.where(np.arange(STEPS) >= rise, size, 1.0)
-    return Case("s", arm, seed, seed % 2 == 0, STEPS, COLLAPSE if collapses else None, math.nan, True, signals)
+    return Case("s", arm, seed, arm, seed % 2 == 0, STEPS, COLLAPSE if collapses else None, math.nan, True, signals)
 
 
 def write_run(
-    folder: Path, arm: str, seed: int, *, collapses: bool, mismatch: float = 1e-3, height: float = 0.8, ratio: str = ""
-) -> None:
+    folder: Path, arm: str, seed: int, *, collapses: bool, mismatch: float = 1e-3, height: float = 0.8, ratio: str = "",
+    stopped: str | None = None,
+) -> None:  # fmt: skip
     """A run whose k3 starts at `mismatch` and whose reward at `height`; with a ratio, one of two updates a step."""
     job = folder / "train" / arm / f"seed{seed}"
     job.mkdir(parents=True)
     lines = []
     for step in range(STEPS):
         reward = height if step < 35 or not collapses else 0.0
-        k3 = mismatch * (100 if collapses and step >= 20 else 1)
+        k3 = mismatch * (60 if collapses and step >= 20 else 1)
         skew = {"rollout_corr/c_positive_advantage": 0.1, "rollout_corr/c_negative_advantage": -0.05 * (step + 1)}
         lines.append(json.dumps({"train/step": step, "reward/mean": reward, K3: k3, "train/grad_norm": None, **skew}))
     (job / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    settings: dict[str, object] = {"training": {"steps": STEPS, "minibatches": 2 if ratio else 1}}
-    (job / "run.json").write_text(json.dumps({"settings": settings | ({"clip": {"ratio": ratio}} if ratio else {})}))
+    settings: dict[str, object] = {"training": {"steps": STEPS, "minibatches": 2 if ratio else 1}, "made": arm}
+    settings |= {"clip": {"ratio": ratio}} if ratio else {}
+    (job / "run.json").write_text(json.dumps({"settings": settings, "stopped": stopped}))
 
 
 def write_runs(folder: Path) -> Path:

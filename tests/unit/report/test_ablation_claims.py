@@ -43,6 +43,8 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
         "0.02 against 0.0",
     ]
     assert {row["claim"] for row in found} == {"ablation of disturbance.floor on dvp less naive"}
+    varied = [row["dose"].partition("; ")[2] for row in found]
+    assert varied == [f"disturbance.floor: 0.0, {value}" for value in ("0.01", "0.02")]
     p, adjusted = ([float(row[name]) for row in found] for name in ("p", "p_holm"))
     assert adjusted == pytest.approx(list(holm(p)))
     text = (tmp_path / "ablations" / "dose.md").read_text()
@@ -59,6 +61,8 @@ def test_a_margin_adds_a_line_for_each_other_value(
     found = rows(tmp_path / "ablations" / "dose_claims.csv")
     arms = ["naive", "dvp", *(f"{base}+dose={value}" for base in ("naive", "dvp") for value in ("0.01", "0.02"))]
     assert [row["arms"] for row in found] == arms
+    assert all(row["dose"].endswith("undisturbed; disturbance.floor: 0.0, 0.01, 0.02") for row in found[:2])
+    assert [row["dose"].partition("floor of ")[2] for row in found[2:]] == ["0.01", "0.02"] * 2
     page = (tmp_path / "ablations" / "dose.md").read_text()
     assert page.count("as good where the 95 % interval over seeds and problems, each value's own, lies above -5") == 1
     assert page.count("\n- naive+dose=0.0") == page.count("\n- dvp+dose=0.0") == 2

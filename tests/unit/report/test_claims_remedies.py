@@ -131,6 +131,18 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
         {"a": made(RECOMPUTE, unmasked=grown(*around(0, 1))), "b": made(BYPASS, unmasked=grown(*around(0.1, 1)))},
     ),
     ("bypass_shows_what_recompute_hides", UNTESTABLE, {"a": made(RECOMPUTE), "b": made(BYPASS)}),
+    (
+        "bypass_shows_k1_too",
+        REPRODUCED,  # of either sign
+        {"a": made(RECOMPUTE, k1=grown(*around(0, 0.3))), "b": made(BYPASS, k1=-np.array(grown(*around(2, 0.3))))},
+    ),
+    (
+        "bypass_shows_k1_too",
+        CONTRADICTED,
+        {"a": made(RECOMPUTE, k1=grown(*around(2, 0.3))), "b": made(BYPASS, k1=grown(*around(0, 0.3)))},
+    ),
+    ("bypass_shows_k1_too", UNDECIDED, {"a": made(RECOMPUTE, k1=[1e-3] * 5), "b": made(BYPASS, k1=[1e-3] * 5)}),
+    ("bypass_shows_k1_too", UNTESTABLE, {"a": made(RECOMPUTE, k1=grown(0, 1)), "b": made(BYPASS)}),
     ("bypass_shows_what_recompute_hides", UNTESTABLE, {"b": made(BYPASS, unmasked=grown(*around(2, 0.3)))}),
     *[
         ("reward_falls_while_flat", outcome, {"a": made(RECOMPUTE, reward=falling(*[step] * 4, None), unmasked=k3)})
@@ -148,6 +160,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
         {"a": made(RECOMPUTE, reward=rising(*around(0.2, 0.21)), unmasked=[1.0] * SEEDS)},
     ),
     ("reward_falls_while_flat", UNDECIDED, {"a": made(RECOMPUTE, reward=rising(-0.1, 0, 0.1), unmasked=[1.0] * 3)}),
+    ("reward_falls_while_flat", UNDECIDED, {"a": made(RECOMPUTE, reward=rising(-0.1), unmasked=[1.0])}),
     ("reward_falls_while_flat", UNTESTABLE, {"a": made(BYPASS, reward=rising(0.1, 0.2), unmasked=[1.0] * 2)}),
     ("skewed_by_advantage", REPRODUCED, {"a": made(RECOMPUTE, positive=SPREAD, negative=TENTH)}),
     ("skewed_by_advantage", REPRODUCED, {"a": made(RECOMPUTE, positive=TENTH, negative=[-x for x in SPREAD])}),
@@ -198,6 +211,11 @@ def test_arms_are_alike_where_the_difference_lies_within_five_points() -> None:
     above, below = (stats.ttest_ind(first + shift, second, equal_var=False, alternative=side).pvalue
                     for shift, side in ((0.05, "greater"), (-0.05, "less")))  # fmt: skip
     assert line.p == pytest.approx(2 * max(above, below), rel=1e-6)
+
+
+def test_one_run_has_no_p_and_no_place_in_a_family() -> None:
+    (line,) = verdicts("reward_falls_while_flat", a=made(RECOMPUTE, reward=rising(-0.1), unmasked=[1.0]))
+    assert math.isnan(line.p) and math.isnan(line.p_holm)
 
 
 def test_a_flat_k3_and_a_falling_reward_have_to_hold_both() -> None:

@@ -1,6 +1,8 @@
 """Early warnings: runs that are made to announce their collapse, thresholds judged on runs that did not choose them."""
 
+import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +13,17 @@ from early_warning_fixture import COLLAPSE, STEPS, case, write_run, write_runs
 from tailrl.alarm import SKEW
 from tailrl.errors import StudyError
 from tailrl.report import write_early_warning
-from tailrl.report.clustered import clustered_median, clustered_share, shuffled_skill
+from tailrl.report.clustered import clustered_median, clustered_share
 from tailrl.report.early_warning import (
     ALL,
     K3,
-    METRICS,
     MISMATCHED,
     Case,
     Warned,
     distinct,
     judge_metrics,
     read_cases,
+    thresholds,
     warned,
     with_p,
 )
@@ -49,25 +51,36 @@ def test_what_a_threshold_does() -> None:
     assert found.lead == clustered_median([COLLAPSE - 21, COLLAPSE - 31], ["a", "a"])
     assert found.skill == pytest.approx(0)
     assert math.isnan(warned(cases, "k3", 3.0, True).skill) and math.isnan(found.p)
-    alarms, collapses = [21, 31, math.inf, 40, 51, math.inf], [COLLAPSE] * 4 + [math.inf] * 2
-    p = shuffled_skill(alarms, collapses, list("aabbcc"), [1, 3] * 3, ["s"] * 6)
-    assert with_p(found, cases) == replace(found, p=min(1, 2 * p))
+    assert math.isnan(with_p(found, cases).p), "no run that chooses collapses"
 
 
 def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:
-    """Two seeds of eight arms are judged: one way in 70 to hand the alarms on keeps them all."""
+    """Eight arms with a seed in each half: one way in 70 to hand the alarms on keeps them all."""
     cases = [
         case(seed, collapses=arm < "e", rise=20 if arm < "e" else None, arm=arm)
         for arm in "abcdefgh"
-        for seed in (1, 3)
+        for seed in (1, 2)
     ]
     found = warned(cases, "k3", 3.0, False)
     assert with_p(found, cases).p == pytest.approx(2 / 70, abs=0.01)
+    # The threshold that is chosen is what p is of, whichever of the metric's is asked about.
+    assert with_p(replace(found, factor=10.0), cases).p == with_p(found, cases).p
     # Arms that were to run for other numbers of steps do not change places, nor do those of other studies.
     assert with_p(found, [replace(one, steps=STEPS + (one.arm < "e")) for one in cases]).p == 1
     assert with_p(found, [replace(one, study=str(one.arm < "e")) for one in cases]).p == 1
-    assert with_p(warned(cases, "skew of C(r)", 3.0, False), cases).p == 1
+    # One arm in two studies is one: it moves in both at once, and changes places with those that both studies have.
+    twice = [*cases, *(replace(one, study="t") for one in cases)]
+    assert with_p(found, twice).p == with_p(found, cases).p
+    assert with_p(found, [replace(one, settings=one.study + one.arm) for one in twice]).p < 2 / 1000
+    assert math.isnan(with_p(warned(cases, "skew of C(r)", 3.0, False), cases).p), "no threshold has skill"
     assert math.isnan(with_p(warned(cases[:8], "k3", 3.0, False), cases[:8]).p), "all collapse"
+
+
+def test_an_arm_of_two_studies_is_one() -> None:
+    cases = [replace(case(seed, collapses=seed < 6), study=study) for study in "st" for seed in (1, 3, 5, 7)]
+    assert warned(cases, "k3", 3.0, False).sensitivity.n == 1
+    apart = [replace(one, settings=one.study) for one in cases]
+    assert warned(apart, "k3", 3.0, False).sensitivity.n == 2
 
 
 def test_runs_without_a_mismatch_are_counted_apart() -> None:
@@ -83,8 +96,7 @@ def test_runs_without_a_mismatch_are_counted_apart() -> None:
 
 def all_of(cases: list[Case]) -> list[Warned]:
     """Every threshold of every metric on both halves."""
-    tried = [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
-    return [warned(cases, name, factor, chooses) for name, factor in tried for chooses in (True, False)]
+    return [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
 
 
 def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
@@ -95,7 +107,7 @@ def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
             falling = np.where(np.arange(STEPS) >= 15, 0.01, 1.0)
             cases[index] = replace(one, signals={**one.signals, "policy/entropy": falling})
     judged = {one.metric: one for one in judge_metrics(all_of(cases))}
-    assert next(iter(judged)) == "falling entropy"  # by the half that chooses: as good, and earlier
+    assert list(judged) == ["k3", "falling entropy"]  # as good where thresholds are chosen: in the metrics' order
     assert judged["k3"].skill == 1 and judged["falling entropy"].skill == 0
     assert {one.half for one in judged.values()} == {"judged on"}
     silent = dict.fromkeys(cases[0].signals, np.ones(STEPS))
@@ -105,16 +117,19 @@ def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
     ]
 
 
-def test_ties_go_to_the_longer_lead_and_then_to_the_farther_threshold() -> None:
-    def one(metric: str, factor: float, lead: float) -> Warned:
-        share = Interval(0.5, 0.2, 0.8, 6)
+def test_skill_chooses_and_ties_go_to_the_farther_threshold() -> None:
+    def one(metric: str, factor: float, warned: int) -> Warned:
+        shares = share_interval(warned, 6), share_interval(1, 6)
         return Warned(
-            metric, "", factor, "chosen on", ALL, 6, 3, share, 6, 1, share_interval(1, 6), Interval(lead, 0, 9, 3)
+            metric, "", factor, "chosen on", ALL, 6, warned, shares[0], 6, 1, shares[1], Interval(10, 0, 9, 3)
         )
 
-    made = [one("k3", 2.0, 10), one("k3", 5.0, 10), one("k3", 3.0, 5), one("skew of C(r)", 2.0, 30)]
+    made = [one("k3", 2.0, 3), one("k3", 5.0, 3), one("k3", 10.0, 2), one("falling reward", 0.5, 4)]
+    made += [one("falling entropy", 0.5, 3), one("falling entropy", 0.8, 3)]
     judged = judge_metrics([*made, *(replace(other, half="judged on") for other in made)])
-    assert [(other.metric, other.factor) for other in judged] == [("skew of C(r)", 2.0), ("k3", 5.0)]
+    assert [(other.metric, other.factor) for other in judged] == [
+        *(("falling reward", 0.5), ("k3", 5.0), ("falling entropy", 0.5))
+    ]
     assert judge_metrics([replace(made[0], false_alarms=Interval(math.nan, math.nan, math.nan, 0))]) == []
     useless = [replace(other, false_alarms=other.sensitivity) for other in made]
     assert judge_metrics([*useless, *(replace(other, half="judged on") for other in made)]) == [], "no skill to judge"
@@ -123,6 +138,26 @@ def test_ties_go_to_the_longer_lead_and_then_to_the_farther_threshold() -> None:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     return write_runs(tmp_path / "results" / "made")
+
+
+def test_a_run_that_a_rule_ended_is_left_out(study: Path) -> None:
+    """Its collapse, if one was coming, did not come."""
+    write_run(study, "ended", 200, collapses=False, stopped="step 31: reward/mean is below 0.5 times its start")
+    assert {one.arm for one in read_cases(study)} == {"falls", "stays"}
+
+
+def test_what_makes_an_arm(study: Path) -> None:
+    """Neither its name, nor its study, seed or steps."""
+    first, *others = read_cases(study)
+    assert {one.settings for one in others if one.arm == first.arm} == {first.settings}
+    assert {one.settings for one in others if one.arm != first.arm}.isdisjoint({first.settings})
+    job = study / "train" / "other" / "seed200"
+    shutil.copytree(study / "train" / first.arm / "seed200", job)
+    record = json.loads((job / "run.json").read_text())
+    record["settings"] |= {"study": "another", "arm": "other"}
+    record["settings"]["training"]["steps"] += 1
+    (job / "run.json").write_text(json.dumps(record))
+    assert {one.settings for one in read_cases(study) if one.arm == "other"} == {first.settings}
 
 
 def test_runs_are_read_as_they_are(study: Path) -> None:

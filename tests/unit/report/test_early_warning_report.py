@@ -12,7 +12,7 @@ from early_warning_fixture import case, write_run, write_runs
 from tailrl.report import write_early_warning
 from tailrl.report.clustered import shuffled_skill
 from tailrl.report.early_warning import ALL, K3, METRICS, MISMATCHED, Warned, read_cases
-from tailrl.report.early_warning_report import UNSKILLED, _verdicts, warning_figure
+from tailrl.report.early_warning_report import ALIKE, UNSKILLED, _verdicts, warning_figure
 from tailrl.report.evidence import OPEN, answers, read_shown
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statements import STATEMENTS
@@ -33,17 +33,17 @@ def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> No
     one = Warned("k3", K3, 2.0, "judged on", ALL, 10, 5, share, 10, 5, share, Interval(*lead, 3), 0.5)
     announces, plateau, *_ = _verdicts([], [one])
     assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
-    assert plateau.claim == "k3 leaves its level 30 to 50 steps before a collapse"
+    assert plateau.claim == "k3 announces a collapse 30 to 50 steps before"
     nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
     assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
 
 
 def test_what_is_said_of_metrics() -> None:
-    """Two-sided p at most 5 %, by Holm over the metrics that are judged, and skill; else no metric announces."""
+    """p at most 5 %, by Holm over all ten metrics, and skill; else no metric announces."""
     many, few = share_interval(8, 10), share_interval(2, 10)
     lead = Interval(20.0, 10.0, 30.0, 4)
-    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, lead, 0.024)
-    fair = replace(good, metric="rising entropy", p=0.049)
+    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, lead, 0.0049)
+    fair = replace(good, metric="rising entropy", p=0.005)
     backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
     cases = [case(seed, collapses=False) for seed in range(5)]
     lines = {line.claim: line for line in _verdicts(cases, [good, fair])}
@@ -53,18 +53,18 @@ def test_what_is_said_of_metrics() -> None:
             "falling reward announces a collapse",
             "rising entropy announces a collapse",
             "k3 announces a collapse",
-            "k3 leaves its level 30 to 50 steps before a collapse",
+            "k3 announces a collapse 30 to 50 steps before",
         )
     )
     assert [(line.verdict, line.p, line.p_holm) for line in (first, second)] == [
-        (REPRODUCED, 0.024, 0.048),
-        (REPRODUCED, 0.049, 0.049),
+        (REPRODUCED, 0.0049, pytest.approx(0.049)),
+        (REPRODUCED, 0.005, pytest.approx(0.049)),
     ]
-    assert _verdicts(cases, [replace(good, p=0.03), fair])[0].verdict == UNDECIDED
+    assert _verdicts(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
     assert _verdicts(cases, [backward])[0].verdict == UNDECIDED
     assert len(lines) == len(METRICS) + 1
     assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
-    assert k3.seen == plateau.seen == f"k3: {UNSKILLED}"
+    assert k3.seen == plateau.seen == f"k3: {ALIKE}", "no run of these collapses"
     assert math.isnan(k3.p) and math.isnan(k3.p_holm) and (k3.arms, k3.seeds) == ("s", 2)
 
 
@@ -89,7 +89,7 @@ def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path
     write_early_warning([study], study.parent / "out")
     text = (study.parent / "out" / "early_warning.md").read_text()
     assert "Of the 4 runs without a collapse whose policies were evaluated it would have ended 2, 1 of them" in text
-    assert "below the untrained policy; of the 3 that end above it, 1." in text
+    assert "below the untrained policy; of the 3 that do not end below it, 1." in text
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -97,27 +97,32 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def again(runs: list[dict[str, str]], line: dict[str, str]) -> list[int | float]:
-    """The counts and the p of a line of early_warning.csv, from runs.csv alone."""
-    own = [run for run in runs if run["chooses"] == "False" and (line["runs"] == ALL or run["mismatch"] == "True")]
-    alarms, collapses = (
-        [float(run[key] or "inf") for run in own] for key in (f"{line['metric']} {line['factor']}", "collapse")
-    )
+def steps_of(runs: list[dict[str, str]], column: str) -> list[float]:
+    return [float(run[column] or "inf") for run in runs]
+
+
+def again(runs: list[dict[str, str]], line: dict[str, str], half: str) -> list[int]:
+    """The counts of a line of early_warning.csv, from runs.csv alone."""
+    own = [run for run in runs if run["chooses"] == half and (line["runs"] == ALL or run["mismatch"] == "True")]
+    alarms, collapses = steps_of(own, f"{line['metric']} {line['factor']}"), steps_of(own, "collapse")
     pairs = list(zip(alarms, collapses, strict=True))
-    p = shuffled_skill(
-        alarms,
-        collapses,
-        [run["arm"] for run in own],
-        [int(run["seed"]) for run in own],
-        [(run["study"], run["steps"]) for run in own],
-    )
     return [
         sum(math.isfinite(collapse) for collapse in collapses),
         sum(alarm < collapse < math.inf for alarm, collapse in pairs),
         sum(collapse == math.inf for collapse in collapses),
         sum(alarm < collapse == math.inf for alarm, collapse in pairs),
-        min(1.0, 2 * p),
     ]
+
+
+def p_again(runs: list[dict[str, str]], metric: str) -> float:
+    """The p of a metric, likewise."""
+    return 2 * shuffled_skill(
+        [steps_of(runs, f"{metric} {factor:g}") for factor in reversed(METRICS[metric][1])],
+        steps_of(runs, "collapse"),
+        [run["chooses"] == "True" for run in runs],
+        [run["settings"] for run in runs],
+        [(run["study"], run["steps"], run["seed"]) for run in runs],
+    )
 
 
 def test_the_report_of_early_warnings(study: Path) -> None:
@@ -135,20 +140,19 @@ def test_the_report_of_early_warnings(study: Path) -> None:
         ["falling reward", MISMATCHED, *"4440"],
     ]
     assert len(runs) == 22
-    assert list(runs[0])[:9] == [
-        *("study", "arm", "seed", "chooses", "steps", "collapse", "gain", "mismatch"),
+    assert list(runs[0])[:10] == [
+        *("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain", "mismatch"),
         "k3 1.25",
     ]
     for line in table:
-        *found, p = again(runs, line)
-        assert found == [int(line[key]) for key in counts]
+        assert again(runs, line, "False") == [int(line[key]) for key in counts]
+        p = min(1.0, p_again(runs, line["metric"]))
         assert (float(line["p"]) == pytest.approx(p)) if line["runs"] == ALL else line["p"] == ""
     for line in read(out / "thresholds.csv"):
-        swapped = [run | {"chooses": str((run["chooses"] == "True") == (line["half"] == "judged on"))} for run in runs]
-        assert again(swapped, line)[:4] == [int(line[key]) for key in counts]
+        assert again(runs, line, str(line["half"] == "chosen on")) == [int(line[key]) for key in counts]
     text = (out / "early_warning.md").read_text()
     assert "22 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
-    assert f"metric: {K3}, factor: 10" in text  # the farthest threshold with the same lead
+    assert f"metric: {K3}, factor: 30" in text  # the farthest threshold with the same skill
     assert text.count(UNSKILLED) == len(METRICS) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
     assert "the 8 runs of that half with a mismatch" in text
     assert (out / "early_warning.svg").read_text().startswith("<?xml")
@@ -156,7 +160,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     write_early_warning([study], out)
     assert {path: path.read_bytes() for path in out.iterdir()} == written
     shown = answers(read_shown([study.parent]))
-    about = [s for s in STATEMENTS if any("announces" in name or "leaves its level" in name for name in s.by)]
+    about = [s for s in STATEMENTS if any("announces" in name for name in s.by)]
     assert len(about) == 2
     for statement in about:
         assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}
@@ -167,6 +171,7 @@ def test_runs_of_one_kind_choose_no_threshold(tmp_path: Path) -> None:
         write_run(tmp_path / "calm", "stays", seed, collapses=False)
     write_early_warning([tmp_path / "calm"], tmp_path / "out")
     text = (tmp_path / "out" / "early_warning.md").read_text()
-    assert "No threshold can be chosen: the runs of that half are all alike." in text
-    assert {line["verdict"] for line in read(tmp_path / "out" / "claims.csv")} == {UNTESTABLE}
+    assert f"No threshold can be chosen: {ALIKE}." in text
+    lines = read(tmp_path / "out" / "claims.csv")
+    assert {(line["verdict"], line["seen"].partition(": ")[2]) for line in lines} == {(UNTESTABLE, ALIKE)}
     assert {text.get_text() for ax in warning_figure([]).axes for text in ax.texts} == {"No threshold was chosen."}

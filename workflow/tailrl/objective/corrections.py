@@ -3,6 +3,7 @@
 Per token Δ_t = log π_train − log π_infer under the distributions that the arm's objective is about (the
 masked ones, for a pruned vocabulary); per sequence Δ_y = Σ_t Δ_t and its mean over the T tokens. A sampled token
 outside the trainer's set has trainer probability 0, hence ratio 0: any ratio or veto gives its sequence weight 0.
+A rejection can judge the policy's own movement instead, r_ppo; the weights and the veto are always of the mismatch.
 
 Names and sources: TIS (truncated importance sampling, per token), sequence IS, MIS (masked sequence IS, arXiv
 2512.23087), rejection by a sequence mean (arXiv 2605.14220), veto (arXiv 2512.23087).

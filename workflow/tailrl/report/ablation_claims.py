@@ -54,7 +54,8 @@ def ablation_verdicts(ablation: Ablation, results: Results, points_A: Sequence[P
     found = _contrasts(results, ablation.field, points_A, ablation.contrast) if ablation.contrast else []
     if ablation.margin:
         for line, own in zip(lines, by_base.values(), strict=True):
-            found += as_good(line, own, ablation.margin)
+            as_good_A = as_good(line, own, ablation.margin)
+            found += [replace(one, dose=roles.dose(roles.settings_of(results, one.arms))) for one in as_good_A]
     return lines + found
 
 
@@ -62,11 +63,11 @@ def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Ver
     """Of each other value of one base arm, whether it is as good: whether its change lies above a margin, all of it.
 
     Args:
-        line: the base arm's own line on the field, for the scope.
+        line: the base arm's own line on the field, for the scope; a value's dose may be another.
         points_B: the base arm's values.
         margin: points of avg@k, as a share of 1, by which a value may fall short.
     """
-    start = next(p.value for p in points_B if math.isnan(p.change.mean))
+    start = _reference(points_B)
     found = []
     for p in points_B:
         if math.isnan(p.change.low):
@@ -92,6 +93,11 @@ def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Ver
     return found
 
 
+def _reference(points_B: Sequence[Point]) -> str:
+    """The value that the others of a base arm are held against."""
+    return next(p.value for p in points_B if math.isnan(p.change.mean))
+
+
 def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
     """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
     settings = roles.settings_of(results, points_B[0].arm)
@@ -109,10 +115,18 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
         largest.change_p_holm,
         unit="share of samples",
         seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
-        endpoint="Held-out avg@k at each value less that at the one that the base arm has, over seeds and problems, by "
-        "Holm over the values. The effect is the largest change, of those that are decided if any is.",
+        endpoint=f"Held-out avg@k at each value less that at {_reference(points_B)}, over seeds and problems, by Holm "
+        "over the values of all base arms. The effect is the largest change, of those that are decided if any is.",
     )
-    return replace(line, verdict=CHANGES if decided else UNDECIDED)  # a smaller change can be the surer one
+    verdict = CHANGES if decided else UNDECIDED  # a smaller change can be the surer one
+    return replace(line, verdict=verdict, dose=_dose(results, field, points_B))
+
+
+def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
+    """The mismatch under which one base arm's values are compared: that of the first, and the values, where they are
+    what changes it."""
+    first, *rest = [roles.dose(roles.settings_of(results, p.arm)) for p in points_B]
+    return first if set(rest) <= {first} else f"{first}; {field}: {', '.join(p.value for p in points_B)}"
 
 
 def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
@@ -129,8 +143,9 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
         f"Held-out avg@k of {pair[0]} less that of {pair[1]} at a value, less the same difference at {reference}, over "
         "seeds (Welch over the four arms), by Holm over the values."
     )
-    return [
-        change_verdict(
+    lines = []
+    for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True):
+        line = change_verdict(
             f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
             settings,
             ", ".join(pair),
@@ -141,5 +156,6 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
             seen=f"{value} against {reference}: {points(change)} points",
             endpoint=endpoint,
         )
-        for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True)
-    ]
+        compared = [point for point in points_A if point.base == pair[0] and point.value in (reference, value)]
+        lines.append(replace(line, dose=_dose(results, field, compared)))
+    return lines

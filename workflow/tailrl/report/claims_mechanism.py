@@ -11,7 +11,7 @@ import numpy as np
 from tailrl.alarm import SKEWED
 from tailrl.report import roles
 from tailrl.report.data import Results
-from tailrl.report.endpoints import UNMASKED, first_and_last, growth, log10, mean, powers, ratio_of_runs
+from tailrl.report.endpoints import UNMASKED, UNMASKED_K1, first_and_last, growth, log10, mean, powers, ratio_of_runs
 from tailrl.report.findings import (
     CLAIMS,
     CONTRADICTED,
@@ -102,10 +102,27 @@ def unmasked_divergence_falls(results: Results) -> Iterator[Finding]:
 def bypass_shows_what_recompute_hides(results: Results) -> Iterator[Finding]:
     """The growth of a run's unmasked k3 from its first tenth to its last under bypass over that under recompute, as a
     ratio of geometric means over runs: above 1."""
+    yield from _grows_more(results, "k3", UNMASKED)
+
+
+@claim(
+    "K1 grows more under bypass than under recompute",
+    f"{VEXACT}, finding (b)",
+    unit="ratio",
+    family="conventions",
+    needs="arms with clipped ratios of both conventions under the same mismatch",
+)
+def bypass_shows_k1_too(results: Results) -> Iterator[Finding]:
+    """The growth of the size of a run's mean unmasked K1 from its first tenth to its last under bypass over that under
+    recompute, as a ratio of geometric means over runs: above 1."""
+    yield from _grows_more(results, "K1", UNMASKED_K1)
+
+
+def _grows_more(results: Results, name: str, key: str) -> Iterator[Finding]:
     bypass = roles.both(roles.clips_by("bypass"), roles.is_mismatched)
     for arms in roles.pairs(results, bypass, roles.clips_by("recompute"), apart=("clip.ratio",)):
-        logs = [np.array([growth(run) for run in results.runs[arm]]) for arm in arms]
-        yield ratio_of_runs(arms, logs, "k3 grows under {} {} times as much as under {}")
+        logs = [np.array([growth(run, key) for run in results.runs[arm]]) for arm in arms]
+        yield ratio_of_runs(arms, logs, f"{name} grows under {{}} {{}} times as much as under {{}}")
 
 
 @claim(
@@ -133,7 +150,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
         k3 = f"k3 ends at {interval(*powers(times))} times its start"
         words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
         # Both parts have to hold, an intersection-union test; either one that fails refutes it, by Bonferroni.
-        holds, fails = float(np.max([down, flat])), min(1.0, 2 * float(np.min([up, steep])))
+        holds, fails = float(np.max([down, flat])), float(np.minimum(1.0, 2 * np.min([up, steep])))
         found = Finding((arm,), fewest.n, *ends, words, holds, fails)
         if not np.nanmin(change_S) < 0:
             found = Finding((arm,), fewest.n, *ends, f"no run's reward falls; {words}", outcome=UNTESTABLE)

@@ -21,8 +21,7 @@ def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
 
     It is Clopper and Pearson's with the effective number of runs in place of R: the number of independent ones that
     would leave as much variance, less what it costs to estimate that variance from a few arms. Where each arm has one
-    run, it is theirs. Of rare hits it is approximate: of a share of 0.1, in 25 arms of 1 to 5 runs that are nearly one
-    and the same, it holds the truth 94 times in 100.
+    run, it is theirs. Where hits are so rare that one arm alone has them it is wider than it has to be.
 
     Source: Korn and Graubard, Survey Methodology 24 (1998), 193-201.
 
@@ -64,65 +63,77 @@ def clustered_median(values_R: ArrayLike, arm_R: ArrayLike) -> Interval:
 
 
 def shuffled_skill(
-    alarm_R: ArrayLike, collapse_R: ArrayLike, arm_R: Sequence[Hashable], seed_R: Sequence[int],
-    block_R: Sequence[Hashable],
+    alarm_FR: ArrayLike, collapse_R: ArrayLike, chooses_R: ArrayLike, arm_R: Sequence[Hashable],
+    place_R: Sequence[Hashable],
 ) -> float:  # fmt: skip
     """One-sided p that alarms announce collapses no better than those of any other arm would.
 
     A permutation test of Youden's skill, the share of collapsed runs with an alarm before less that of the others with
-    an alarm. If alarms know nothing of an arm's collapses, an arm could as well have had those of any other arm of its
-    block: all of an arm's alarms move at once, seed by seed, and each is held anew against the collapse, or its
-    absence, of the run that it comes to. Arms change places with those that have the same seeds; one whose seeds no
-    other has keeps its alarms. p is the share of SPLITS random shuffles, always the same, and of what was seen, with at
-    least the skill that was seen; NaN where no run collapsed or every one did.
+    an alarm, of the threshold that has most of it on the runs that choose, judged on the rest. If alarms know nothing
+    of an arm's collapses, an arm could as well have had those of another: all of an arm's alarms, by every threshold,
+    move at once, run by run, and each is held anew against the collapse, or its absence, of the run that it comes to.
+    Then a threshold is chosen anew, for both halves have runs of the same arms, and a test of the chosen one alone
+    would find its choice. A shuffle in which none has skill where it is chosen has none that is judged. Arms change
+    places with those that have runs at the same places; one whose places no other has keeps its alarms.
 
     Args:
-        alarm_R: (R,), the step of each run's alarm; infinite without one.
-        collapse_R: (R,), that of its collapse, likewise.
-        arm_R: (R,), its arm, a name within the block.
-        seed_R: (R,), its seed.
-        block_R: (R,), the arms that could have changed places with its own, such as those of its study.
+        alarm_FR: (F, R), the step of each run's alarm by each of F thresholds, infinite without one. Of thresholds with
+            the same skill the first is chosen.
+        collapse_R: (R,), the step of each run's collapse, likewise.
+        chooses_R: bool (R,), the runs on which the threshold is chosen.
+        arm_R: (R,), the arm of each run.
+        place_R: (R,), where in its arm a run stands, such as its study, planned steps and seed; of an arm all differ.
+
+    Returns:
+        The share, of SPLITS random shuffles, always the same, and what was seen, with at least the skill that was seen.
+        NaN where no threshold has skill on the runs that choose, or where all or none of either half collapsed.
     """
-    alarm, collapse = np.asarray(alarm_R, dtype=np.float64), np.asarray(collapse_R, dtype=np.float64)
-    collapsed = np.isfinite(collapse)
-    fell = int(collapsed.sum())
-    if fell in (0, collapse.size):
+    alarms, collapse = np.asarray(alarm_FR, dtype=np.float64), np.asarray(collapse_R, dtype=np.float64)
+    chooses = np.asarray(chooses_R, dtype=bool)
+    # Skill times both numbers of runs: whole numbers, so that thresholds and shuffles with the same skill tie. An alarm
+    # before no collapse is a false one, and both are earlier than a step that may be infinite.
+    weight_HR = np.array([_skill_weights(np.isfinite(collapse), half_R) for half_R in (chooses, ~chooses)])
+    if not weight_HR.any(axis=1).all():
         return math.nan
-    # Skill times both numbers of runs: whole numbers, so that shuffles with the same skill tie. An alarm before no
-    # collapse is a false one, and both are earlier than a step that may be infinite.
-    weight_R = np.where(collapsed, collapse.size - fell, -fell)
     rng = np.random.default_rng(0)
-    from_BR = np.tile(np.arange(collapse.size), (SPLITS, 1))
-    for runs_AS in _exchangeable(arm_R, seed_R, block_R):
+    from_BR = np.tile(np.arange(collapse.size), (1 + SPLITS, 1))  # what was seen comes first
+    for runs_AS in _exchangeable(arm_R, place_R):
         order_BA = rng.permuted(np.tile(np.arange(len(runs_AS)), (SPLITS, 1)), axis=1)
-        from_BR[:, runs_AS.ravel()] = runs_AS[order_BA].reshape(SPLITS, -1)
-    skill_B = (alarm[from_BR] < collapse) @ weight_R
-    return float((1 + (skill_B >= (alarm < collapse) @ weight_R).sum()) / (1 + SPLITS))
+        from_BR[1:, runs_AS.ravel()] = runs_AS[order_BA].reshape(SPLITS, -1)
+    skill_FBH = np.stack([(alarm_R[from_BR] < collapse) @ weight_HR.T for alarm_R in alarms])
+    chosen_BH = skill_FBH[skill_FBH[:, :, 0].argmax(axis=0), np.arange(1 + SPLITS)]
+    if chosen_BH[0, 0] <= 0:
+        return math.nan
+    return float(((chosen_BH[:, 0] > 0) & (chosen_BH[:, 1] >= chosen_BH[0, 1])).mean())
 
 
-def _exchangeable(
-    arm_R: Sequence[Hashable], seed_R: Sequence[int], block_R: Sequence[Hashable]
-) -> list[NDArray[np.int64]]:
-    """The places of the runs of arms that can change places, (A, S) for each such set of arms."""
-    arms: dict[tuple[Hashable, Hashable], list[int]] = {}
-    for place in sorted(range(len(seed_R)), key=lambda place: seed_R[place]):
-        arms.setdefault((block_R[place], arm_R[place]), []).append(place)
-    sets: dict[tuple[Hashable, tuple[int, ...]], list[list[int]]] = {}
-    for (block, _), places in arms.items():
-        sets.setdefault((block, tuple(seed_R[place] for place in places)), []).append(places)
-    return [np.array(runs_AS) for runs_AS in sets.values()]
+def _skill_weights(collapsed_R: NDArray[np.bool_], half_R: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """What an early alarm of each run adds to the skill on some of the runs, times their numbers of both kinds."""
+    fell, stood = int((half_R & collapsed_R).sum()), int((half_R & ~collapsed_R).sum())
+    return np.where(half_R, np.where(collapsed_R, stood, -fell), 0) if fell and stood else np.zeros(half_R.size, int)
+
+
+def _exchangeable(arm_R: Sequence[Hashable], place_R: Sequence[Hashable]) -> list[NDArray[np.int64]]:
+    """The runs of arms that can change places, (A, S) for each such set of arms."""
+    arms: dict[Hashable, dict[Hashable, int]] = {}
+    for run, (arm, place) in enumerate(zip(arm_R, place_R, strict=True)):
+        arms.setdefault(arm, {})[place] = run
+    sets: dict[frozenset[Hashable], list[dict[Hashable, int]]] = {}
+    for runs in arms.values():
+        sets.setdefault(frozenset(runs), []).append(runs)
+    return [np.array([[runs[place] for place in like[0]] for runs in like]) for like in sets.values()]
 
 
 def _effective_runs(hit_R: NDArray[np.float64], arm_R: NDArray[np.generic]) -> float:
     """The number of independent runs that a share of clustered ones is worth, at most R.
 
     R over the design effect, the variance over arms as a multiple of that over independent runs, times the square of
-    t's quantile with R - 1 degrees of freedom over that with one fewer than there are arms. A share of 0 or 1 has no
-    variance to estimate, and a single arm none between arms: it is then the number of arms, as if the runs of each were
-    one and the same, which can only be too few.
+    t's quantile with R - 1 degrees of freedom over that with one fewer than there are arms. Where at most one arm has a
+    hit, or at most one a miss, it does not show whether runs of an arm are alike: it is then the number of arms, as if
+    the runs of each were one and the same, which can only be too few.
     """
     share, arms, runs = float(hit_R.mean()), np.unique(arm_R).size, hit_R.size
-    if arms == 1 or share in (0.0, 1.0):
+    if min(np.unique(arm_R[hit_R == kind]).size for kind in (0, 1)) < 2:
         return arms
     interval = cluster_interval(hit_R, arm_R)
     half = (interval.high - interval.low) / 2  # t with arms - 1 degrees of freedom times the standard error

@@ -1,14 +1,17 @@
 """Which metric announces a collapse, how long before, and how often falsely: over the runs of one or more studies.
 
 A threshold is a multiple of a run's own level (`tailrl.alarm`). It is chosen on half of the seeds and judged on the
-other half, metric by metric, so that no threshold is judged on the runs that chose it.
+other half, metric by metric, so that no threshold is judged on the runs that chose it. Both halves are of the same
+arms, though: the test of a threshold chooses it anew in every shuffle.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +45,8 @@ METRICS = {
     "falling reward": (REWARD, FALLS),
     "tokens outside": ("dvp/sampled_outside_train_support_fraction", RISES),
 }
-"""The metrics that are tried, each with its signal and its thresholds, in this order where they tie. The reward is what
-collapses: a metric that does no better than to look at it says nothing new."""
+"""The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
+order where they tie. The reward is what collapses: a metric that does no better than to look at it says nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Case:
     """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
 
     Attributes:
+        settings: a digest of what it was trained by, but for the study, the arm's name, seed and steps: runs with the
+            same are one arm, whichever studies have them.
         steps: as it was planned; the signals, by metric, have a value for each step that it took.
         gain: its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
         scored_first: whether its mismatch is measured before the first update on a step's responses.
@@ -59,6 +64,7 @@ class Case:
     study: str
     arm: str
     seed: int
+    settings: str
     chooses: bool
     steps: int
     collapse: int | None
@@ -68,7 +74,10 @@ class Case:
 
     @property
     def mismatched(self) -> bool:
-        """Whether sampler and trainer ever differed: an unmasked k3 that is finite and not 0."""
+        """Whether sampler and trainer ever differed: an unmasked k3 that is finite and not 0.
+
+        Of several updates a step it may be theirs alone, where they go on while it is measured (`scored_first`).
+        """
         k3_N = self.signals[K3]
         return bool((np.isfinite(k3_N) & (k3_N != 0)).any())
 
@@ -84,7 +93,7 @@ class Warned:
         collapsed, warned: runs that collapsed, and those of them with an alarm before; sensitivity is their share.
         others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
         lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
-        p: two-sided, that any arm's alarms would have that skill; NaN where it is not tested.
+        p: twice the one-sided one that any arm's alarms would have that skill; NaN where it is not tested.
     """
 
     metric: str
@@ -106,13 +115,22 @@ class Warned:
         """Youden's index: sensitivity less false alarms; NaN where one of them has no runs."""
         return self.sensitivity.mean - self.false_alarms.mean
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What chooses among thresholds on the same runs: the skill, as a whole number; then the farther one."""
+        return self.warned * self.others - self.alarmed * self.collapsed, abs(math.log(self.factor))
+
 
 def read_cases(folder: Path) -> list[Case]:
-    """The finished runs of one study; seeds at even places of their order choose, the others are judged."""
+    """The finished runs of one study; seeds at even places of their order choose, the others are judged.
+
+    A run that a rule ended (`training.stop_when`) is left out: whether it would have collapsed nobody knows.
+    """
     jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
     gains = {arm: _gains(folder / "eval", arm) for arm in {job.parent.name for job in jobs}}
-    return [_case(folder, job, seeds, gains[job.parent.name]) for job in jobs]
+    found = (_case(folder, job, seeds, gains[job.parent.name]) for job in jobs)
+    return [case for case in found if case]
 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
@@ -151,13 +169,17 @@ def _gains(folder: Path, arm: str) -> dict[int, float]:
     return {score.seed: score.avg_at_k - base[0].avg_at_k for score in own}
 
 
-def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case:
+def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case | None:
+    """A finished run; None where a rule ended it."""
     metrics = read_metrics(job / "metrics.jsonl")
     try:
-        settings = json.loads(read_text(job / "run.json"))["settings"]
-        planned = int(settings["training"]["steps"])
-    except (ValueError, KeyError, TypeError):
+        record = json.loads(read_text(job / "run.json"))
+        settings = flatten(record["settings"])
+        planned = int(settings["training.steps"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise StudyError(f"{job / 'run.json'}: has no settings.training.steps") from None
+    if record.get("stopped"):
+        return None
     length = len(metrics["train/step"])
     seed = int(job.name.removeprefix("seed"))
     keys = {key for key, _ in METRICS.values()}
@@ -165,13 +187,20 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
         folder.name,
         job.parent.name,
         seed,
+        _digest(settings),
         seeds.index(seed) % 2 == 0,
         planned,
         collapse_of(metrics.get(REWARD, np.full(length, math.nan))),
         gains.get(seed, math.nan),
-        is_scored_first(flatten(settings)),
+        is_scored_first(settings),
         {key: _signal(metrics, key, length) for key in keys},
     )
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    """Of what makes an arm, as text."""
+    own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _signal(metrics: dict[str, FloatArray], key: str, length: int) -> FloatArray:
@@ -196,8 +225,8 @@ def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, run
     """One threshold on one half of the runs, on all of it or on those with a mismatch."""
     key = METRICS[metric][0]
     own = [case for case in cases if case.chooses == chooses and (runs == ALL or case.mismatched)]
-    alarm_R, collapse_R = _steps(own, key, factor)
-    arm_R = np.array([f"{case.study}/{case.arm}" for case in own])
+    alarm_R, collapse_R = _alarms(own, key, factor), _collapses(own)
+    arm_R = np.array([case.settings for case in own])
     collapsed_R = np.isfinite(collapse_R)
     early_R = alarm_R < collapse_R
     warned_R = collapsed_R & early_R
@@ -217,42 +246,41 @@ def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, run
     )
 
 
-def _steps(cases: Sequence[Case], key: str, factor: float) -> tuple[FloatArray, FloatArray]:
-    """The steps of each run's alarm and of its collapse, infinite where there is none: an alarm that is earlier than
-    the collapse is in time for it, or false where none comes."""
+def _alarms(cases: Sequence[Case], key: str, factor: float) -> FloatArray:
+    """The step of each run's alarm, infinite where there is none: one that is earlier than the collapse is in time for
+    it, or false where none comes."""
     alarms = [raised(case, key, factor) for case in cases]
-    alarm_R = np.array([math.inf if alarm is None else alarm for alarm in alarms])
-    return alarm_R, np.array([math.inf if case.collapse is None else case.collapse for case in cases])
+    return np.array([math.inf if alarm is None else alarm for alarm in alarms])
 
 
-def with_p(one: Warned, cases: Iterable[Case]) -> Warned:
-    """A threshold on the runs that did not choose it, with the p of its skill.
+def _collapses(cases: Sequence[Case]) -> FloatArray:
+    """The step of each run's collapse, infinite where there is none."""
+    return np.array([math.inf if case.collapse is None else case.collapse for case in cases])
 
-    Arms of a study change places that were to run for as many steps: an alarm can come no later than a run's end.
+
+def with_p(one: Warned, cases: Sequence[Case]) -> Warned:
+    """A metric at its chosen threshold, with the p of its skill.
+
+    Arms change places that were to run for as many steps: an alarm can come no later than a run's end.
     """
-    own = [case for case in cases if not case.chooses]
-    blocks = [(case.study, case.steps) for case in own]
-    steps = _steps(own, one.signal, one.factor)
-    p = shuffled_skill(*steps, [case.arm for case in own], [case.seed for case in own], blocks)
+    key, factors = METRICS[one.metric]
+    alarms = [_alarms(cases, key, factor) for factor in reversed(factors)]  # of ties the farther is chosen
+    chooses = [case.chooses for case in cases]
+    places = [(case.study, case.steps, case.seed) for case in cases]
+    p = shuffled_skill(alarms, _collapses(cases), chooses, [case.settings for case in cases], places)
     return replace(one, p=float(np.minimum(1.0, 2 * p)))
 
 
 def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
     """Each metric at the threshold with most skill where it was chosen, judged; the best one there comes first.
 
-    Ties go to the longer lead, then to the threshold that is farther from a run's own level. A metric of which none has
-    any skill there is left out: the best of them would be one that never fires. So are all where the runs that choose
-    lack one of the kinds.
+    Ties go to the threshold that is farther from a run's own level. A metric of which none has any skill there is left
+    out: the best of them would be one that never fires. So are all where the runs that choose lack one of the kinds.
     """
-
-    def rank(one: Warned) -> tuple[float, float, float]:
-        lead = -1.0 if math.isnan(one.lead.mean) else one.lead.mean
-        return one.skill, lead, abs(math.log(one.factor))
-
     chosen = []
     for metric in METRICS:
         own = [one for one in every if one.metric == metric and one.half == "chosen on" and one.skill > 0]
-        chosen += [max(own, key=rank)] if own else []
-    chosen.sort(key=rank, reverse=True)
+        chosen += [max(own, key=lambda one: one.rank)] if own else []
+    chosen.sort(key=lambda one: one.rank[0], reverse=True)
     judged = {(one.metric, one.factor): one for one in every if one.half == "judged on"}
     return [judged[one.metric, one.factor] for one in chosen]

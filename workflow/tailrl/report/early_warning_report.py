@@ -33,7 +33,7 @@ from tailrl.report.verdicts import Verdict
 PLATEAU = (30, 50)
 """Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
 
-UNSKILLED = "no threshold has skill on the half of the seeds that chooses"
+UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
 """What is said of a metric that is not judged."""
 
 WARNED, ALARMED = ARM_COLOURS[:2]
@@ -100,12 +100,9 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
 def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned]) -> str:
     parts = ["# Early warning", _introduction(cases)]
     if not judged:
-        alike = len({case.collapse is None for case in cases if case.chooses}) < 2
-        why = "the runs of that half are all alike" if alike else "none has skill on the half of the seeds that chooses"
-        return "\n\n".join([*parts, f"No threshold can be chosen: {why}."]) + "\n"
+        return "\n\n".join([*parts, f"No threshold can be chosen: {_why_not(cases)}."]) + "\n"
     header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
-    p_holm = holm([one.p for one in judged]).tolist()
-    rows = [[*_cells(one), p_value(p)] for one, p in zip(judged, p_holm, strict=True)]
+    rows = [[*_cells(one), p_value(p)] for one, p in zip(judged, _adjusted(judged), strict=True)]
     rows += [[metric, UNSKILLED, *[""] * 4] for metric in _unskilled(judged)]
     best = judged[0]
     rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
@@ -128,21 +125,33 @@ def _introduction(cases: Sequence[Case]) -> str:
     studies = ", ".join(dict.fromkeys(case.study for case in cases))
     collapsed = sum(case.collapse is not None for case in cases)
     return (
-        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed. An "
+        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed; none that a "
+        "rule ended is among them. An "
         "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
         "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
         "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
         "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
-        "shuffled: shares have Korn and Graubard's intervals, the median lead Woodruff's, and p, two-sided and by Holm "
-        "over the metrics, is twice the share of shuffles with at least the skill seen, where each arm has the alarms, "
-        "seed by seed, of any arm of its study with the same seeds. Such a test says that a metric tells arms that "
-        "collapse from arms that do not, not which run of an arm will."
+        "shuffled: shares have Korn and Graubard's intervals, the median lead Woodruff's, and p, by Holm over all "
+        "metrics, is twice the share of shuffles with at least the skill seen, where each arm has the alarms, seed by "
+        "seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a test says that a "
+        "metric tells arms that collapse from arms that do not, not which run of an arm will."
     )
+
+
+def _why_not(cases: Sequence[Case]) -> str:
+    """Why a metric is not judged."""
+    return ALIKE if len({case.collapse is None for case in cases if case.chooses}) < 2 else UNSKILLED
+
+
+def _adjusted(judged: Sequence[Warned]) -> list[float]:
+    """The p of each metric by Holm over all: one that chose no threshold is a test that shows nothing, and counts."""
+    found: list[float] = holm([*(one.p for one in judged), *[1.0] * len(_unskilled(judged))]).tolist()
+    return found[: len(judged)]
 
 
 def _cells(one: Warned) -> list[str]:
     shares = [f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one)]
-    return [one.metric, f"{_beyond(one)} times", *shares, _steps(one.lead)]
+    return [one.metric, f"{_beyond(one)} times", *shares, _lead(one.lead)]
 
 
 def _beyond(one: Warned) -> str:
@@ -163,8 +172,8 @@ def _ended(cases: Sequence[Case], rule: Warned) -> str:
     false, lost = (sum(raised(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
     return (
         f" Of the {count(len(kept), 'run')} without a collapse whose policies were evaluated it would have ended "
-        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that end above "
-        f"it, {lost}."
+        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that do not end "
+        f"below it, {lost}."
     )
 
 
@@ -172,7 +181,7 @@ def _counts(one: Warned) -> tuple[tuple[int, int, Interval], tuple[int, int, Int
     return (one.warned, one.collapsed, one.sensitivity), (one.alarmed, one.others, one.false_alarms)
 
 
-def _steps(lead: Interval) -> str:
+def _lead(lead: Interval) -> str:
     if math.isnan(lead.mean):
         return ""
     return f"{lead.mean:g}" + ("" if math.isnan(lead.low) else f" [{lead.low:g}, {lead.high:g}]")
@@ -181,11 +190,11 @@ def _steps(lead: Interval) -> str:
 def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
     """A line for each metric, those that are judged first, and after that of k3 one on its lead.
 
-    A metric announces a collapse where its one-sided p, by Holm, is at most 2.5 %: half of the two-sided one.
+    A metric announces a collapse where its one-sided p, by Holm, is at most 2.5 %: half of the one shown.
     """
     found = []
-    for one, p in zip(judged, holm([one.p for one in judged]).tolist(), strict=True):
-        lead = f", median lead {_steps(one.lead)} steps" if one.warned else ""
+    for one, p in zip(judged, _adjusted(judged), strict=True):
+        lead = f", median lead {_lead(one.lead)} steps" if one.warned else ""
         true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
         shown = p <= 1 - CONFIDENCE and one.skill > 0
         line = replace(
@@ -224,11 +233,11 @@ def _untested(cases: Sequence[Case], metric: str) -> Verdict:
         unit="steps",
         p=math.nan,
         p_holm=math.nan,
-        seen=f"{metric}: {UNSKILLED}",
+        seen=f"{metric}: {_why_not(cases)}",
         endpoint="An alarm is likelier before a collapse than in a run without one, by more than it would be if arms "
         "of a study had one another's alarms: a permutation test of the difference on the half of the seeds that did "
-        "not choose the threshold, whole arms shuffled, two-sided, by Holm over the metrics with a threshold that has "
-        "skill on the other half.",
+        "not choose the threshold, whole arms shuffled and the threshold chosen anew each time, twice the one-sided p, "
+        "by Holm over all metrics.",
     )
 
 
@@ -238,22 +247,22 @@ def _plateau(line: Verdict, one: Warned | None) -> Verdict:
     # Comparisons with NaN, where there is no interval, are false.
     nothing, inside = math.isnan(line.effect), low <= line.low and line.high <= high
     apart = line.high < low or line.low > high
-    lead = f"median lead {_steps(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
+    lead = f"median lead {_lead(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
     return replace(
         line,
-        claim=f"k3 leaves its level {low} to {high} steps before a collapse",
+        claim=f"k3 announces a collapse {low} to {high} steps before",
         verdict=UNTESTABLE if nothing else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
         seeds=one.warned if one else 0,
         p=math.nan,
         p_holm=math.nan,
         seen=lead if one else line.seen,
-        endpoint="The interval of the median lead, over the arms of the collapses that k3 announced, lies within that "
-        "range; contradicted where it lies outside.",
+        endpoint="The interval of the median lead, from where k3 is beyond the multiple that was chosen, over the arms "
+        "of the collapses that it announced, lies within that range; contradicted where it lies outside.",
     )
 
 
 def _row(case: Case) -> dict[str, Any]:
     """A run, and the step, from 0, at which each metric raises its alarm at each threshold, if it does."""
-    names = ("study", "arm", "seed", "chooses", "steps", "collapse", "gain")
+    names = ("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain")
     alarms = {f"{name} {factor:g}": raised(case, METRICS[name][0], factor) for name, factor in thresholds()}
     return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

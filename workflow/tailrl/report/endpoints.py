@@ -11,7 +11,7 @@ from tailrl.report.data import FloatArray, Results, TrainedRun
 from tailrl.report.findings import Finding, interval, measured, nothing
 from tailrl.report.statistics import Difference, arm_difference, one_sided
 
-MASKED, UNMASKED = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl"
+MASKED, UNMASKED, UNMASKED_K1 = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl", "rollout_corr_unmasked/kl"
 
 PART = 0.1
 """Share of a run's steps that its start, its end and each stretch of it are."""
@@ -46,9 +46,10 @@ def first_and_last(run: TrainedRun, key: str) -> tuple[float, float]:
     return mean(values_N[:size]), mean(values_N[-size:])
 
 
-def growth(run: TrainedRun) -> float:
-    """Powers of ten by which a run's unmasked k3 grows from its first tenth to its last."""
-    first, last = first_and_last(run, UNMASKED)
+def growth(run: TrainedRun, key: str = UNMASKED) -> float:
+    """Powers of ten by which a run's unmasked k3, or the size of another metric, grows from its first tenth to its
+    last."""
+    first, last = np.abs(first_and_last(run, key))
     return float(log10(last) - log10(first))
 
 

@@ -23,7 +23,7 @@ COMMANDS = {
     **dict.fromkeys(("ablate_domain_arithmetic", "ablate_domain_words"), "make ablate_domain"),
     **dict.fromkeys(("ablate_length_3", "ablate_length_4", "ablate_length_6"), "make ablate_length"),
     "default": "make reproduce",
-    "distributions": "snakemake --cores 1 distributions",
+    "distributions": "make distributions",
 }
 """What makes the results of this name, where it is not `make <name>`."""
 
@@ -202,8 +202,8 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
     figures = []
     for path in drawn:
         beside = path.parent, path.parents[1] / "tables"
-        places_ = [[folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,))]
-        found = (next((table for table in tables if table.is_file()), None) for tables in places_)
+        wanted = ([folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,)))
+        found = (next((table for table in tables if table.is_file()), None) for tables in wanted)
         figures.append((path, tuple(filter(None, found))))
     page = next((page for page in pages.values() if page), None)
     written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))

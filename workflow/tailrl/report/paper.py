@@ -21,7 +21,7 @@ SHOWN = 4
 LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; the p shown is two-sided. A family is of one study: where a claim has "
-    "lines of many studies, one in forty may come out by chance. Facts (exact zeros, exact sums) have no p, nor have "
+    "lines of many studies, one in twenty may come out by chance. Facts (exact zeros, exact sums) have no p, nor have "
     "lines on a margin, each decided by its own 95 % interval. Not "
     "testable at this scale: what it speaks of did not happen, or no run of this size can decide it. Premise fails: "
     "what the theorem assumes does not hold there. A difference is shown: a question without a direction, of which "
@@ -60,16 +60,38 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
         + _tally(found),
         LEGEND,
         "Written by `tailrl claims`; each line's study has the rest: its arms, intervals and figures.",
+        "## In brief",
+        _brief(found),
     ]
     header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by")
     for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
         rows = []
         for text, claim, lines in _by_claim(own):
-            said = " ".join(words for words in (text, f"*{claim}*" if claim else "") if words)
             for answer in lines:
-                rows.append([said if answer is lines[0] else "", f"**{answer.verdict}**", *_cells(answer, out)])
+                said = _said(text, claim) if answer is lines[0] else ""
+                rows.append([said, f"**{answer.verdict}**", *_cells(answer, out)])
         parts += [f"## {part}", table(header, rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def _brief(found: Iterable[Answer]) -> str:
+    """A line for each claim of each statement: what the study that is about it says, and what all say."""
+    rows = []
+    for text, claim, lines in _by_claim(found):
+        own = [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
+        made_by = {answer.made_by for answer in own or lines}
+        rest = _counts(lines) if len(own) < len(lines) else ""
+        rows.append([_said(text, claim), _counts(own), rest, f"`{made_by.pop()}`" if len(made_by) == 1 else "several"])
+    return table(("statement", "the study made for it", "all studies", "made by"), rows)
+
+
+def _said(text: str, claim: str) -> str:
+    return " ".join(words for words in (text, f"*{claim}*" if claim else "") if words)
+
+
+def _counts(lines: Iterable[Answer]) -> str:
+    counts = Counter(answer.verdict for answer in lines)
+    return ", ".join(f"**{verdict}** ({count})" if count > 1 else f"**{verdict}**" for verdict, count in counts.items())
 
 
 def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[str, str, list[Answer]]]:

@@ -7,7 +7,7 @@ from tailrl.report.statements.statement import ACROSS, Statement
 
 _own = partial(Statement, f"Dynamic Vocabulary Pruning ({DVP})")
 
-STRESS, GRADIENTS, WHOLE = "make stress", "make gradient_quality", "snakemake --cores 1 distributions"
+STRESS, GRADIENTS, WHOLE = "make stress", "make gradient_quality", "make distributions"
 
 STATEMENTS = [
     _own(

@@ -47,7 +47,7 @@ STATEMENTS = [
             "Sampled tail tokens have −Δ > 0",
         ),
         figures=("distributions",),
-        command="snakemake --cores 1 distributions",
+        command="make distributions",
     ),
     _own(
         "6. A fair KL: is the unmasked one lower too, over the tokens that each arm samples?",

@@ -17,7 +17,7 @@ STATEMENTS = [
             "The exact engine's distributions are the trainer's, to the bit",
         ),
         figures=("distributions",),
-        command="snakemake --cores 1 distributions",
+        command="make distributions",
     ),
     _own("Three ratios, K1, K3 and C(r) = −(r − 1) A", held_by="tests/unit/test_mismatch.py"),
     _own(
@@ -45,8 +45,12 @@ STATEMENTS = [
         command=ISOLATED,
     ),
     _own(
-        "(b) Recompute and bypass fail differently: K3 rises early under bypass and stays flat under recompute",
-        by=("K3 grows more under bypass than under recompute", "Under recompute the reward falls while K3 stays flat"),
+        "(b) Recompute and bypass fail differently: K1 and K3 rise early under bypass and stay flat under recompute",
+        by=(
+            "K3 grows more under bypass than under recompute",
+            "K1 grows more under bypass than under recompute",
+            "Under recompute the reward falls while K3 stays flat",
+        ),
         figures=("mismatch",),
         command=ISOLATED,
     ),
@@ -85,7 +89,7 @@ STATEMENTS = [
     ),
     _own(
         "K3 leaves its plateau 30 to 50 steps before the reward drops (here: to half of its best)",
-        by=("k3 leaves its level 30 to 50 steps before a collapse",),
+        by=("k3 announces a collapse 30 to 50 steps before",),
         figures=("early_warning",),
         command=WARNING,
     ),
