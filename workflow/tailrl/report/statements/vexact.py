@@ -84,7 +84,8 @@ STATEMENTS = [
     ),
     _own(
         "K3 from 1e-3 to 40, the gradient norm from 2e-3 to 35 and the score gone, within 120 steps of a 30B model",
-        beyond="it is one run of one large model; what all three do in runs that collapse here is in the figures that this makes",
+        beyond="it is one run of one large model; what all three do in runs that collapse here is in the figures that "
+        "this makes",
         command=COLLAPSE,
     ),
     _own(
