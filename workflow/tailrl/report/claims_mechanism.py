@@ -27,7 +27,7 @@ from tailrl.report.findings import (
     nothing,
     opposite,
 )
-from tailrl.report.statistics import difference_from, one_sided
+from tailrl.report.statistics import all_hold, difference_from, one_sided
 from tailrl.report.survival import REWARD
 
 __all__ = ["CLAIMS"]
@@ -149,9 +149,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
         ends = (reward.mean, reward.low, reward.high)
         k3 = f"k3 ends at {interval(*powers(times))} times its start"
         words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
-        # Both parts have to hold, an intersection-union test; either one that fails refutes it, by Bonferroni.
-        holds, fails = float(np.max([down, flat])), float(np.minimum(1.0, 2 * np.min([up, steep])))
-        found = Finding((arm,), fewest.n, *ends, words, holds, fails)
+        found = Finding((arm,), fewest.n, *ends, words, *all_hold((down, up), (flat, steep)))
         if not np.nanmin(change_S) < 0:
             found = Finding((arm,), fewest.n, *ends, f"no run's reward falls; {words}", outcome=UNTESTABLE)
         yield found

@@ -13,7 +13,7 @@ from tailrl.report import roles
 from tailrl.report.data import Results
 from tailrl.report.endpoints import log10, mean, ratio_of_runs, scores
 from tailrl.report.findings import CLAIMS, DVP, MEASURED, OPEN, VEXACT, Finding, claim
-from tailrl.report.statistics import arm_difference, one_sided
+from tailrl.report.statistics import all_hold, arm_difference, one_sided
 
 __all__ = ["CLAIMS"]
 
@@ -65,9 +65,8 @@ def rejections_end_alike(results: Results) -> Iterator[Finding]:
             np.array([score.avg_at_k for score in results.evaluations[arm].scores]) for arm in found.arms
         )
         low, high = (one_sided(arm_difference(first_S + shift, second_S)) for shift in (ALIKE, -ALIKE))
-        # Both ends have to hold, an intersection-union test; either one that fails refutes it, by Bonferroni.
-        fails = float(np.minimum(1.0, 2 * np.min([low[1], high[0]])))
-        yield replace(found, p_for=float(np.max([low[0], high[1]])), p_against=fails)
+        p_for, p_against = all_hold(low, high[::-1])
+        yield replace(found, p_for=p_for, p_against=p_against)
 
 
 @claim(
@@ -103,8 +102,7 @@ def both_end_above_either(results: Results) -> Iterator[Finding]:
 
 
 def _above_all(arm: str, parts: Sequence[Finding]) -> Finding:
-    """That one arm ends above each of some others: an intersection-union test; any one that it ends below refutes it,
-    by Bonferroni."""
+    """That one arm ends above each of some others."""
     least = min(parts, key=lambda part: part.effect)
     return Finding(
         (arm, *(part.arms[1] for part in parts)),
@@ -113,8 +111,7 @@ def _above_all(arm: str, parts: Sequence[Finding]) -> Finding:
         least.low,
         least.high,
         "; ".join(part.words for part in parts),
-        float(np.max([part.p_for for part in parts])),
-        float(np.minimum(1.0, len(parts) * np.min([part.p_against for part in parts]))),
+        *all_hold(*((part.p_for, part.p_against) for part in parts)),
     )
 
 

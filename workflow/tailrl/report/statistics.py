@@ -309,6 +309,13 @@ def one_sided(difference: Difference) -> tuple[float, float]:
     return (seen, other) if difference.mean > 0 else (other, seen)
 
 
+def all_hold(*parts: tuple[float, float]) -> tuple[float, float]:
+    """p of a claim whose parts have to hold all, and of its opposite, from those of each part: an intersection-union
+    test; any one part that fails refutes it, by Bonferroni. NaN where one of a part's is."""
+    holds, fails = zip(*parts, strict=True)
+    return float(np.max(holds)), float(np.minimum(1.0, len(parts) * np.min(fails)))
+
+
 def _wilson(count: int, n: int) -> tuple[float, float, float]:
     ends = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")
     return count / n, float(ends.low), float(ends.high)
