@@ -51,6 +51,7 @@ rule summarise:
             f"{results}/tables/{table}.csv"
             for table in (
                 "policies",
+                "arms",
                 *(
                     figure
                     for figure in FIGURES

@@ -1,5 +1,6 @@
 """What an ablation says of its field, from scores that were written and from points made by hand."""
 
+import csv
 import json
 import math
 from collections.abc import Callable
@@ -8,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from csv_fixture import rows
+from scipy import stats
 
 from tailrl.report import write_ablation
 from tailrl.report.ablation_claims import Point, as_good
-from tailrl.report.statistics import NO_DIFFERENCE, Difference, Interval, holm
+from tailrl.report.findings import CHANGES, UNDECIDED, UNTESTABLE
+from tailrl.report.statements import LASTS
+from tailrl.report.statistics import NO_DIFFERENCE, Difference, Interval, collapse_step, holm
 from tailrl.report.verdicts import Verdict
 from tailrl.study import Study
 
@@ -50,6 +54,37 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
     text = (tmp_path / "ablations" / "dose.md").read_text()
     assert text.count("Held-out avg@k of dvp less that of naive at a value, less the same difference at 0.0") == 1
     assert text.count("\n- dvp, naive: 0.0") == 2
+
+
+def test_values_that_make_runs_collapse_sooner(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    """Welch's test on the steps that the runs were made to last; an arm of which none collapses is not tested."""
+    dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01, 0.02]}
+    seeds, steps = [0, 1, 2, 3], 40
+    study, folder = make_study(seeds=seeds, training={"steps": steps}, ablations={"dose": dose})
+    ends = {"naive": [steps] * 4, "naive+dose=0.01": [steps] * 4, "naive+dose=0.02": [11, 14, 19, steps]}
+    for arm in study.all_arms():
+        for seed, end in zip(seeds, ends.get(arm, [steps] * 4), strict=True):
+            path = folder / "train" / arm / f"seed{seed}" / "metrics.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            made = [line | {"reward/mean": 1.0 if line["train/step"] < end else 0.0} for line in lines]
+            path.write_text("".join(json.dumps(line) + "\n" for line in made))
+    write_ablation(study, "dose", folder, tmp_path)
+    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if row["claim"].endswith(LASTS)]
+    assert [(row["arms"], row["unit"]) for row in found] == [("naive", "steps"), ("dvp", "steps")]
+    assert (found[1]["verdict"], found[1]["seen"], found[1]["p"]) == (UNTESTABLE, "no run collapsed", "")
+    with (tmp_path / "ablations" / "dose.csv").open(newline="") as file:
+        survived = {row["arm"]: float(row["survived_mean"]) for row in csv.DictReader(file)}
+    assert float(found[0]["effect"]) == pytest.approx(survived["naive+dose=0.02"] - survived["naive"]) and (
+        survived["naive"] == survived["naive+dose=0.01"] == steps
+    )
+    lasted = [collapse_step([1.0] * end + [0.0] * (steps - end), 5) for end in ends["naive+dose=0.02"]]
+    per_run = [steps if step is None else step + 1 for step in lasted]
+    test = stats.ttest_ind_from_stats(np.mean(per_run), np.std(per_run, ddof=1), 4, steps, 0.0, 4, equal_var=False)
+    assert float(found[0]["p"]) == float(found[0]["p_holm"]) == pytest.approx(test.pvalue), (
+        "the one test of the ablation"
+    )
+    assert found[0]["verdict"] == (CHANGES if test.pvalue <= 0.05 else UNDECIDED)
+    assert found[0]["seen"].startswith("0.02: -")
 
 
 def test_a_margin_adds_a_line_for_each_other_value(

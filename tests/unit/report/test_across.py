@@ -99,6 +99,16 @@ def test_kept_mass_is_that_of_the_metrics(make_study: Make) -> None:
     assert all(math.isnan(value) for value in QUANTITIES["1 − Z of a response, summed"](results, "dvp")), "not recorded"
 
 
+def test_studies_made_with_other_seeds_than_their_files_say(make_study: Make, tmp_path: Path) -> None:
+    """As `make ablate_length ARGS="--config 'seeds=[0,1,2]'"` makes them."""
+    studies, folder = two(make_study)
+    write_across(studies, folder, tmp_path / "same")
+    in_files = [study.model_copy(update={"seeds": (7, 8)}) for study in studies]
+    write_across(in_files, folder, tmp_path / "other")
+    assert (tmp_path / "other.csv").read_bytes() == (tmp_path / "same.csv").read_bytes()
+    assert (tmp_path / "other.md").read_bytes() == (tmp_path / "same.md").read_bytes()
+
+
 def test_what_cannot_be_compared_is_named(make_study: Make, tmp_path: Path) -> None:
     first, folder = made(make_study, "first", seeds=[0], training={"steps": 2}, arms={"a": {}})
     other, _ = made(make_study, "other", seeds=[0], training={"steps": 2}, arms={"b": {}})

@@ -20,6 +20,7 @@ from tailrl.report.early_warning import (
     MISMATCHED,
     Case,
     Warned,
+    ahead,
     distinct,
     judge_metrics,
     read_cases,
@@ -28,6 +29,7 @@ from tailrl.report.early_warning import (
     with_p,
 )
 from tailrl.report.statistics import Interval, share_interval
+from tailrl.report.survival import REWARD
 
 
 def without_mismatch(one: Case) -> Case:
@@ -52,6 +54,28 @@ def test_what_a_threshold_does() -> None:
     assert found.skill == pytest.approx(0)
     assert math.isnan(warned(cases, "k3", 3.0, True).skill) and math.isnan(found.p)
     assert math.isnan(with_p(found, cases).p), "no run that chooses collapses"
+
+
+def test_how_far_a_metric_is_ahead_of_another() -> None:
+    """Of the collapses that it announces: to the other's alarm, or to the collapse where that has none by then."""
+
+    def falling(one: Case, step: int) -> Case:
+        return replace(one, signals={**one.signals, REWARD: np.where(np.arange(STEPS) >= step, 0.0, 1.0)})
+
+    cases = [
+        falling(case(1, collapses=True, rise=20, arm="a"), 30),  # k3 at step 21, the reward at 32: three 0 of five
+        falling(case(3, collapses=True, rise=20, arm="b"), 10),  # 21 and 12: it is behind
+        case(5, collapses=True, rise=30, arm="c"),  # 31, and never: the collapse
+        falling(case(7, collapses=True, rise=30, arm="d"), 39),  # 31, and 41: too late
+        falling(case(1, collapses=True, arm="e"), 30),  # not announced
+        falling(case(1, collapses=False, rise=20, arm="f"), 30),  # no collapse
+        falling(case(2, collapses=True, rise=20, arm="a"), 39),  # of the other half
+    ]
+    k3, reward = (warned(cases, name, factor, False) for name, factor in (("k3", 3.0), ("falling reward", 0.5)))
+    steps = [32 - 21, 12 - 21, COLLAPSE - 31, COLLAPSE - 31]
+    assert ahead(k3, reward, cases) == clustered_median(steps, ["a", "b", "c", "d"])
+    assert ahead(k3, k3, cases).mean == 0
+    assert ahead(warned(cases, "k3", 100.0, False), reward, cases).n == 0
 
 
 def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:

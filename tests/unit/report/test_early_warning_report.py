@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tailrl.report.evidence import OPEN, answers, read_shown
 from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statements import STATEMENTS
 from tailrl.report.statistics import Interval, share_interval
+
+LEAD = Interval(20.0, 10.0, 30.0, 4)
 
 
 @pytest.fixture
@@ -38,11 +41,29 @@ def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> No
     assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.0, 9.0, REPRODUCED), (0.0, 9.0, UNDECIDED), (math.nan, math.nan, UNDECIDED), (-9.0, -1.0, CONTRADICTED)],
+)
+def test_which_warns_first(low: float, high: float, verdict: str) -> None:
+    """A line for each metric that is held against the falling reward, none for one that is not."""
+    share = share_interval(5, 10)
+    reward = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 5, share, 10, 5, share, LEAD, 0.5)
+    k3 = replace(reward, metric="k3", signal=K3, ahead=Interval((low + high) / 2, low, high, 3))
+    lines = [
+        line for line in _verdicts([], [reward, k3]) if line.claim.endswith("warns before the falling reward does")
+    ]
+    assert [(line.claim, line.verdict, line.seeds) for line in lines] == [
+        ("k3 warns before the falling reward does", verdict, 5)
+    ]
+    spoken = [one.text for one in STATEMENTS if "… warns before the falling reward does" in one.by]
+    assert spoken == ["7. Which metric warns first, and how often falsely?"]
+
+
 def test_what_is_said_of_metrics() -> None:
     """p at most 5 %, by Holm over all ten metrics, and skill; else no metric announces."""
     many, few = share_interval(8, 10), share_interval(2, 10)
-    lead = Interval(20.0, 10.0, 30.0, 4)
-    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, lead, 0.0049)
+    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, LEAD, 0.0049)
     fair = replace(good, metric="rising entropy", p=0.005)
     backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
     cases = [case(seed, collapses=False) for seed in range(5)]
@@ -148,6 +169,12 @@ def test_the_report_of_early_warnings(study: Path) -> None:
         assert again(runs, line, "False") == [int(line[key]) for key in counts]
         p = min(1.0, p_again(runs, line["metric"]))
         assert (float(line["p"]) == pytest.approx(p)) if line["runs"] == ALL else line["p"] == ""
+    judged = [run for run in runs if run["chooses"] == "False" and run["collapse"]]
+    own, reward, end = (
+        steps_of(judged, name) for name in ("k3 30", f"falling reward {table[1]['factor']}", "collapse")
+    )
+    ahead = [min(other, last) - first for first, other, last in zip(own, reward, end, strict=True)]
+    assert float(table[0]["ahead_mean"]) == statistics.median(ahead) > 0 and table[1]["ahead_mean"] == ""
     for line in read(out / "thresholds.csv"):
         assert again(runs, line, str(line["half"] == "chosen on")) == [int(line[key]) for key in counts]
     text = (out / "early_warning.md").read_text()
@@ -161,7 +188,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     assert {path: path.read_bytes() for path in out.iterdir()} == written
     shown = answers(read_shown([study.parent]))
     about = [s for s in STATEMENTS if any("announces" in name for name in s.by)]
-    assert len(about) == 2
+    assert len(about) == 2 and "ahead_mean" not in read(out / "thresholds.csv")[0]
     for statement in about:
         assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}
 

@@ -39,22 +39,32 @@ def test_an_arm_plays_a_part_by_all_its_settings(changes: dict[str, Any], role: 
     assert [known for known in ROLES if known(settings)] == ([role] if role else [])
 
 
-PLACES = (roles.is_mismatched, roles.has_own_mismatch, roles.has_exact_engine, roles.is_matched)
+VERIFIED = {"sampler": {"verify": True}}
+PLACES = (
+    roles.is_mismatched,
+    roles.has_own_mismatch,
+    roles.has_no_mismatch,
+    roles.has_exact_engine,
+    roles.is_matched,
+)
 
 
 @pytest.mark.parametrize(
     ("changes", "places"),
     [
-        (NAIVE, (True, True, False, False)),
-        (NOISE, (True, False, False, False)),
-        (MATCHED, (False, False, False, True)),
-        (EXACT, (False, False, True, False)),
-        ({**EXACT, **NOISE}, (True, False, False, False)),
-        ({**EXACT, **MATCHED}, (False, False, False, True)),
-        ({"disturbance": {"staleness": 2}}, (True, False, False, False)),
-        ({"disturbance": {"weights": "float16"}}, (True, False, False, False)),
-        ({"disturbance": {"bias": 0.1}}, (True, False, False, False)),
-        ({"disturbance": {"floor": 0.1}}, (True, False, False, False)),
+        (NAIVE, (True, True, False, False, False)),
+        (NOISE, (True, False, False, False, False)),
+        (MATCHED, (False, False, False, False, True)),
+        (EXACT, (False, False, True, True, False)),
+        (VERIFIED, (False, False, True, False, False)),
+        ({**VERIFIED, **NOISE}, (False, False, True, False, False)),
+        ({**VERIFIED, **MATCHED}, (False, False, False, False, True)),
+        ({**EXACT, **NOISE}, (True, False, False, False, False)),
+        ({**EXACT, **MATCHED}, (False, False, False, False, True)),
+        ({"disturbance": {"staleness": 2}}, (True, False, False, False, False)),
+        ({"disturbance": {"weights": "float16"}}, (True, False, False, False, False)),
+        ({"disturbance": {"bias": 0.1}}, (True, False, False, False, False)),
+        ({"disturbance": {"floor": 0.1}}, (True, False, False, False, False)),
     ],
 )
 def test_where_the_mismatch_comes_from(changes: dict[str, Any], places: tuple[bool, ...]) -> None:

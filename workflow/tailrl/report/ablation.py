@@ -36,7 +36,7 @@ from tailrl.report.statistics import (
     problem_interval,
 )
 from tailrl.report.summary import LOST, comparison_table, count, p_value, percent, points, table
-from tailrl.report.survival import collapses
+from tailrl.report.survival import collapses, lasted
 from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.study import Study
 
@@ -150,13 +150,13 @@ def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Po
 
 
 def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
-    steps, lengths = collapses(runs)
+    steps, _ = collapses(runs)
     seeds = {
         "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
         "k3_unmasked": mean_of(runs, "rollout_corr_unmasked/k3_kl"),
         "lost": 1.0 - mean_of(runs, "dvp/kept_mass_train_mean"),
         "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
-        "survived": np.array([length if step is None else step for step, length in zip(steps, lengths, strict=True)]),
+        "survived": lasted(runs),
     }
     return Point(
         base=base,

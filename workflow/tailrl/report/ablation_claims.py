@@ -1,15 +1,25 @@
-"""What an ablation says of its field: whether a value changes the score, an arm's lead, or less than a margin."""
+"""What an ablation says of its field: whether a value changes the score, how long runs last, an arm's lead, or
+less than a margin."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailrl.report import roles
 from tailrl.report.data import Results
-from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED
-from tailrl.report.statements import ABLATION, AS_GOOD
-from tailrl.report.statistics import CONFIDENCE, Difference, Interval, arm_contrast, holm
+from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
+from tailrl.report.statements import ABLATION, AS_GOOD, LASTS
+from tailrl.report.statistics import (
+    CONFIDENCE,
+    NO_DIFFERENCE,
+    Difference,
+    Interval,
+    arm_contrast,
+    arm_difference,
+    holm,
+)
 from tailrl.report.summary import points
+from tailrl.report.survival import lasted
 from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.settings import Ablation
 
@@ -47,11 +57,14 @@ class Point:
 
 
 def ablation_verdicts(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
-    """The lines of one ablation: of each base arm whether the field matters; then the contrast of two of them, and what
-    is as good as the base arm, where the ablation asks for these."""
+    """The lines of one ablation: of each base arm whether the field matters; whether runs last longer or shorter, where
+    one collapsed; then the contrast of two of them, and what is as good as the base arm, where the ablation asks for
+    these."""
     by_base = {base: [p for p in points_A if p.base == base] for base in ablation.bases}
     lines = [_verdict(results, ablation.field, own) for own in by_base.values()]
-    found = _contrasts(results, ablation.field, points_A, ablation.contrast) if ablation.contrast else []
+    found = lasting(results, ablation.field, by_base)
+    if ablation.contrast:
+        found += _contrasts(results, ablation.field, points_A, ablation.contrast)
     if ablation.margin:
         for line, own in zip(lines, by_base.values(), strict=True):
             as_good_A = as_good(line, own, ablation.margin)
@@ -67,7 +80,7 @@ def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Ver
         points_B: the base arm's values.
         margin: points of avg@k, as a share of 1, by which a value may fall short.
     """
-    start = _reference(points_B)
+    start = _start(points_B).value
     found = []
     for p in points_B:
         if math.isnan(p.change.low):
@@ -93,9 +106,9 @@ def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Ver
     return found
 
 
-def _reference(points_B: Sequence[Point]) -> str:
-    """The value that the others of a base arm are held against."""
-    return next(p.value for p in points_B if math.isnan(p.change.mean))
+def _start(points_B: Sequence[Point]) -> Point:
+    """What the other values of a base arm are held against."""
+    return next(p for p in points_B if math.isnan(p.change.mean))
 
 
 def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
@@ -115,11 +128,51 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
         largest.change_p_holm,
         unit="share of samples",
         seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
-        endpoint=f"Held-out avg@k at each value less that at {_reference(points_B)}, over seeds and problems, by Holm "
-        "over the values of all base arms. The effect is the largest change, of those that are decided if any is.",
+        endpoint=f"Held-out avg@k at each value less that at {_start(points_B).value}, over seeds and problems, by "
+        "Holm over the values of all base arms. The effect is the largest change, of those that are decided if any is.",
     )
     verdict = CHANGES if decided else UNDECIDED  # a smaller change can be the surer one
     return replace(line, verdict=verdict, dose=_dose(results, field, points_B))
+
+
+def lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]) -> list[Verdict]:
+    """Of each base arm whether a value changes how many steps its runs last; no line where no run of any collapsed."""
+    changes = {p.arm: _lasts(results, p, _start(own)) for own in by_base.values() for p in own}
+    adjusted = dict(zip(changes, holm([change.p for change in changes.values()]).tolist(), strict=True))
+    if not any(p.collapsed for own in by_base.values() for p in own):
+        return []
+    lines = []
+    for base, own in by_base.items():
+        tested = [p for p in own if not math.isnan(changes[p.arm].mean)]
+        decided = [p for p in tested if adjusted[p.arm] <= 1 - CONFIDENCE]
+        largest = max(decided or tested, key=lambda p: abs(changes[p.arm].mean), default=own[0])
+        said = [
+            f"{p.value}: {interval(change.mean, change.low, change.high, form='+.0f')} steps"
+            for p, change in ((p, changes[p.arm]) for p in decided or tested)
+        ]
+        line = change_verdict(
+            f"{ABLATION}{field}{LASTS}",
+            roles.settings_of(results, own[0].arm),
+            base,
+            min(p.runs for p in own),
+            changes[largest.arm],
+            adjusted[largest.arm],
+            unit="steps",
+            seen="; ".join(said) or "no run collapsed",
+            endpoint=f"Steps of a run before its collapse, all of them where there is none, at each value less those "
+            f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms. The effect is the "
+            "largest change, of those that are decided if any is.",
+        )
+        verdict = CHANGES if decided else UNDECIDED if tested else UNTESTABLE
+        lines.append(replace(line, verdict=verdict, dose=_dose(results, field, own)))
+    return lines
+
+
+def _lasts(results: Results, p: Point, start: Point) -> Difference:
+    """How many steps more an arm's runs last than another's; no comparison where those of both last to their end."""
+    if not p.collapsed + start.collapsed or p is start:
+        return NO_DIFFERENCE
+    return arm_difference(*(lasted(results.runs[arm]) for arm in (p.arm, start.arm)))
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:

@@ -20,7 +20,7 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
-from tailrl.report.data import FloatArray, Results, read_results
+from tailrl.report.data import FloatArray, Results, read_evaluation, read_results
 from tailrl.report.findings import interval
 from tailrl.report.statements import ACROSS
 from tailrl.report.statistics import (
@@ -81,6 +81,8 @@ class Place:
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     """Writes out.csv, out.svg, out.md and out_claims.csv: the arms that all studies have, side by side.
 
+    The seeds are those of the results, which a command line may have made others than the study files'.
+
     Args:
         studies: at least two; the later ones are held against the first.
         folder: that holds the results folder of each.
@@ -94,12 +96,19 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     shared = [arm for arm in studies[0].arms if all(arm in study.arms for study in studies)]
     if not shared:
         raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
+    studies = [_as_run(study, folder / study.name, shared[0]) for study in studies]
     read = [read_results(study, folder / study.name, shared) for study in studies]
     places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(places))
     write_csv(out.with_name(f"{out.name}_claims.csv"), flat_rows(_verdicts(studies, read, places)))
     save_svg(across_figure(places), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
+
+
+def _as_run(study: Study, folder: Path, arm: str) -> Study:
+    """The study with the seeds that an arm of it was evaluated with."""
+    evaluated = read_evaluation(folder / "eval" / f"{arm}.json")
+    return study.model_copy(update={"seeds": tuple(score.seed for score in evaluated.scores)})
 
 
 def across_figure(places: Sequence[Place]) -> Figure:

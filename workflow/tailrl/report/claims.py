@@ -161,12 +161,12 @@ def exact_is_exact(results: Results) -> Iterator[Finding]:
     f"{VEXACT}, finding (a)",
     unit="share of runs",
     family="survival",
-    needs="naive arm under a mismatch beside one with the exact engine",
+    needs="naive arm under a mismatch beside one without",
 )
 def collapses_unlike_exact(results: Results) -> Iterator[Finding]:
-    """Naive under a mismatch collapses sooner than naive with the exact engine: one-sided log-rank test, by permutation
-    of the runs. The effect is the difference in the share of runs that collapsed."""
-    control = roles.both(roles.is_naive, roles.has_exact_engine)
+    """Naive under a mismatch collapses sooner than naive with the exact engine or verified: one-sided log-rank test, by
+    permutation of the runs. The effect is the difference in the share of runs that collapsed."""
+    control = roles.both(roles.is_naive, roles.has_no_mismatch)
     yield from _survival(results, control, apart=("sampler", "disturbance"))
 
 
@@ -224,12 +224,12 @@ def _survival(results: Results, control: roles.Role, *, apart: tuple[str, ...] =
     f"{VEXACT}, finding (a), in scores",
     unit="share of samples",
     family="harm",
-    needs="naive arm under a mismatch beside one with the exact engine",
+    needs="naive arm under a mismatch beside one without",
 )
 def ends_below_exact(results: Results) -> Iterator[Finding]:
-    """Held-out avg@k of naive under a mismatch minus that of naive with the exact engine, over seeds (Welch): below 0.
-    The policies answer as they are, undisturbed."""
-    control = roles.both(roles.is_naive, roles.has_exact_engine)
+    """Held-out avg@k of naive under a mismatch minus that of naive with the exact engine or verified, over seeds
+    (Welch): below 0. The policies answer as they are, undisturbed."""
+    control = roles.both(roles.is_naive, roles.has_no_mismatch)
     yield from _lower(results, control, apart=("sampler", "disturbance"))
 
 
@@ -257,12 +257,13 @@ def _lower(results: Results, control: roles.Role, *, apart: tuple[str, ...]) -> 
     OPEN,
     unit="share of samples",
     family="zero",
-    needs="DVP arm beside a naive arm, both with the exact engine",
+    needs="DVP arm beside a naive arm, both without a mismatch",
 )
 def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
-    """Held-out avg@k of DVP minus that of naive, both with the exact engine, over seeds (Welch): above 0."""
-    exact = roles.has_exact_engine
-    yield from scores(results, roles.both(roles.is_dvp, exact), roles.both(roles.is_naive, exact))
+    """Held-out avg@k of DVP minus that of naive, both with the exact engine or both verified, over seeds (Welch): above
+    0."""
+    zero = roles.has_no_mismatch
+    yield from scores(results, roles.both(roles.is_dvp, zero), roles.both(roles.is_naive, zero))
 
 
 @claim(

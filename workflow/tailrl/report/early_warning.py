@@ -49,6 +49,9 @@ METRICS = {
 order where they tie. The reward is what collapses: a metric that does no better than to look at it says nothing new."""
 
 
+NOT_ASKED = Interval(math.nan, math.nan, math.nan, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
@@ -94,6 +97,7 @@ class Warned:
         others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
         lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
         p: twice the one-sided one that any arm's alarms would have that skill; NaN where it is not tested.
+        ahead: like lead, to the falling reward's alarm, or to the collapse where it has none by then; NaN if not asked.
     """
 
     metric: str
@@ -109,6 +113,7 @@ class Warned:
     false_alarms: Interval
     lead: Interval
     p: float = math.nan
+    ahead: Interval = NOT_ASKED
 
     @property
     def skill(self) -> float:
@@ -256,6 +261,17 @@ def _alarms(cases: Sequence[Case], key: str, factor: float) -> FloatArray:
 def _collapses(cases: Sequence[Case]) -> FloatArray:
     """The step of each run's collapse, infinite where there is none."""
     return np.array([math.inf if case.collapse is None else case.collapse for case in cases])
+
+
+def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
+    """Median steps by which a metric's alarm comes before another's, or before the collapse where the other has none by
+    then: over the collapses that the metric announces among those judged, arms as units."""
+    judged = [case for case in cases if not case.chooses and case.collapse is not None]
+    end_R = _collapses(judged)
+    own_R, other_R = (_alarms(judged, metric.signal, metric.factor) for metric in (one, other))
+    early_R = own_R < end_R
+    arm_R = np.array([case.settings for case in judged])
+    return clustered_median((np.minimum(other_R, end_R) - own_R)[early_R], arm_R[early_R])
 
 
 def with_p(one: Warned, cases: Sequence[Case]) -> Warned:

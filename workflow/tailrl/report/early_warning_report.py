@@ -16,6 +16,7 @@ from tailrl.report.early_warning import (
     MISMATCHED,
     Case,
     Warned,
+    ahead,
     distinct,
     judge_metrics,
     raised,
@@ -24,7 +25,7 @@ from tailrl.report.early_warning import (
     warned,
     with_p,
 )
-from tailrl.report.findings import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.findings import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.statistics import CONFIDENCE, Interval, holm
 from tailrl.report.summary import count, p_value, percent, table
 from tailrl.report.tables import flat_rows, write_csv
@@ -32,6 +33,9 @@ from tailrl.report.verdicts import Verdict
 
 PLATEAU = (30, 50)
 """Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
+
+REWARD = "falling reward"
+"""The metric that the others are held against: what collapses."""
 
 UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
 """What is said of a metric that is not judged."""
@@ -53,16 +57,23 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     if not cases:
         raise StudyError(f"{', '.join(map(str, studies))}: no finished run, train/<arm>/seed<seed>/run.json")
     every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
-    judged = [with_p(one, cases) for one in judge_metrics(every)]
+    judged = compared([with_p(one, cases) for one in judge_metrics(every)], cases)
     mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
-    # Only what is judged is tested.
-    tried = [{key: value for key, value in row.items() if key != "p"} for row in flat_rows(every)]
+    # Only what is judged is tested and compared.
+    left = {"p", *(f"ahead_{part}" for part in ("mean", "low", "high", "n"))}
+    tried = [{key: value for key, value in row.items() if key not in left} for row in flat_rows(every)]
     write_csv(out / "thresholds.csv", tried)
     write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
     write_csv(out / "runs.csv", [_row(case) for case in cases])
     write_csv(out / "claims.csv", flat_rows(_verdicts(cases, judged)))
     save_svg(warning_figure(judged), out / "early_warning.svg")
     (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
+
+
+def compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
+    """The metrics with how far each is ahead of the falling reward, where that is one of them."""
+    reward = next((one for one in judged if one.metric == REWARD), None)
+    return [replace(one, ahead=ahead(one, reward, cases)) if reward not in (None, one) else one for one in judged]
 
 
 def warning_figure(judged: Sequence[Warned]) -> Figure:
@@ -102,14 +113,15 @@ def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[
     if not judged:
         return "\n\n".join([*parts, f"No threshold can be chosen: {_why_not(cases)}."]) + "\n"
     header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
-    rows = [[*_cells(one), p_value(p)] for one, p in zip(judged, _adjusted(judged), strict=True)]
-    rows += [[metric, UNSKILLED, *[""] * 4] for metric in _unskilled(judged)]
+    pairs = zip(judged, _adjusted(judged), strict=True)
+    rows = [[*_cells(one), _lead(one.ahead), p_value(p)] for one, p in pairs]
+    rows += [[metric, UNSKILLED, *[""] * 5] for metric in _unskilled(judged)]
     best = judged[0]
     rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
     last = (
         f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
     )
-    parts += [table((*header, "p, Holm"), rows), last + _ended(cases, best)]
+    parts += [table((*header, f"ahead of the {REWARD}, steps", "p, Holm"), rows), last + _ended(cases, best)]
     if runs := mismatched[0].collapsed + mismatched[0].others:
         among = (
             "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
@@ -131,7 +143,8 @@ def _introduction(cases: Sequence[Case]) -> str:
         "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
         "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
         "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
-        "shuffled: shares have Korn and Graubard's intervals, the median lead Woodruff's, and p, by Holm over all "
+        "shuffled: shares have Korn and Graubard's intervals, medians Woodruff's: of the lead, and of how far a metric "
+        f"is ahead of the alarm of the {REWARD}, or of the collapse where that has none by then. p, by Holm over all "
         "metrics, is twice the share of shuffles with at least the skill seen, where each arm has the alarms, seed by "
         "seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a test says that a "
         "metric tells arms that collapse from arms that do not, not which run of an arm will."
@@ -210,6 +223,7 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
             seen=f"{one.metric}: before {true}{lead}; falsely in {false}",
         )
         found += [line, _plateau(line, one)] if one.metric == "k3" else [line]
+        found += [_first(line, one)] if one.ahead.n else []
     for metric in _unskilled(judged):
         line = _untested(cases, metric)
         found += [line, _plateau(line, None)] if metric == "k3" else [line]
@@ -258,6 +272,27 @@ def _plateau(line: Verdict, one: Warned | None) -> Verdict:
         seen=lead if one else line.seen,
         endpoint="The interval of the median lead, from where k3 is beyond the multiple that was chosen, over the arms "
         "of the collapses that it announced, lies within that range; contradicted where it lies outside.",
+    )
+
+
+def _first(line: Verdict, one: Warned) -> Verdict:
+    """Whether a metric warns before the falling reward does, in the collapses that it announces."""
+    own = one.ahead
+    return replace(
+        line,
+        claim=f"{one.metric} warns before the {REWARD} does",
+        source=OPEN,
+        verdict=REPRODUCED if own.low > 0 else CONTRADICTED if own.high < 0 else UNDECIDED,
+        seeds=one.warned,
+        effect=own.mean,
+        low=own.low,
+        high=own.high,
+        p=math.nan,
+        p_holm=math.nan,
+        seen=f"{one.metric}: a median of {_lead(own)} steps ahead, in the {one.warned} collapses that it announces",
+        endpoint=f"The interval of the median of the steps from a metric's alarm to that of the {REWARD}, or to the "
+        "collapse where that has none by then, over the arms of the collapses that the metric announces, lies above 0; "
+        "contradicted where it lies below.",
     )
 
 

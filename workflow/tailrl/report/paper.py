@@ -22,7 +22,7 @@ LEGEND = (
     "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
     "contradicted: the same of its opposite; the p shown is two-sided. A family is of one study: where a claim has "
     "lines of many studies, one in twenty may come out by chance. Facts (exact zeros, exact sums) have no p, nor have "
-    "lines on a margin, each decided by its own 95 % interval. Not "
+    "lines on a margin or on which metric warns first, each decided by its own 95 % interval. Not "
     "testable at this scale: what it speaks of did not happen, or no run of this size can decide it. Premise fails: "
     "what the theorem assumes does not hold there. A difference is shown: a question without a direction, of which "
     "the two-sided p, by "

@@ -113,14 +113,19 @@ def has_exact_engine(settings: Mapping[str, Any]) -> bool:
     return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings)
 
 
+def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
+    """The trainer's own samples: the exact engine's, or any engine's proposals where the trainer decides each token."""
+    return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
+
+
 def has_own_mismatch(settings: Mapping[str, Any]) -> bool:
-    """An engine other than the exact one, without disturbance: the mismatch is the engine's own."""
-    return not is_disturbed(settings) and not has_exact_engine(settings)
+    """An engine other than the exact one, without disturbance or verification: the mismatch is the engine's own."""
+    return not is_disturbed(settings) and not has_no_mismatch(settings)
 
 
 def is_mismatched(settings: Mapping[str, Any]) -> bool:
-    """The engine's own mismatch or a disturbed sampler; a matched control is neither."""
-    return not has_exact_engine(settings) and not is_matched(settings)
+    """The engine's own mismatch or a disturbed sampler; a matched control or a verified arm is neither."""
+    return not has_no_mismatch(settings) and not is_matched(settings)
 
 
 def both(*roles: Role) -> Role:

@@ -29,6 +29,12 @@ def collapses(runs: Sequence[TrainedRun]) -> Collapses:
     return steps, lengths
 
 
+def lasted(runs: Sequence[TrainedRun]) -> FloatArray:
+    """The steps of each run before its collapse, (N,); all that it took where there was none."""
+    steps, lengths = collapses(runs)
+    return np.array([float(step or length) for step, length in zip(steps, lengths, strict=True)])
+
+
 def collapse_of(reward_N: FloatArray) -> int | None:
     """The place, from 0, at which rewards (NaN where none was recorded) collapsed for good; None where they did not."""
     place_M = np.flatnonzero(~np.isnan(reward_N))

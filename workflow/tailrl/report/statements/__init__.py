@@ -6,8 +6,8 @@ yet names the command that makes one.
 """
 
 from tailrl.report.statements import dvp, questions, vexact
-from tailrl.report.statements.statement import ABLATION, ACROSS, AS_GOOD, Statement
+from tailrl.report.statements.statement import ABLATION, ACROSS, AS_GOOD, LASTS, Statement
 
-__all__ = ["ABLATION", "ACROSS", "AS_GOOD", "STATEMENTS", "Statement"]
+__all__ = ["ABLATION", "ACROSS", "AS_GOOD", "LASTS", "STATEMENTS", "Statement"]
 
 STATEMENTS = [*dvp.STATEMENTS, *vexact.STATEMENTS, *questions.STATEMENTS]

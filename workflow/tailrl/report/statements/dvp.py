@@ -117,7 +117,7 @@ STATEMENTS = [
         command="make ablate_adaptive_rho",
     ),
     _own(
-        "Open there: PPO and GRPO",
+        "Open there: PPO and GRPO (here: GRPO, and RLOO's advantages under PPO's clip; RLOO and REINFORCE beside them)",
         by=("DVP ends above naive", "DVP + MIS ends above naive"),
         figures=("evaluation",),
         command="make ablate_estimator",

@@ -2,10 +2,15 @@
 
 from functools import partial
 
-from tailrl.report.statements.statement import ABLATION, ACROSS, AS_GOOD, WARNING, Statement
+from tailrl.report.statements.statement import ABLATION, ACROSS, AS_GOOD, LASTS, WARNING, Statement
 
 _own = partial(Statement, "Open questions")
 _further = partial(Statement, "What neither paper varies")
+
+
+def _ablated(field: str) -> tuple[str, str]:
+    return f"{ABLATION}{field}", f"{ABLATION}{field}{LASTS}"
+
 
 STATEMENTS = [
     _own(
@@ -15,26 +20,27 @@ STATEMENTS = [
         command="make dvp_at_zero",
     ),
     _own(
-        "2. Dose and response: scores and collapses against the size of a floor; naive, token TIS, MIS, DVP",
+        "2. Dose and response: scores and steps before a collapse against the size of a floor, of naive, token TIS, "
+        "MIS and DVP (no other remedy, nor another cause)",
         by=(f"{ABLATION}disturbance…",),
         figures=("floor",),
         command="make dose_response",
     ),
     _own(
         "3. DVP taken apart: mask in the sampler, in the trainer, in both; veto",
-        by=(f"{ABLATION}vocabulary.side", f"{ABLATION}vocabulary.side{AS_GOOD}", f"{ABLATION}correction…"),
+        by=(*_ablated("vocabulary.side"), f"{ABLATION}vocabulary.side{AS_GOOD}", f"{ABLATION}correction…"),
         figures=("side",),
         command="make ablate_mask_side",
     ),
     _own(
-        "4. Does ρ = e⁻¹³ bind at all?",
+        "4. Does ρ = e⁻¹³ bind at all, where no floor lifts the tail above it?",
         by=("DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",),
         figures=("kept",),
         command="make dvp_at_zero",
     ),
     _own(
-        "4. Does the score depend on ρ? (KL, kept mass and tokens outside: the figure)",
-        by=(f"{ABLATION}vocabulary.rho",),
+        "4. Does the score depend on ρ? (KL, kept mass and sampled tokens that it prunes: the figure)",
+        by=_ablated("vocabulary.rho"),
         figures=("rho",),
         command="make ablate_rho",
     ),
@@ -57,7 +63,7 @@ STATEMENTS = [
     ),
     _own(
         "7. Which metric warns first, and how often falsely?",
-        by=("… announces a collapse…",),
+        by=("… announces a collapse…", "… warns before the falling reward does"),
         figures=("early_warning",),
         command=WARNING,
     ),
@@ -81,25 +87,25 @@ STATEMENTS = [
     ),
     _further(
         "The optimizer: the score with AdamW and with SGD, and how far MIS ends from naive",
-        by=(f"{ABLATION}training.optimizer", f"{ABLATION}training.optimizer on…"),
+        by=(*_ablated("training.optimizer"), f"{ABLATION}training.optimizer on…"),
         figures=("optimizer",),
         command="make ablate_optimizer",
     ),
     _further(
         "The loss as a mean over all responses, or over those that the weights keep",
-        by=(f"{ABLATION}training.loss_mean",),
+        by=_ablated("training.loss_mean"),
         figures=("loss_mean",),
         command="make ablate_optimizer",
     ),
     _further(
         "The sampling temperature: the score, and how far the mismatch takes it down",
-        by=(f"{ABLATION}training.temperature", f"{ABLATION}training.temperature on…"),
+        by=(*_ablated("training.temperature"), f"{ABLATION}training.temperature on…"),
         figures=("temperature",),
         command="make ablate_temperature",
     ),
     _further(
         "The engine's number format",
-        by=(f"{ABLATION}sampler.dtype",),
+        by=_ablated("sampler.dtype"),
         figures=("dtype",),
         command="make ablate_engine",
     ),

@@ -8,8 +8,11 @@ ABLATION = "ablation of "
 AS_GOOD = ", as good within a margin"
 """How the claims of an ablation end that a value is as good as the base arm's."""
 
-WARNING = "make tim_isolated stale dose_response dvp_at_zero early_warning"
-"""What makes early warnings: runs that collapse and runs that do not, and the look at them."""
+LASTS = ", steps before a collapse"
+"""How the claims of an ablation end that a value makes runs collapse sooner or later."""
+
+WARNING = "make dose_response dvp_at_zero stale tim_isolated early_warning"
+"""What makes early warnings: runs that collapse and runs that do not, by the studies' names, and the look at them."""
 
 ACROSS = "across studies: "
 """How the claims of a comparison of studies begin; the quantity follows."""

@@ -40,12 +40,13 @@ STATEMENTS = [
     ),
     _own(
         "(a) That tiny differences between the engines are enough for it",
-        beyond="at the engines' own mismatch, a k3 of 2e-5 nats, no run collapsed and no score is told from zero "
-        "mismatch; where the mismatch makes runs collapse here, it was made for that: a k3 of 0.1 nats and more",
+        beyond="a small policy's few tokens are not the thousands of a large one's response; what the engines' own "
+        "mismatch does at this scale is said by the lines above whose dose is undisturbed",
         command=ISOLATED,
     ),
     _own(
-        "(b) Recompute and bypass fail differently: K1 and K3 rise early under bypass and stay flat under recompute",
+        "(b) Recompute and bypass fail differently: K1 and K3 rise early under bypass (here: rise more over a run), "
+        "under recompute the reward falls while they stay flat (here: K3)",
         by=(
             "K3 grows more under bypass than under recompute",
             "K1 grows more under bypass than under recompute",
@@ -61,7 +62,8 @@ STATEMENTS = [
         command=ISOLATED,
     ),
     _own(
-        "(c) Remedies: token truncation, sequence rejection, and both, which comes closest to zero mismatch",
+        "(c) Remedies: token truncation, sequence rejection, and both, which comes closest to zero mismatch (all end "
+        "below it here, so that the closest is the highest)",
         by=(
             "Token truncation (TIS) ends above naive",
             "Sequence rejection ends above naive",
