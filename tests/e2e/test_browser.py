@@ -74,6 +74,7 @@ def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, t
     assert figure >= 600  # their type, 7 to 8 pt at 648 px, is then at its own size
     assert small == 0
     shot = Path(os.environ.get("PAGES", tmp_path)) / f"page{width}.png"
+    shot.parent.mkdir(parents=True, exist_ok=True)
     browse(page, width, tmp_path, f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
 
