@@ -137,28 +137,26 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
 
 def lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]) -> list[Verdict]:
     """Of each base arm whether a value changes how many steps its runs last; no line where no run of any collapsed."""
-    changes = {p.arm: _lasts(results, p, _start(own)) for own in by_base.values() for p in own}
-    adjusted = dict(zip(changes, holm([change.p for change in changes.values()]).tolist(), strict=True))
-    if not any(p.collapsed for own in by_base.values() for p in own):
+    changes = [(p, _lasts(results, p, _start(own))) for own in by_base.values() for p in own]
+    adjusted = holm([change.p for _, change in changes]).tolist()
+    if not any(p.collapsed for p, _ in changes):
         return []
     lines = []
     for base, own in by_base.items():
-        tested = [p for p in own if not math.isnan(changes[p.arm].mean)]
-        decided = [p for p in tested if adjusted[p.arm] <= 1 - CONFIDENCE]
-        largest = max(decided or tested, key=lambda p: abs(changes[p.arm].mean), default=own[0])
-        said = [
-            f"{p.value}: {interval(change.mean, change.low, change.high, form='+.0f')} steps"
-            for p, change in ((p, changes[p.arm]) for p in decided or tested)
-        ]
+        both = [(p, change, p_holm) for (p, change), p_holm in zip(changes, adjusted, strict=True) if p.base == base]
+        tested = [one for one in both if not math.isnan(one[1].mean)]
+        decided = [one for one in tested if one[2] <= 1 - CONFIDENCE]
+        _, largest, p_holm = max(decided or tested, key=lambda one: abs(one[1].mean), default=both[0])
+        said = [f"{p.value}: {interval(c.mean, c.low, c.high, form='+.0f')} steps" for p, c, _ in decided or tested]
         line = change_verdict(
             f"{ABLATION}{field}{LASTS}",
             roles.settings_of(results, own[0].arm),
             base,
             min(p.runs for p in own),
-            changes[largest.arm],
-            adjusted[largest.arm],
+            largest,
+            p_holm,
             unit="steps",
-            seen="; ".join(said) or "no run collapsed",
+            seen="; ".join(said) or ("no other value" if any(p.collapsed for p in own) else "no run collapsed"),
             endpoint=f"Steps of a run before its collapse, all of them where there is none, at each value less those "
             f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms. The effect is the "
             "largest change, of those that are decided if any is.",
