@@ -1,9 +1,8 @@
 """What an ablation says of its field, from scores that were written and from points made by hand."""
 
-import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,34 +56,65 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
 
 
 def test_values_that_make_runs_collapse_sooner(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
-    """Welch's test on the steps that the runs were made to last; an arm of which none collapses is not tested."""
-    dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01, 0.02]}
+    """Welch's tests on the steps that the runs were made to last, by Holm over those of all base arms; an arm of which
+    none collapses is not tested."""
+    dose = {"base": ["naive", "dvp", "mis"], "field": "disturbance.floor", "values": [0.0, 0.01, 0.02]}
     seeds, steps = [0, 1, 2, 3], 40
     study, folder = make_study(seeds=seeds, training={"steps": steps}, ablations={"dose": dose})
-    ends = {"naive": [steps] * 4, "naive+dose=0.01": [steps] * 4, "naive+dose=0.02": [11, 14, 19, steps]}
-    for arm in study.all_arms():
-        for seed, end in zip(seeds, ends.get(arm, [steps] * 4), strict=True):
-            path = folder / "train" / arm / f"seed{seed}" / "metrics.jsonl"
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            made = [line | {"reward/mean": 1.0 if line["train/step"] < end else 0.0} for line in lines]
-            path.write_text("".join(json.dumps(line) + "\n" for line in made))
+    ends = {
+        "naive+dose=0.01": [30, steps, steps, steps],
+        "naive+dose=0.02": [11, 14, 19, 12],
+        "mis+dose=0.02": [20, 21, steps, 24],
+    }
+    set_ends(study, folder, ends)
     write_ablation(study, "dose", folder, tmp_path)
     found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if row["claim"].endswith(LASTS)]
-    assert [(row["arms"], row["unit"]) for row in found] == [("naive", "steps"), ("dvp", "steps")]
-    assert (found[1]["verdict"], found[1]["seen"], found[1]["p"]) == (UNTESTABLE, "no run collapsed", "")
-    with (tmp_path / "ablations" / "dose.csv").open(newline="") as file:
-        survived = {row["arm"]: float(row["survived_mean"]) for row in csv.DictReader(file)}
-    assert float(found[0]["effect"]) == pytest.approx(survived["naive+dose=0.02"] - survived["naive"]) and (
-        survived["naive"] == survived["naive+dose=0.01"] == steps
+    naive, dvp, mis = found
+    assert [(row["arms"], row["unit"]) for row in found] == [(base, "steps") for base in ("naive", "dvp", "mis")]
+    assert (dvp["verdict"], dvp["seen"], dvp["p"]) == (UNTESTABLE, "no run collapsed", "")
+
+    lasted = {arm: [collapsed_at(end, steps) for end in own] for arm, own in ends.items()}
+    tests = [
+        stats.ttest_ind_from_stats(np.mean(own), np.std(own, ddof=1), 4, steps, 0, 4, False) for own in lasted.values()
+    ]
+    p, adjusted = [test.pvalue for test in tests], holm([test.pvalue for test in tests])
+    assert adjusted[1] < 0.05 < min(adjusted[0], adjusted[2]) and 0 < p[2] < adjusted[2], "one is decided"
+    assert (naive["verdict"], mis["verdict"]) == (CHANGES, UNDECIDED)
+    assert naive["seen"].startswith("0.02: -") and ";" not in naive["seen"], (
+        "what is not decided is not named beside it"
     )
-    lasted = [collapse_step([1.0] * end + [0.0] * (steps - end), 5) for end in ends["naive+dose=0.02"]]
-    per_run = [steps if step is None else step + 1 for step in lasted]
-    test = stats.ttest_ind_from_stats(np.mean(per_run), np.std(per_run, ddof=1), 4, steps, 0.0, 4, equal_var=False)
-    assert float(found[0]["p"]) == float(found[0]["p_holm"]) == pytest.approx(test.pvalue), (
-        "the one test of the ablation"
-    )
-    assert found[0]["verdict"] == (CHANGES if test.pvalue <= 0.05 else UNDECIDED)
-    assert found[0]["seen"].startswith("0.02: -")
+    for row, place in ((naive, 1), (mis, 2)):
+        assert float(row["effect"]) == pytest.approx(np.mean([*lasted.values()][place]) - steps)
+        assert [float(row["p"]), float(row["p_holm"])] == pytest.approx([p[place], adjusted[place]])
+
+
+def test_runs_of_unequal_length_do_not_last_longer(
+    make_study: Callable[..., tuple[Study, Path]], tmp_path: Path
+) -> None:
+    """What a run is planned for, and what a rule that ended it says, is no collapse."""
+    longer = {"base": "naive", "field": "training.steps", "values": [20, 40]}
+    study, folder = make_study(seeds=[0, 1, 2, 3], training={"steps": 20}, ablations={"longer": longer})
+    set_ends(study, folder, {"longer=40": [30, 32, 34, 40]})
+    write_ablation(study, "longer", folder, tmp_path)
+    (found,) = [row for row in rows(tmp_path / "ablations" / "longer_claims.csv") if row["claim"].endswith(LASTS)]
+    assert (found["verdict"], found["seen"]) == (UNTESTABLE, "nothing to compare")
+
+
+def set_ends(study: Study, folder: Path, ends: Mapping[str, Sequence[int]]) -> None:
+    """Rewards of 1 up to a step of each run, and of 0 from there on."""
+    for arm in study.all_arms():
+        for place, seed in enumerate(study.seeds):
+            path = folder / "train" / arm / f"seed{seed}" / "metrics.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            end = ends[arm][place] if arm in ends else len(lines)
+            made = [line | {"reward/mean": 1.0 if line["train/step"] < end else 0.0} for line in lines]
+            path.write_text("".join(json.dumps(line) + "\n" for line in made))
+
+
+def collapsed_at(end: int, steps: int) -> int:
+    """The steps up to the collapse of such a run, or all."""
+    place = collapse_step([1.0] * end + [0.0] * (steps - end), 5)
+    return steps if place is None else place + 1
 
 
 def test_a_margin_adds_a_line_for_each_other_value(

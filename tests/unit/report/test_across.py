@@ -67,7 +67,7 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
         assert claim["verdict"] == (CHANGES if float(claim["p_holm"]) <= 0.05 else UNDECIDED)
         assert claim["seen"].startswith(f"{claim['claim'].removeprefix(ACROSS)}, second less first: ")
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
-    assert text.startswith("# first, second\n\n- first: ") and text.count("\n| naive | ") == len(QUANTITIES)
+    assert text.startswith("# first, second\n\n- first, 3 seeds: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"
 
 

@@ -57,7 +57,7 @@ def test_what_a_threshold_does() -> None:
 
 
 def test_how_far_a_metric_is_ahead_of_another() -> None:
-    """Of the collapses that it announces: to the other's alarm, or to the collapse where that has none by then."""
+    """Over all collapses that are judged; who has no alarm by then has it at the collapse."""
 
     def falling(one: Case, step: int) -> Case:
         return replace(one, signals={**one.signals, REWARD: np.where(np.arange(STEPS) >= step, 0.0, 1.0)})
@@ -67,15 +67,15 @@ def test_how_far_a_metric_is_ahead_of_another() -> None:
         falling(case(3, collapses=True, rise=20, arm="b"), 10),  # 21 and 12: it is behind
         case(5, collapses=True, rise=30, arm="c"),  # 31, and never: the collapse
         falling(case(7, collapses=True, rise=30, arm="d"), 39),  # 31, and 41: too late
-        falling(case(1, collapses=True, arm="e"), 30),  # not announced
+        falling(case(1, collapses=True, arm="e"), 30),  # 40, the collapse, and 32: it has no alarm
         falling(case(1, collapses=False, rise=20, arm="f"), 30),  # no collapse
         falling(case(2, collapses=True, rise=20, arm="a"), 39),  # of the other half
     ]
     k3, reward = (warned(cases, name, factor, False) for name, factor in (("k3", 3.0), ("falling reward", 0.5)))
-    steps = [32 - 21, 12 - 21, COLLAPSE - 31, COLLAPSE - 31]
-    assert ahead(k3, reward, cases) == clustered_median(steps, ["a", "b", "c", "d"])
+    steps = [32 - 21, 12 - 21, COLLAPSE - 31, COLLAPSE - 31, 32 - COLLAPSE]
+    assert ahead(k3, reward, cases) == clustered_median(steps, ["a", "b", "c", "d", "e"])
     assert ahead(k3, k3, cases).mean == 0
-    assert ahead(warned(cases, "k3", 100.0, False), reward, cases).n == 0
+    assert ahead(k3, reward, []).n == 0
 
 
 def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:

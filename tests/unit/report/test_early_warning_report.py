@@ -46,16 +46,18 @@ def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> No
     [(1.0, 9.0, REPRODUCED), (0.0, 9.0, UNDECIDED), (math.nan, math.nan, UNDECIDED), (-9.0, -1.0, CONTRADICTED)],
 )
 def test_which_warns_first(low: float, high: float, verdict: str) -> None:
-    """A line for each metric that is held against the falling reward, none for one that is not."""
-    share = share_interval(5, 10)
-    reward = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 5, share, 10, 5, share, LEAD, 0.5)
+    """A line for each metric that is held against the falling reward, none for one that is not. A metric that is not
+    told from chance cannot be shown to be first."""
+    many, few = share_interval(8, 10), share_interval(2, 10)
+    reward = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, LEAD, 0.0001)
     k3 = replace(reward, metric="k3", signal=K3, ahead=Interval((low + high) / 2, low, high, 3))
-    lines = [
-        line for line in _verdicts([], [reward, k3]) if line.claim.endswith("warns before the falling reward does")
-    ]
-    assert [(line.claim, line.verdict, line.seeds) for line in lines] == [
-        ("k3 warns before the falling reward does", verdict, 5)
-    ]
+    for p, expected in ((0.0001, verdict), (0.5, UNDECIDED if verdict == REPRODUCED else verdict)):
+        lines = [
+            (line.claim, line.verdict, line.seeds)
+            for line in _verdicts([], [reward, replace(k3, p=p)])
+            if line.claim.endswith("warns before the falling reward does")
+        ]
+        assert lines == [("k3 warns before the falling reward does", expected, 10)]
     spoken = [one.text for one in STATEMENTS if "… warns before the falling reward does" in one.by]
     assert spoken == ["7. Which metric warns first, and how often falsely?"]
 
@@ -173,7 +175,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     own, reward, end = (
         steps_of(judged, name) for name in ("k3 30", f"falling reward {table[1]['factor']}", "collapse")
     )
-    ahead = [min(other, last) - first for first, other, last in zip(own, reward, end, strict=True)]
+    ahead = [min(other, last) - min(first, last) for first, other, last in zip(own, reward, end, strict=True)]
     assert float(table[0]["ahead_mean"]) == statistics.median(ahead) > 0 and table[1]["ahead_mean"] == ""
     for line in read(out / "thresholds.csv"):
         assert again(runs, line, str(line["half"] == "chosen on")) == [int(line[key]) for key in counts]

@@ -19,7 +19,7 @@ from tailrl.report.statistics import (
     holm,
 )
 from tailrl.report.summary import points
-from tailrl.report.survival import lasted
+from tailrl.report.survival import collapses, lasted
 from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.settings import Ablation
 
@@ -156,10 +156,10 @@ def lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]
             largest,
             p_holm,
             unit="steps",
-            seen="; ".join(said) or ("no other value" if any(p.collapsed for p in own) else "no run collapsed"),
-            endpoint=f"Steps of a run before its collapse, all of them where there is none, at each value less those "
-            f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms. The effect is the "
-            "largest change, of those that are decided if any is.",
+            seen="; ".join(said) or ("nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"),
+            endpoint=f"Steps of a run up to its collapse, all of them where there is none, at each value less those "
+            f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms at which a run "
+            "collapsed. The effect is the largest change, of those that are decided if any is.",
         )
         verdict = CHANGES if decided else UNDECIDED if tested else UNTESTABLE
         lines.append(replace(line, verdict=verdict, dose=_dose(results, field, own)))
@@ -167,8 +167,10 @@ def lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]
 
 
 def _lasts(results: Results, p: Point, start: Point) -> Difference:
-    """How many steps more an arm's runs last than another's; no comparison where those of both last to their end."""
-    if not p.collapsed + start.collapsed or p is start:
+    """How many steps more an arm's runs last than another's; no comparison where those of both last to their end, nor
+    where some were planned shorter than others, or ended by a rule."""
+    lengths = {length for arm in (p.arm, start.arm) for length in collapses(results.runs[arm])[1]}
+    if not p.collapsed + start.collapsed or p is start or len(lengths) > 1:
         return NO_DIFFERENCE
     return arm_difference(*(lasted(results.runs[arm]) for arm in (p.arm, start.arm)))
 

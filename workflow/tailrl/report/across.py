@@ -31,7 +31,7 @@ from tailrl.report.statistics import (
     holm,
     mean_interval,
 )
-from tailrl.report.summary import LOST, p_value, table
+from tailrl.report.summary import LOST, count, p_value, table
 from tailrl.report.tables import flat_rows, mean_of, write_csv
 from tailrl.report.verdicts import Verdict, change_verdict
 from tailrl.study import Study
@@ -179,7 +179,7 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
 
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
     parts = [f"# {', '.join(study.name for study in studies)}"]
-    parts += [f"- {study.name}: {study.description}" for study in studies]
+    parts += [f"- {study.name}, {count(len(study.seeds), 'seed')}: {study.description}" for study in studies]
     parts.append(
         "Means over seeds with t intervals at 95 %; of metrics, over all steps. In brackets p against "
         f"{studies[0].name} (Welch over seeds), by Holm over the lines of a table."

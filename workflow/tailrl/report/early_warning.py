@@ -33,6 +33,9 @@ ALL, MISMATCHED = "all", "with a mismatch"
 RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
 """Multiples of a run's own level that are tried as thresholds."""
 
+FALLING = "falling reward"
+"""The metric that the others are held against: it is what collapses."""
+
 METRICS = {
     "k3": (K3, RISES),
     "masked k3": ("rollout_corr/k3_kl", RISES),
@@ -42,11 +45,11 @@ METRICS = {
     "gradient norm": (GRADIENT, RISES),
     "rising entropy": ("policy/entropy", RISES),
     "falling entropy": ("policy/entropy", FALLS),
-    "falling reward": (REWARD, FALLS),
+    FALLING: (REWARD, FALLS),
     "tokens outside": ("dvp/sampled_outside_train_support_fraction", RISES),
 }
 """The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
-order where they tie. The reward is what collapses: a metric that does no better than to look at it says nothing new."""
+order where they tie. A metric that does no better than to look at the reward says nothing new."""
 
 
 NOT_ASKED = Interval(math.nan, math.nan, math.nan, 0)
@@ -97,7 +100,7 @@ class Warned:
         others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
         lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
         p: twice the one-sided one that any arm's alarms would have that skill; NaN where it is not tested.
-        ahead: like lead, to the falling reward's alarm, or to the collapse where it has none by then; NaN if not asked.
+        ahead: of all collapses, its alarm before that of the falling reward, at the latest at the collapse.
     """
 
     metric: str
@@ -264,14 +267,15 @@ def _collapses(cases: Sequence[Case]) -> FloatArray:
 
 
 def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
-    """Median steps by which a metric's alarm comes before another's, or before the collapse where the other has none by
-    then: over the collapses that the metric announces among those judged, arms as units."""
+    """Median steps by which a metric's alarm comes before another's, over the collapses that are judged, arms as units.
+
+    Who has no alarm by then has it at the collapse: else a metric that misses most of them could only be ahead.
+    """
     judged = [case for case in cases if not case.chooses and case.collapse is not None]
-    end_R = _collapses(judged)
-    own_R, other_R = (_alarms(judged, metric.signal, metric.factor) for metric in (one, other))
-    early_R = own_R < end_R
-    arm_R = np.array([case.settings for case in judged])
-    return clustered_median((np.minimum(other_R, end_R) - own_R)[early_R], arm_R[early_R])
+    own_R, other_R = (
+        np.minimum(_alarms(judged, metric.signal, metric.factor), _collapses(judged)) for metric in (one, other)
+    )
+    return clustered_median(other_R - own_R, [case.settings for case in judged])
 
 
 def with_p(one: Warned, cases: Sequence[Case]) -> Warned:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from tailrl.errors import StudyError
 from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
 from tailrl.report.early_warning import (
+    FALLING,
     METRICS,
     MISMATCHED,
     Case,
@@ -33,9 +34,6 @@ from tailrl.report.verdicts import Verdict
 
 PLATEAU = (30, 50)
 """Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
-
-REWARD = "falling reward"
-"""The metric that the others are held against: what collapses."""
 
 UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
 """What is said of a metric that is not judged."""
@@ -72,7 +70,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
 
 def compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
     """The metrics with how far each is ahead of the falling reward, where that is one of them."""
-    reward = next((one for one in judged if one.metric == REWARD), None)
+    reward = next((one for one in judged if one.metric == FALLING), None)
     return [replace(one, ahead=ahead(one, reward, cases)) if reward not in (None, one) else one for one in judged]
 
 
@@ -121,7 +119,7 @@ def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[
     last = (
         f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
     )
-    parts += [table((*header, f"ahead of the {REWARD}, steps", "p, Holm"), rows), last + _ended(cases, best)]
+    parts += [table((*header, f"ahead of the {FALLING}, steps", "p, Holm"), rows), last + _ended(cases, best)]
     if runs := mismatched[0].collapsed + mismatched[0].others:
         among = (
             "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
@@ -144,10 +142,10 @@ def _introduction(cases: Sequence[Case]) -> str:
         "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
         "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
         "shuffled: shares have Korn and Graubard's intervals, medians Woodruff's: of the lead, and of how far a metric "
-        f"is ahead of the alarm of the {REWARD}, or of the collapse where that has none by then. p, by Holm over all "
-        "metrics, is twice the share of shuffles with at least the skill seen, where each arm has the alarms, seed by "
-        "seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a test says that a "
-        "metric tells arms that collapse from arms that do not, not which run of an arm will."
+        f"is ahead of the {FALLING}, over all collapses, an alarm that does not come counting as at the collapse. p, "
+        "by Holm over all metrics, is twice the share of shuffles with at least the skill seen, where each arm has the "
+        "alarms, seed by seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a "
+        "test says that a metric tells arms that collapse from arms that do not, not which run of an arm will."
     )
 
 
@@ -223,7 +221,7 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
             seen=f"{one.metric}: before {true}{lead}; falsely in {false}",
         )
         found += [line, _plateau(line, one)] if one.metric == "k3" else [line]
-        found += [_first(line, one)] if one.ahead.n else []
+        found += [_first(line, one, shown)] if one.ahead.n else []
     for metric in _unskilled(judged):
         line = _untested(cases, metric)
         found += [line, _plateau(line, None)] if metric == "k3" else [line]
@@ -275,24 +273,24 @@ def _plateau(line: Verdict, one: Warned | None) -> Verdict:
     )
 
 
-def _first(line: Verdict, one: Warned) -> Verdict:
-    """Whether a metric warns before the falling reward does, in the collapses that it announces."""
+def _first(line: Verdict, one: Warned, shown: bool) -> Verdict:
+    """Whether a metric warns before the falling reward does; only one that is shown to announce a collapse can."""
     own = one.ahead
     return replace(
         line,
-        claim=f"{one.metric} warns before the {REWARD} does",
+        claim=f"{one.metric} warns before the {FALLING} does",
         source=OPEN,
-        verdict=REPRODUCED if own.low > 0 else CONTRADICTED if own.high < 0 else UNDECIDED,
-        seeds=one.warned,
+        verdict=REPRODUCED if own.low > 0 and shown else CONTRADICTED if own.high < 0 else UNDECIDED,
+        seeds=one.collapsed,
         effect=own.mean,
         low=own.low,
         high=own.high,
         p=math.nan,
         p_holm=math.nan,
-        seen=f"{one.metric}: a median of {_lead(own)} steps ahead, in the {one.warned} collapses that it announces",
-        endpoint=f"The interval of the median of the steps from a metric's alarm to that of the {REWARD}, or to the "
-        "collapse where that has none by then, over the arms of the collapses that the metric announces, lies above 0; "
-        "contradicted where it lies below.",
+        seen=f"{one.metric}: a median of {_lead(own)} steps ahead, over {count(one.collapsed, 'collapse')}",
+        endpoint=f"The metric announces a collapse, and the interval of the median of the steps from its alarm to that "
+        f"of the {FALLING}, each of them at the collapse where it does not come before, over the arms of all "
+        "collapses, lies above 0; contradicted where it lies below.",
     )
 
 

@@ -114,7 +114,10 @@ def has_exact_engine(settings: Mapping[str, Any]) -> bool:
 
 
 def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
-    """The trainer's own samples: the exact engine's, or any engine's proposals where the trainer decides each token."""
+    """The trainer's own samples: the exact engine's, or any engine's proposals where the trainer decides each token.
+
+    Claims ask this; `ties` holds a verified arm against the exact engine too, whose bits it should have.
+    """
     return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
 
 

@@ -62,8 +62,8 @@ STATEMENTS = [
         command=ISOLATED,
     ),
     _own(
-        "(c) Remedies: token truncation, sequence rejection, and both, which comes closest to zero mismatch (all end "
-        "below it here, so that the closest is the highest)",
+        "(c) Remedies: token truncation, sequence rejection, and both, which comes closest to zero mismatch (here: "
+        "which ends highest)",
         by=(
             "Token truncation (TIS) ends above naive",
             "Sequence rejection ends above naive",
