@@ -34,6 +34,7 @@ PUBLISHED = {
     "ablate_length_4.yaml": "a388168065c42d07",
     "ablate_length_6.yaml": "25d056f13d358759",
     "ablate_mask_side.yaml": "e6387e05528bc8fa",
+    "ablate_mask_side_floor.yaml": "53bc3e35602548a3",
     "ablate_optimizer.yaml": "ec729076ae4e6eb2",
     "ablate_reject.yaml": "53491f8dff8a65fe",
     "ablate_rho.yaml": "d6b33e1af4815007",
