@@ -150,13 +150,13 @@ def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Po
 
 
 def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
-    steps, _ = collapses(runs)
+    steps, _ = found = collapses(runs)
     seeds = {
         "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
         "k3_unmasked": mean_of(runs, "rollout_corr_unmasked/k3_kl"),
         "lost": 1.0 - mean_of(runs, "dvp/kept_mass_train_mean"),
         "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
-        "survived": lasted(runs),
+        "survived": lasted(found),
     }
     return Point(
         base=base,

@@ -56,13 +56,17 @@ class Point:
     collapsed: int
 
 
+Changed = tuple[Point, Difference, float]
+"""A value, how something changes from the value that its base arm starts from, and the p of that by Holm."""
+
+
 def ablation_verdicts(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
     """The lines of one ablation: of each base arm whether the field matters; whether runs last longer or shorter, where
     one collapsed; then the contrast of two of them, and what is as good as the base arm, where the ablation asks for
     these."""
     by_base = {base: [p for p in points_A if p.base == base] for base in ablation.bases}
     lines = [_verdict(results, ablation.field, own) for own in by_base.values()]
-    found = lasting(results, ablation.field, by_base)
+    found = _lasting(results, ablation.field, by_base)
     if ablation.contrast:
         found += _contrasts(results, ablation.field, points_A, ablation.contrast)
     if ablation.margin:
@@ -113,66 +117,90 @@ def _start(points_B: Sequence[Point]) -> Point:
 
 def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
     """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
-    settings = roles.settings_of(results, points_B[0].arm)
-    decided = [p for p in points_B if p.change_p_holm <= 1 - CONFIDENCE]
-    changed = [p for p in points_B if not math.isnan(p.change.mean)]
-    largest = max(decided or changed, key=lambda p: abs(p.change.mean), default=points_B[0])
-    said = [f"{p.value}: {points(p.change)} points" for p in decided] or ["by Holm no value changes avg"]
+    changed_B = [(p, p.change, p.change_p_holm) for p in points_B]
+    said = [f"{p.value}: {points(change)} points" for p, change, _ in _decided(changed_B)]
     collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
-    line = change_verdict(
-        f"{ABLATION}{field}",
-        settings,
-        points_B[0].base,
-        min(p.runs for p in points_B),
-        largest.change,
-        largest.change_p_holm,
+    return _line(
+        results,
+        field,
+        changed_B,
         unit="share of samples",
-        seen="; ".join([*said, *([f"collapsed: {collapses_B}"] if collapses_B else [])]),
+        seen="; ".join(
+            [*(said or ["by Holm no value changes avg"]), *([f"collapsed: {collapses_B}"] if collapses_B else [])]
+        ),
         endpoint=f"Held-out avg@k at each value less that at {_start(points_B).value}, over seeds and problems, by "
-        "Holm over the values of all base arms. The effect is the largest change, of those that are decided if any is.",
+        "Holm over the values of all base arms",
     )
-    verdict = CHANGES if decided else UNDECIDED  # a smaller change can be the surer one
-    return replace(line, verdict=verdict, dose=_dose(results, field, points_B))
 
 
-def lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]) -> list[Verdict]:
+def _lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]) -> list[Verdict]:
     """Of each base arm whether a value changes how many steps its runs last; no line where no run of any collapsed."""
-    changes = [(p, _lasts(results, p, _start(own))) for own in by_base.values() for p in own]
-    adjusted = holm([change.p for _, change in changes]).tolist()
-    if not any(p.collapsed for p, _ in changes):
+    points_A = [p for own in by_base.values() for p in own]
+    if not any(p.collapsed for p in points_A):
         return []
+    changes_A = [_lasts(results, p, _start(by_base[p.base])) for p in points_A]
+    changed_A = list(zip(points_A, changes_A, holm([change.p for change in changes_A]).tolist(), strict=True))
     lines = []
     for base, own in by_base.items():
-        both = [(p, change, p_holm) for (p, change), p_holm in zip(changes, adjusted, strict=True) if p.base == base]
-        tested = [one for one in both if not math.isnan(one[1].mean)]
-        decided = [one for one in tested if one[2] <= 1 - CONFIDENCE]
-        _, largest, p_holm = max(decided or tested, key=lambda one: abs(one[1].mean), default=both[0])
-        said = [f"{p.value}: {interval(c.mean, c.low, c.high, form='+.0f')} steps" for p, c, _ in decided or tested]
-        line = change_verdict(
-            f"{ABLATION}{field}{LASTS}",
-            roles.settings_of(results, own[0].arm),
-            base,
-            min(p.runs for p in own),
-            largest,
-            p_holm,
+        changed_B = [one for one in changed_A if one[0].base == base]
+        tested = _tested(changed_B)
+        said = [
+            f"{p.value}: {interval(change.mean, change.low, change.high, form='+.0f')} steps"
+            for p, change, _ in _decided(changed_B) or tested
+        ]
+        line = _line(
+            results,
+            field,
+            changed_B,
+            ending=LASTS,
             unit="steps",
             seen="; ".join(said) or ("nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"),
             endpoint=f"Steps of a run up to its collapse, all of them where there is none, at each value less those "
             f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms at which a run "
-            "collapsed. The effect is the largest change, of those that are decided if any is.",
+            "collapsed",
         )
-        verdict = CHANGES if decided else UNDECIDED if tested else UNTESTABLE
-        lines.append(replace(line, verdict=verdict, dose=_dose(results, field, own)))
+        lines.append(line if tested else replace(line, verdict=UNTESTABLE))
     return lines
 
 
 def _lasts(results: Results, p: Point, start: Point) -> Difference:
     """How many steps more an arm's runs last than another's; no comparison where those of both last to their end, nor
     where some were planned shorter than others, or ended by a rule."""
-    lengths = {length for arm in (p.arm, start.arm) for length in collapses(results.runs[arm])[1]}
-    if not p.collapsed + start.collapsed or p is start or len(lengths) > 1:
+    if p is start or not p.collapsed + start.collapsed:
         return NO_DIFFERENCE
-    return arm_difference(*(lasted(results.runs[arm]) for arm in (p.arm, start.arm)))
+    found = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
+    if len({length for _, lengths in found for length in lengths}) > 1:
+        return NO_DIFFERENCE
+    return arm_difference(*map(lasted, found))
+
+
+def _line(
+    results: Results, field: str, changed_B: Sequence[Changed], *, ending: str = "", unit: str, seen: str, endpoint: str
+) -> Verdict:
+    """The line on one base arm, by the largest of its changes."""
+    points_B, decided = [p for p, _, _ in changed_B], _decided(changed_B)
+    _, largest, p_holm = max(decided or _tested(changed_B), key=lambda one: abs(one[1].mean), default=changed_B[0])
+    line = change_verdict(
+        f"{ABLATION}{field}{ending}",
+        roles.settings_of(results, points_B[0].arm),
+        points_B[0].base,
+        min(p.runs for p in points_B),
+        largest,
+        p_holm,
+        unit=unit,
+        seen=seen,
+        endpoint=f"{endpoint}. The effect is the largest change, of those that are decided if any is.",
+    )
+    verdict = CHANGES if decided else UNDECIDED  # a smaller change can be the surer one
+    return replace(line, verdict=verdict, dose=_dose(results, field, points_B))
+
+
+def _tested(changed_B: Sequence[Changed]) -> list[Changed]:
+    return [one for one in changed_B if not math.isnan(one[1].mean)]
+
+
+def _decided(changed_B: Sequence[Changed]) -> list[Changed]:
+    return [one for one in changed_B if one[2] <= 1 - CONFIDENCE]
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from tailrl.report.statistics import CONFIDENCE, SPLITS, Interval, cluster_interval
+from tailrl.report.statistics import CONFIDENCE, NO_INTERVAL, SPLITS, Interval, cluster_interval
 
 _UPPER = (1 + CONFIDENCE) / 2
 
@@ -31,7 +31,7 @@ def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
     """
     hit, arm = np.asarray(hit_R, dtype=np.float64), np.asarray(arm_R)
     if not hit.size:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return NO_INTERVAL
     share, size = float(hit.mean()), _effective_runs(hit, arm)
     low = 1 - float(_highest(np.array(1 - share), size))
     return Interval(share, low, float(_highest(np.array(share), size)), np.unique(arm).size)
@@ -53,7 +53,7 @@ def clustered_median(values_R: ArrayLike, arm_R: ArrayLike) -> Interval:
     """
     values, arm = np.asarray(values_R, dtype=np.float64), np.asarray(arm_R)
     if not values.size:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return NO_INTERVAL
     median, ordered = float(np.median(values)), np.sort(values)
     size = _effective_runs((values <= median).astype(np.float64), arm)
     below = np.arange((values.size + 1) // 2) / values.size

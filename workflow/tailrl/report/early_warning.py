@@ -21,7 +21,7 @@ from tailrl.report.clustered import clustered_median, clustered_share, shuffled_
 from tailrl.report.data import FloatArray, read_evaluation, read_metrics, read_text
 from tailrl.report.provenance import flatten
 from tailrl.report.roles import is_scored_first
-from tailrl.report.statistics import Interval
+from tailrl.report.statistics import NO_INTERVAL, Interval
 from tailrl.report.survival import REWARD, collapse_of
 from tailrl.study import BASE_ARM
 
@@ -50,9 +50,6 @@ METRICS = {
 }
 """The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
 order where they tie. A metric that does no better than to look at the reward says nothing new."""
-
-
-NOT_ASKED = Interval(math.nan, math.nan, math.nan, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class Warned:
     false_alarms: Interval
     lead: Interval
     p: float = math.nan
-    ahead: Interval = NOT_ASKED
+    ahead: Interval = NO_INTERVAL
 
     @property
     def skill(self) -> float:
@@ -272,9 +269,8 @@ def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
     Who has no alarm by then has it at the collapse: else a metric that misses most of them could only be ahead.
     """
     judged = [case for case in cases if not case.chooses and case.collapse is not None]
-    own_R, other_R = (
-        np.minimum(_alarms(judged, metric.signal, metric.factor), _collapses(judged)) for metric in (one, other)
-    )
+    end_R = _collapses(judged)
+    own_R, other_R = (np.minimum(_alarms(judged, metric.signal, metric.factor), end_R) for metric in (one, other))
     return clustered_median(other_R - own_R, [case.settings for case in judged])
 
 

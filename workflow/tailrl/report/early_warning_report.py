@@ -55,11 +55,11 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     if not cases:
         raise StudyError(f"{', '.join(map(str, studies))}: no finished run, train/<arm>/seed<seed>/run.json")
     every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
-    judged = compared([with_p(one, cases) for one in judge_metrics(every)], cases)
+    judged = _compared([with_p(one, cases) for one in judge_metrics(every)], cases)
     mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
     # Only what is judged is tested and compared.
-    left = {"p", *(f"ahead_{part}" for part in ("mean", "low", "high", "n"))}
-    tried = [{key: value for key, value in row.items() if key not in left} for row in flat_rows(every)]
+    rows = flat_rows(every)
+    tried = [{key: row[key] for key in row if key.partition("_")[0] not in ("p", "ahead")} for row in rows]
     write_csv(out / "thresholds.csv", tried)
     write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
     write_csv(out / "runs.csv", [_row(case) for case in cases])
@@ -68,7 +68,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
 
 
-def compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
+def _compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
     """The metrics with how far each is ahead of the falling reward, where that is one of them."""
     reward = next((one for one in judged if one.metric == FALLING), None)
     return [replace(one, ahead=ahead(one, reward, cases)) if reward not in (None, one) else one for one in judged]

@@ -47,6 +47,9 @@ class Difference:
     n: int
 
 
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+"""Where nothing was measured."""
+
 NO_DIFFERENCE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
 """Where there is nothing to compare: nothing was measured, or it is what the others are held against."""
 
@@ -60,7 +63,7 @@ def mean_interval(values_N: ArrayLike) -> Interval:
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     if values.size == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return NO_INTERVAL
     return _t_interval(float(values.mean()), _standard_error(values), values.size)
 
 
@@ -107,7 +110,7 @@ def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike
     above, below = np.asarray(above_T, dtype=np.float64), np.asarray(below_T, dtype=np.float64)
     names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)
     if not below.sum():
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return NO_INTERVAL
     ratio = float(above.sum() / below.sum())
     residual_G = np.bincount(cluster_T, weights=above - ratio * below, minlength=names.size).astype(np.float64)
     return _t_interval(ratio, _standard_error(residual_G) * names.size / float(below.sum()), names.size)

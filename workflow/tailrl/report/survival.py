@@ -29,10 +29,9 @@ def collapses(runs: Sequence[TrainedRun]) -> Collapses:
     return steps, lengths
 
 
-def lasted(runs: Sequence[TrainedRun]) -> FloatArray:
+def lasted(found: Collapses) -> FloatArray:
     """The steps of each run before its collapse, (N,); all that it took where there was none."""
-    steps, lengths = collapses(runs)
-    return np.array([float(step or length) for step, length in zip(steps, lengths, strict=True)])
+    return np.array([float(step or length) for step, length in zip(*found, strict=True)])
 
 
 def collapse_of(reward_N: FloatArray) -> int | None:
