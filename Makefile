@@ -75,7 +75,7 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
-	$(IN_VENV) python tests/chaos.py $(ARGS)
+	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt

@@ -26,9 +26,10 @@ from typing import Any
 
 from table import show
 
-from tailrl.base_policy import write_base_policy
-from tailrl.problems import write_all_problems
-from tailrl.study import Study, merged, parse_study, read_config
+from tailrl.config.load import merged, parse_study, read_config
+from tailrl.config.study import Study
+from tailrl.tasks.prepare import write_all_problems
+from tailrl.training.base_policy import write_base_policy
 
 ROOT = Path(__file__).parents[1]
 UNFINISHED = 75  # EX_TEMPFAIL: call again

@@ -25,8 +25,8 @@ import torch
 from table import show
 from torch import Tensor
 
-from tailrl.logprobs import constrained_logprobs
-from tailrl.vocabulary import PAPER_FILL, safe_set
+from tailrl.kernels.logprobs import constrained_logprobs
+from tailrl.objective.safe_set import PAPER_FILL, safe_set
 
 QUESTIONS = (
     "What is the sum of the first ten odd numbers? Explain your steps.",

@@ -21,9 +21,9 @@ from logprobs import LENGTH, median_ratio
 from table import show
 from torch import Tensor
 
-from tailrl import logprobs
-from tailrl.logprobs import constrained_logprobs
-from tailrl.vocabulary import safe_set, token_logprobs
+from tailrl.kernels import logprobs
+from tailrl.kernels.logprobs import constrained_logprobs
+from tailrl.objective.safe_set import safe_set, token_logprobs
 
 LOG_RHO = -13.0
 SPREAD = 4.52  # of the logits: their largest among V = 151,936 then lies 13 above the 94th percentile

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from table import show
 
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_study
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import engine_memory, peak, training_memory
 from tailrl.planning.shapes import Shape
 from tailrl.planning.times import step_seconds
 from tailrl.planning.work import Work
-from tailrl.settings import Run
-from tailrl.study import parse_study
 
 Size = dict[str, int]
 COLUMNS = ("hidden", "layers", "vocabulary", "prompts", "group", "prompt", "response", "budget")
@@ -95,12 +95,13 @@ def take_steps(size: Size) -> list[tuple[float, float]]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tailrl.policy import PACKED_ATTENTION, named_weights
-    from tailrl.records import Request
+    from tailrl.model.forward import PACKED_ATTENTION
+    from tailrl.model.policy import named_weights
     from tailrl.rollout import Decoding, make_sampler
+    from tailrl.rollout.types import Request
     from tailrl.training.optimizer import make_optimizer
-    from tailrl.training.record import Stopwatch
     from tailrl.training.step import Sample, update
+    from tailrl.training.step_record import Stopwatch
 
     run, shape = run_of(size), shape_of(size)
     config = LlamaConfig(

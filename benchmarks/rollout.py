@@ -24,7 +24,7 @@ import smollm2
 from table import show
 
 if TYPE_CHECKING:
-    from tailrl.records import Request
+    from tailrl.rollout.types import Request
 
 ENGINES = {
     "exact float32": {"engine": "exact", "dtype": "float32"},
@@ -79,7 +79,7 @@ def make_requests(load: Load, vocabulary: int, log_rho: float | None) -> list["R
     """Groups of requests with a prompt of its own each, as a training step has them."""
     import numpy as np
 
-    from tailrl.records import Request
+    from tailrl.rollout.types import Request
 
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(2, vocabulary, load.prompt).tolist()) for _ in range(load.prompts)]
@@ -91,9 +91,9 @@ def make_requests(load: Load, vocabulary: int, log_rho: float | None) -> list["R
 
 
 def measure(policy: str, load: Load, folder: Path, arguments: argparse.Namespace) -> list[dict[str, object]]:
-    from tailrl.policy import load_policy, named_weights
+    from tailrl.config.sampler import SamplerSettings
+    from tailrl.model.policy import load_policy, named_weights
     from tailrl.rollout import Decoding, make_sampler
-    from tailrl.settings import SamplerSettings
 
     load.make_policy(folder)
     model = load_policy(folder)

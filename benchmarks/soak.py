@@ -40,9 +40,9 @@ class Look:
 
 def prepare(steps: int, folder: Path) -> list[str]:
     """The problems and the base policy in `folder`; returns the command that trains."""
-    from tailrl.base_policy import write_base_policy
-    from tailrl.problems import write_all_problems
-    from tailrl.study import parse_study, read_yaml
+    from tailrl.config.load import parse_study, read_yaml
+    from tailrl.tasks.prepare import write_all_problems
+    from tailrl.training.base_policy import write_base_policy
 
     given = read_yaml(ROOT / "studies" / "tiny.yaml")
     given["training"] |= {"steps": steps, "learning_rate": LEARNING_RATE}

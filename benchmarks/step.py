@@ -37,15 +37,16 @@ from rloo import (
 from table import show
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, TrainerCallback
 
+from tailrl.config.load import parse_study
+from tailrl.config.sampler import SamplerSettings
+from tailrl.model.forward import PACKED_ATTENTION, make_exact
+from tailrl.model.policy import encode_prompt, named_weights
+from tailrl.model.tokenizer import prose, train_tokenizer
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import PACKED_ATTENTION, encode_prompt, make_exact, named_weights
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.settings import SamplerSettings
-from tailrl.study import parse_study
-from tailrl.tokenizer import prose, train_tokenizer
 from tailrl.training.loop import step_requests
-from tailrl.training.record import Stopwatch
 from tailrl.training.step import Sample, update
+from tailrl.training.step_record import Stopwatch
 
 ENGINES = {
     "ours, vLLM bfloat16": {"engine": "vllm"},

@@ -35,14 +35,14 @@ from table import show
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
-from tailrl.packing import pack
-from tailrl.policy import PACKED_ATTENTION, hidden_states
-from tailrl.records import Rollout
-from tailrl.settings import Run
-from tailrl.study import parse_study
-from tailrl.tokenizer import prose, train_tokenizer
-from tailrl.training.record import Stopwatch
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_study
+from tailrl.kernels.packing import pack
+from tailrl.model.forward import PACKED_ATTENTION, hidden_states
+from tailrl.model.tokenizer import prose, train_tokenizer
+from tailrl.rollout.types import Rollout
 from tailrl.training.step import Sample, old_logprobs, update
+from tailrl.training.step_record import Stopwatch
 
 ARMS = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}}}
 

@@ -14,8 +14,9 @@ os.environ["WANDB_MODE"] = "disabled"
 import pytest
 from sampler_fixture import PlainSampler
 
-from tailrl.records import Problem
-from tailrl.settings import ArithmeticTask, ScratchPolicy
+from tailrl.config.policy import ScratchPolicy
+from tailrl.config.task import ArithmeticTask
+from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 
 # torch and transformers take seconds to import: only the tests that use a policy pay for them.
@@ -32,7 +33,7 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="session")
 def tokenizer(problems: list[Problem]) -> "PreTrainedTokenizerFast":
-    from tailrl.tokenizer import train_tokenizer
+    from tailrl.model.tokenizer import train_tokenizer
 
     return train_tokenizer(TINY.vocabulary_size, [problem.prompt + problem.solution for problem in problems])
 
@@ -51,7 +52,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture
 def model(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedModel":
     """A tiny random Llama, new for every test."""
-    from tailrl.policy import create_policy
+    from tailrl.model.policy import create_policy
 
     return create_policy(TINY, tokenizer, seed=3)
 
@@ -59,7 +60,7 @@ def model(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedModel":
 @pytest.fixture(scope="session")
 def policy_folder(tokenizer: "PreTrainedTokenizerFast", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy as a folder, shared: read it, do not change it."""
-    from tailrl.policy import create_policy, save_policy
+    from tailrl.model.policy import create_policy, save_policy
 
     folder = tmp_path_factory.mktemp("policy")
     save_policy(create_policy(TINY, tokenizer, seed=3), tokenizer, folder)

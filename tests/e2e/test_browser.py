@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.report import CAPTIONS, write_paper
+from tailrl.report.study import CAPTIONS, write_paper
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from study_fixture import SECRETS, TINY, Workflow
 
-from tailrl.metrics import METRICS
+from tailrl.tracking.metrics import METRICS
 
 pytestmark = pytest.mark.vllm
 
@@ -172,10 +172,10 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/tailrl/report/figures.py", REPORTED),
         ("workflow/report/kept.rst", REPORTED),
         ("workflow/report/workflow.rst", ["report.html"]),
-        ("workflow/tailrl/objective/losses.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
-        ("workflow/tailrl/rollout/vllm.py", [*TRAINED, *EVALUATED, *REPORTED]),
+        ("workflow/tailrl/objective/loss.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
+        ("workflow/tailrl/rollout/vllm/engine.py", [*TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/rollout/transformers.py", []),
-        ("workflow/tailrl/evaluation.py", [*EVALUATED, *REPORTED]),
+        ("workflow/tailrl/evaluation/evaluate.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
         ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/cli.py", []),
@@ -190,7 +190,7 @@ def test_an_edit_plans_what_depends_on_it(finished: Workflow, file: str, expecte
 
 
 def test_a_file_that_was_only_touched_makes_nothing_stale(finished: Workflow) -> None:
-    path = finished.folder / "workflow/tailrl/objective/losses.py"
+    path = finished.folder / "workflow/tailrl/objective/loss.py"
     times = path.stat()
     path.touch()
     try:

@@ -13,9 +13,10 @@ import pytest
 
 from tailrl import cli
 from tailrl.cli import main
-from tailrl.records import Problem, write_problems
-from tailrl.settings import ArithmeticTask, Problems
-from tailrl.study import parse_study, read_study
+from tailrl.config.jobs import Problems
+from tailrl.config.load import parse_study, read_study
+from tailrl.config.task import ArithmeticTask
+from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]
 STUDY = parse_study({"name": "s", "arms": {"naive": {}}})
@@ -152,7 +153,7 @@ def test_an_engine_that_failed_has_a_code_of_its_own() -> None:
     script = """if True:
         import sys
         from tailrl import cli
-        from tailrl.guard import guarded
+        from tailrl.runtime.timeouts import guarded
 
         def problems(args):
             with guarded(9.0, "the engine's start"):
@@ -173,8 +174,9 @@ def test_a_process_that_does_not_end_is_ended() -> None:
     script = """if True:
         import atexit, sys, time
         atexit.register(time.sleep, 60)
-        from tailrl import cli, guard
-        guard.ENDING = 0.2
+        from tailrl import cli
+        from tailrl.runtime import timeouts
+        timeouts.ENDING = 0.2
         sys.argv = ["tailrl", "schema"]
         cli.main()
     """

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from study_fixture import copy_workflow
 
-from tailrl.study import merged, parse_study, read_config, read_study
+from tailrl.config.load import merged, parse_study, read_config, read_study
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/studies.md").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> No
     script = """
 import json, torch
 from tailrl.objective.corrections import correct
-from tailrl.study import parse_study
+from tailrl.config.load import parse_study
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
 arms = {"root": {"correction": {"sequence": "root", "sequence_threshold": 2.0}}}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tailrl.cli import main
-from tailrl.errors import reason
-from tailrl.settings import Evaluation
-from tailrl.study import parse_study
+from tailrl.config.jobs import Evaluation
+from tailrl.config.load import parse_study
+from tailrl.runtime.errors import reason
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [file for folder in ("workflow", "benchmarks", "envs") for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -91,7 +91,7 @@ def test_the_scan_sees_what_it_looks_for(line: str) -> None:
 def test_the_loader_of_yaml_is_a_safe_one() -> None:
     import yaml
 
-    from tailrl.study import _Loader
+    from tailrl.config.load import _Loader
 
     assert issubclass(_Loader, yaml.SafeLoader)
 

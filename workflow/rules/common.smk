@@ -6,13 +6,14 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from tailrl.distribution_settings import DistributionSettings
-from tailrl.errors import StudyError
-from tailrl.gradient_settings import GradientQuality
-from tailrl.modules import sampling_files, source_files, training_files
-from tailrl.settings import Evaluation, PolicyFile
-from tailrl.study import BASE_ARM, merged, parse_study, read_config
-from tailrl.training.files import forget_finished
+from tailrl.config.distributions import DistributionSettings
+from tailrl.runtime.errors import StudyError
+from tailrl.config.gradients import GradientQuality
+from tailrl.config.source_files import sampling_files, source_files, training_files
+from tailrl.config.jobs import Evaluation, PolicyFile
+from tailrl.config.study import BASE_ARM
+from tailrl.config.load import merged, parse_study, read_config
+from tailrl.runtime.atomic_files import forget_finished
 
 try:
     # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.

@@ -4,7 +4,7 @@
 
 rule gradients:
     input:
-        code=source_files("tailrl.gradients.quality"),
+        code=source_files("tailrl.probes.gradients.quality"),
     output:
         qualities=f"{results}/gradients/quality.jsonl",
         run=f"{results}/gradients/run.json",
@@ -28,7 +28,7 @@ rule gradient_quality:
     input:
         qualities=rules.gradients.output.qualities,
         run=rules.gradients.output.run,
-        code=source_files("tailrl.report"),
+        code=source_files("tailrl.report.study"),
     output:
         table=f"{results}/gradients/gradient_quality.csv",
         models=f"{results}/gradients/models.csv",
@@ -54,7 +54,7 @@ rule compare:
         policy=rules.policy.output,
         code=lambda wildcards: sampling_files(
             study.distributions.engines[wildcards.engine].sampler.engine,
-            "tailrl.distributions.measure",
+            "tailrl.probes.distributions.measure",
         ),
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
@@ -85,7 +85,7 @@ rule distributions:
             for engine in study.distributions.engines
             for name in ("positions.npz", "run.json")
         ],
-        code=source_files("tailrl.report"),
+        code=source_files("tailrl.report.study"),
     output:
         tables=[
             f"{results}/distributions/{table}.csv"
@@ -117,7 +117,7 @@ rule equal_mass:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=sampling_files("exact", "tailrl.distributions.equal_mass"),
+        code=sampling_files("exact", "tailrl.probes.distributions.equal_mass"),
     output:
         f"{results}/distributions/equal_mass.csv",
     log:

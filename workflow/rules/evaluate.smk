@@ -11,7 +11,7 @@ rule evaluate:
         task="workflow/eval_tasks/boxed.yaml",
         code=sampling_files(
             study.evaluation.sampler.engine,
-            "tailrl.evaluation",
+            "tailrl.evaluation.evaluate",
             "tailrl.tasks.math_verify_worker",
         ),
     output:

@@ -3,7 +3,7 @@
 
 rule problems:
     input:
-        code=source_files("tailrl.problems"),
+        code=source_files("tailrl.tasks.prepare"),
         data=study.local_files(),
     output:
         train=f"{results}/data/train.jsonl",
@@ -27,7 +27,7 @@ rule policy:
     input:
         problems=rules.problems.output.warm_start,
         local=study.local_policy(),
-        code=source_files("tailrl.base_policy"),
+        code=source_files("tailrl.training.base_policy"),
     output:
         directory(f"{results}/base"),
     log:

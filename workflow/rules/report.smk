@@ -16,7 +16,7 @@ study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
 rule summarise:
     input:
         results=arm_results(study.arms),
-        code=source_files("tailrl.report"),
+        code=source_files("tailrl.report.study"),
         captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
         style="workflow/report/page.css",
     output:
@@ -108,7 +108,7 @@ rule html:
 rule early_warning:
     input:
         runs=finished_runs,
-        code=source_files("tailrl.report"),
+        code=source_files("tailrl.report.study"),
     output:
         page="results/early_warning/early_warning.md",
         figure="results/early_warning/early_warning.svg",
@@ -155,7 +155,7 @@ rule paper:
         claims=known_claims,
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
         style="workflow/report/page.css",
-        code=source_files("tailrl.report"),
+        code=source_files("tailrl.report.study"),
     output:
         page="results/paper/index.html",
         claims=["results/paper/claims.md", "results/paper/statements.csv"],
@@ -180,7 +180,7 @@ for ablation in study.ablations:
             f"ablate_{ablation}"
         input:
             results=arm_results(study.ablation_arms(ablation)),
-            code=source_files("tailrl.report"),
+            code=source_files("tailrl.report.study"),
         output:
             table=f"{results}/ablations/{ablation}.md",
             csv=f"{results}/ablations/{ablation}.csv",

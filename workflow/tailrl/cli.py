@@ -13,19 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tailrl.distribution_settings import Distributions
-from tailrl.errors import StudyError, reason
-from tailrl.gradient_settings import Gradients
-from tailrl.guard import EngineError, limit_the_end
-from tailrl.launch import launch, tell_launcher
-from tailrl.settings import Evaluation, PolicyFile, Problems, Run
-from tailrl.study import Study, parse_settings, read_study
-from tailrl.training.files import sync
+from tailrl.config.distributions import Distributions
+from tailrl.config.gradients import Gradients
+from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
+from tailrl.config.load import parse_settings, read_study
+from tailrl.config.study import Study
+from tailrl.runtime.atomic_files import sync
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.launch import launch, tell_launcher
+from tailrl.runtime.timeouts import EngineError, limit_the_end
 
 
 def problems(args: argparse.Namespace) -> None:
     """Write the problems of a study."""
-    from tailrl.problems import write_all_problems
+    from tailrl.tasks.prepare import write_all_problems
 
     write_all_problems(parse_settings(Problems, args.settings), args.out)
     sync(args.out)
@@ -33,7 +34,7 @@ def problems(args: argparse.Namespace) -> None:
 
 def policy(args: argparse.Namespace) -> None:
     """Write the policy that reinforcement learning starts from."""
-    from tailrl.base_policy import write_base_policy
+    from tailrl.training.base_policy import write_base_policy
 
     write_base_policy(parse_settings(PolicyFile, args.settings).policy, args.problems, args.out)
     sync(args.out)
@@ -44,7 +45,7 @@ def train(args: argparse.Namespace) -> None:
     if args.ranks > 1 and "RANK" not in os.environ:
         launch(args.ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
         return
-    from tailrl.model_card import write_card
+    from tailrl.evaluation.model_card import write_card
     from tailrl.training.loop import train as train_run
 
     train_run(parse_settings(Run, args.settings), args.seed, args.policy, args.problems, args.out, args.wandb)
@@ -59,14 +60,14 @@ def train(args: argparse.Namespace) -> None:
 
 def card(args: argparse.Namespace) -> None:
     """Write the model card of a trained policy again, with what its evaluation found."""
-    from tailrl.model_card import write_card
+    from tailrl.evaluation.model_card import write_card
 
     print(write_card(args.run, args.evaluation))
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate the policies of one arm."""
-    from tailrl.evaluation import evaluate_arm, write_results
+    from tailrl.evaluation.evaluate import evaluate_arm, write_results
     from tailrl.training.snapshots import read_snapshots
 
     policies = [_seed_and_folder(text) for text in args.policy]
@@ -83,35 +84,35 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     """Write a study's tables, figures and summary."""
-    from tailrl.report import write_report
+    from tailrl.report.study import write_report
 
     write_report(parse_settings(Study, args.study), args.results, args.out)
 
 
 def ablation(args: argparse.Namespace) -> None:
     """Write an ablation's table and figure."""
-    from tailrl.report import write_ablation
+    from tailrl.report.study import write_ablation
 
     write_ablation(parse_settings(Study, args.study), args.name, args.results, args.out)
 
 
 def gradients(args: argparse.Namespace) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
-    from tailrl.gradients.quality import write_qualities
+    from tailrl.probes.gradients.quality import write_qualities
 
     write_qualities(parse_settings(Gradients, args.settings), args.out)
 
 
 def gradient_report(args: argparse.Namespace) -> None:
     """Write the table and figure of the measured gradients."""
-    from tailrl.report import write_gradients
+    from tailrl.report.study import write_gradients
 
     write_gradients(args.results, args.out)
 
 
 def distributions(args: argparse.Namespace) -> None:
     """Hold one engine's whole distributions against the trainer's."""
-    from tailrl.distributions.measure import write_distributions
+    from tailrl.probes.distributions.measure import write_distributions
 
     write_distributions(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
     sync(args.out)
@@ -119,63 +120,63 @@ def distributions(args: argparse.Namespace) -> None:
 
 def distribution_report(args: argparse.Namespace) -> None:
     """Write the tables and the figure of the compared distributions."""
-    from tailrl.report import write_distribution_report
+    from tailrl.report.study import write_distribution_report
 
     write_distribution_report(args.results, args.engine, args.out)
 
 
 def equal_mass(args: argparse.Namespace) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
-    from tailrl.distributions.equal_mass import write_equal_mass
+    from tailrl.probes.distributions.equal_mass import write_equal_mass
 
     write_equal_mass(parse_settings(Distributions, args.settings), args.policy, args.problems, args.out)
 
 
 def across(args: argparse.Namespace) -> None:
     """Hold studies against one another that have their arms in common."""
-    from tailrl.report import write_across
+    from tailrl.report.study import write_across
 
     write_across([read_study(path) for path in args.study], args.results, args.out)
 
 
 def early_warning(args: argparse.Namespace) -> None:
     """Say which metric announces a collapse, over the runs of one or more studies."""
-    from tailrl.report import write_early_warning
+    from tailrl.report.study import write_early_warning
 
     write_early_warning(args.results, args.out)
 
 
 def paper(args: argparse.Namespace) -> None:
     """Write the page over all studies."""
-    from tailrl.report import CAPTIONS, write_paper
+    from tailrl.report.study import CAPTIONS, write_paper
 
     write_paper(args.results, CAPTIONS, args.out)
 
 
 def claims(args: argparse.Namespace) -> None:
     """Print every claim's verdict by published results, as docs/claims.md has them."""
-    from tailrl.report import claims_page, read_shown
+    from tailrl.report.study import claims_page, read_shown
 
     print(claims_page(read_shown([args.results]), args.results.parent), end="")
 
 
 def download(args: argparse.Namespace) -> None:
     """Fetch the data sets and the model that a study needs, for nodes without a network."""
-    from tailrl.download import download_inputs
+    from tailrl.model.download import download_inputs
 
     download_inputs(parse_settings(Study, args.study))
 
 
 def mirror(args: argparse.Namespace) -> None:
     """Send a W&B server what it has not got of a study's runs."""
-    from tailrl.mirror import mirror as mirror_runs
+    from tailrl.tracking.wandb_mirror import mirror as mirror_runs
 
     mirror_runs(args.results)
 
 
 def dashboard(args: argparse.Namespace) -> None:
     """Make a study's workspace and report on a W&B server."""
-    from tailrl.dashboard import make_dashboard
+    from tailrl.tracking.wandb_dashboard import make_dashboard
 
     make_dashboard(args.results)
 
@@ -207,7 +208,7 @@ def schema(_: argparse.Namespace) -> None:
 
 def unlock(_: argparse.Namespace) -> None:
     """Remove the lock that a killed Snakemake left in this folder; the lock of a running one stays."""
-    from tailrl.unlock import remove_stale_lock
+    from tailrl.runtime.snakemake_lock import remove_stale_lock
 
     remove_stale_lock(Path.cwd())
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tailrl.errors import StudyError
+from tailrl.config.arm import Correction
 from tailrl.objective.corrections import Weights, correct, sequence_any, sequence_mean, sequence_sum
-from tailrl.settings import Correction
+from tailrl.runtime.errors import StudyError
 
 NONE = Correction()
 MIS = Correction(sequence="mis", sequence_threshold=2.0)

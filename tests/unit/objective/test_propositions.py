@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailrl.vocabulary import token_logprobs
+from tailrl.objective.safe_set import token_logprobs
 
 FloatArray = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tailrl.config.arm import Correction
 from tailrl.objective.advantages import rloo
-from tailrl.objective.surrogate import surrogate
-from tailrl.settings import Correction
-from tailrl.vocabulary import token_logprobs
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import token_logprobs
 
 FloatArray = NDArray[np.float64]
 NONE = Correction()

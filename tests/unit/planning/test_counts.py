@@ -9,13 +9,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tailrl.errors import StudyError
-from tailrl.packing import micro_batches, pack_batch
+from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
+from tailrl.config.training import Training
+from tailrl.kernels.packing import micro_batches, pack_batch
+from tailrl.model.forward import PACKED_ATTENTION, hidden_states
 from tailrl.planning.memory import activations
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
 from tailrl.planning.work import Work, work_of
-from tailrl.policy import PACKED_ATTENTION, hidden_states
-from tailrl.settings import PretrainedPolicy, ScratchPolicy, Training
+from tailrl.runtime.errors import StudyError
 
 SHAPES = [
     Shape(64, 2, 2, 2, 32, 192, 512, tied=True),

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from tailrl.errors import StudyError
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_study, read_study
+from tailrl.config.study import Study
 from tailrl.planning import memory
 from tailrl.planning.engine import place
 from tailrl.planning.machine import Machine, read_machine
@@ -14,8 +16,7 @@ from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import KNOWN
 from tailrl.planning.times import step_seconds, update_seconds
 from tailrl.planning.work import Work
-from tailrl.settings import Run
-from tailrl.study import Study, parse_study, read_study
+from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]
 SMALL, LARGE = KNOWN["Qwen/Qwen3-0.6B"], KNOWN["Qwen/Qwen3-14B"]
@@ -46,7 +47,7 @@ def test_what_lies_there_all_the_time() -> None:
 
 
 def test_the_constants_of_the_fused_log_probs() -> None:
-    passes = pytest.importorskip("tailrl.logprobs_passes", reason="needs Triton", exc_type=ImportError)
+    passes = pytest.importorskip("tailrl.kernels.cuda_passes", reason="needs Triton", exc_type=ImportError)
     assert (memory.GPU_MATRIX_BYTES, memory.GPU_KEPT_BYTES) == (passes.MATRIX_BYTES, passes.KEPT_BYTES)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.errors import StudyError
+from tailrl.artifacts.results import read_results
+from tailrl.claims.finding import CHANGES, UNDECIDED
+from tailrl.claims.statements import ACROSS
+from tailrl.config.study import Study
 from tailrl.report.across import QUANTITIES, _places, across_figure, write_across
-from tailrl.report.data import read_results
-from tailrl.report.findings import CHANGES, UNDECIDED
-from tailrl.report.statements import ACROSS
-from tailrl.study import Study
+from tailrl.runtime.errors import StudyError
 
 Make = Callable[..., tuple[Study, Path]]
 

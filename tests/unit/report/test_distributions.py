@@ -14,10 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from tailrl.distribution_settings import ComparedEngine, Distributions
-from tailrl.errors import StudyError
-from tailrl.report import write_distribution_report
-from tailrl.report.distribution_tables import (
+from tailrl.analysis.distributions import (
     Compared,
     ProbabilityBin,
     distance,
@@ -27,8 +24,11 @@ from tailrl.report.distribution_tables import (
     set_overlaps,
     signature,
 )
+from tailrl.config.distributions import ComparedEngine, Distributions
 from tailrl.report.distributions import distribution_figure
-from tailrl.report.statistics import cluster_interval, ratio_interval
+from tailrl.report.study import write_distribution_report
+from tailrl.runtime.errors import StudyError
+from tailrl.stats.intervals import cluster_interval, ratio_interval
 
 P, B, H = 60, 3, 5
 ENGINES: dict[str, dict[str, Any]] = {

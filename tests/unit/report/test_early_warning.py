@@ -1,162 +1,25 @@
-"""Early warnings: runs that are made to announce their collapse, thresholds judged on runs that did not choose them."""
+"""What is said of early warnings: verdicts, the page, and tables from which anyone can repeat the analysis."""
 
+import csv
 import json
 import math
-import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from early_warning_fixture import COLLAPSE, STEPS, case, write_run, write_runs
+from early_warning_fixture import case, write_run, write_runs
 
-from tailrl.alarm import SKEW
-from tailrl.errors import StudyError
-from tailrl.report import write_early_warning
-from tailrl.report.clustered import clustered_median, clustered_share
-from tailrl.report.early_warning import (
-    ALL,
-    K3,
-    MISMATCHED,
-    Case,
-    Warned,
-    ahead,
-    distinct,
-    judge_metrics,
-    read_cases,
-    thresholds,
-    warned,
-    with_p,
-)
-from tailrl.report.statistics import Interval, share_interval
-from tailrl.report.survival import REWARD
+from tailrl.analysis.early_warning import ALL, K3, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.claims.evidence import OPEN, answers, read_shown
+from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.statements import STATEMENTS
+from tailrl.report.early_warning import ALIKE, UNSKILLED, _verdicts, warning_figure
+from tailrl.report.study import write_early_warning
+from tailrl.stats.clustered import shuffled_skill
+from tailrl.stats.intervals import Interval, share_interval
 
-
-def without_mismatch(one: Case) -> Case:
-    return replace(one, signals={**one.signals, K3: np.zeros(STEPS)})
-
-
-def test_what_a_threshold_does() -> None:
-    cases = [
-        case(1, collapses=True, rise=20, arm="a"),  # mean over 5 above 3 at step 21: 1, 1, 1, 10, 10
-        case(3, collapses=True, rise=30, arm="a"),
-        case(1, collapses=True, arm="b"),  # no alarm
-        case(3, collapses=True, rise=39, arm="b"),  # the alarm comes at step 40: too late
-        case(1, collapses=False, rise=50, arm="c"),
-        case(3, collapses=False, arm="c"),
-        case(0, collapses=False, rise=10, arm="c"),  # of the other half
-    ]
-    found = warned(cases, "k3", 3.0, False)
-    assert (found.collapsed, found.warned, found.others, found.alarmed) == (4, 2, 2, 1)
-    assert found.sensitivity == clustered_share([1, 1, 0, 0], ["a", "a", "b", "b"])
-    assert found.false_alarms == clustered_share([1, 0], ["c", "c"])
-    assert found.lead == clustered_median([COLLAPSE - 21, COLLAPSE - 31], ["a", "a"])
-    assert found.skill == pytest.approx(0)
-    assert math.isnan(warned(cases, "k3", 3.0, True).skill) and math.isnan(found.p)
-    assert math.isnan(with_p(found, cases).p), "no run that chooses collapses"
-
-
-def test_how_far_a_metric_is_ahead_of_another() -> None:
-    """Over all collapses that are judged; who has no alarm by then has it at the collapse."""
-
-    def falling(one: Case, step: int) -> Case:
-        return replace(one, signals={**one.signals, REWARD: np.where(np.arange(STEPS) >= step, 0.0, 1.0)})
-
-    cases = [
-        falling(case(1, collapses=True, rise=20, arm="a"), 30),  # k3 at step 21, the reward at 32: three 0 of five
-        falling(case(3, collapses=True, rise=20, arm="b"), 10),  # 21 and 12: it is behind
-        case(5, collapses=True, rise=30, arm="c"),  # 31, and never: the collapse
-        falling(case(7, collapses=True, rise=30, arm="d"), 39),  # 31, and 41: too late
-        falling(case(1, collapses=True, arm="e"), 30),  # 40, the collapse, and 32: it has no alarm
-        falling(case(1, collapses=False, rise=20, arm="f"), 30),  # no collapse
-        falling(case(2, collapses=True, rise=20, arm="a"), 39),  # of the other half
-    ]
-    k3, reward = (warned(cases, name, factor, False) for name, factor in (("k3", 3.0), ("falling reward", 0.5)))
-    steps = [32 - 21, 12 - 21, COLLAPSE - 31, COLLAPSE - 31, 32 - COLLAPSE]
-    assert ahead(k3, reward, cases) == clustered_median(steps, ["a", "b", "c", "d", "e"])
-    assert ahead(k3, k3, cases).mean == 0
-    assert ahead(k3, reward, []).n == 0
-
-
-def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:
-    """Eight arms with a seed in each half: one way in 70 to hand the alarms on keeps them all."""
-    cases = [
-        case(seed, collapses=arm < "e", rise=20 if arm < "e" else None, arm=arm)
-        for arm in "abcdefgh"
-        for seed in (1, 2)
-    ]
-    found = warned(cases, "k3", 3.0, False)
-    assert with_p(found, cases).p == pytest.approx(2 / 70, abs=0.01)
-    # The threshold that is chosen is what p is of, whichever of the metric's is asked about.
-    assert with_p(replace(found, factor=10.0), cases).p == with_p(found, cases).p
-    # Arms that were to run for other numbers of steps do not change places, nor do those of other studies.
-    assert with_p(found, [replace(one, steps=STEPS + (one.arm < "e")) for one in cases]).p == 1
-    assert with_p(found, [replace(one, study=str(one.arm < "e")) for one in cases]).p == 1
-    # One arm in two studies is one: it moves in both at once, and changes places with those that both studies have.
-    twice = [*cases, *(replace(one, study="t") for one in cases)]
-    assert with_p(found, twice).p == with_p(found, cases).p
-    assert with_p(found, [replace(one, settings=one.study + one.arm) for one in twice]).p < 2 / 1000
-    assert math.isnan(with_p(warned(cases, "skew of C(r)", 3.0, False), cases).p), "no threshold has skill"
-    assert math.isnan(with_p(warned(cases[:8], "k3", 3.0, False), cases[:8]).p), "all collapse"
-
-
-def test_an_arm_of_two_studies_is_one() -> None:
-    cases = [replace(case(seed, collapses=seed < 6), study=study) for study in "st" for seed in (1, 3, 5, 7)]
-    assert warned(cases, "k3", 3.0, False).sensitivity.n == 1
-    apart = [replace(one, settings=one.study) for one in cases]
-    assert warned(apart, "k3", 3.0, False).sensitivity.n == 2
-
-
-def test_runs_without_a_mismatch_are_counted_apart() -> None:
-    """A k3 of 0 at every step is none; NaN and infinities are not taken for one."""
-    cases = [case(seed, collapses=seed < 5, rise=20 if seed < 5 else None) for seed in (1, 3, 5, 7)]
-    cases[0], cases[3] = without_mismatch(cases[0]), without_mismatch(cases[3])
-    cases[3].signals[K3][:2] = math.nan, math.inf
-    assert [one.mismatched for one in cases] == [False, True, True, False]
-    every, some = (warned(cases, "k3", 3.0, False, runs) for runs in (ALL, MISMATCHED))
-    assert (every.runs, every.collapsed, every.warned, every.others) == ("all", 2, 1, 2)
-    assert (some.runs, some.collapsed, some.warned, some.others) == ("with a mismatch", 1, 1, 1)
-
-
-def all_of(cases: list[Case]) -> list[Warned]:
-    """Every threshold of every metric on both halves."""
-    return [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
-
-
-def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
-    """k3 announces collapses in both halves, the entropy in the one that chooses alone."""
-    cases = [case(seed, collapses=seed % 4 < 2, rise=20 if seed % 4 < 2 else None) for seed in range(16)]
-    for index, one in enumerate(cases):
-        if one.chooses and one.collapse is not None:
-            falling = np.where(np.arange(STEPS) >= 15, 0.01, 1.0)
-            cases[index] = replace(one, signals={**one.signals, "policy/entropy": falling})
-    judged = {one.metric: one for one in judge_metrics(all_of(cases))}
-    assert list(judged) == ["k3", "falling entropy"]  # as good where thresholds are chosen: in the metrics' order
-    assert judged["k3"].skill == 1 and judged["falling entropy"].skill == 0
-    assert {one.half for one in judged.values()} == {"judged on"}
-    silent = dict.fromkeys(cases[0].signals, np.ones(STEPS))
-    other = [one if one.chooses else replace(one, signals=silent) for one in cases]
-    assert [(one.metric, one.factor) for one in judge_metrics(all_of(other))] == [
-        (one.metric, one.factor) for one in judged.values()
-    ]
-
-
-def test_skill_chooses_and_ties_go_to_the_farther_threshold() -> None:
-    def one(metric: str, factor: float, warned: int) -> Warned:
-        shares = share_interval(warned, 6), share_interval(1, 6)
-        return Warned(
-            metric, "", factor, "chosen on", ALL, 6, warned, shares[0], 6, 1, shares[1], Interval(10, 0, 9, 3)
-        )
-
-    made = [one("k3", 2.0, 3), one("k3", 5.0, 3), one("k3", 10.0, 2), one("falling reward", 0.5, 4)]
-    made += [one("falling entropy", 0.5, 3), one("falling entropy", 0.8, 3)]
-    judged = judge_metrics([*made, *(replace(other, half="judged on") for other in made)])
-    assert [(other.metric, other.factor) for other in judged] == [
-        *(("falling reward", 0.5), ("k3", 5.0), ("falling entropy", 0.5))
-    ]
-    assert judge_metrics([replace(made[0], false_alarms=Interval(math.nan, math.nan, math.nan, 0))]) == []
-    useless = [replace(other, false_alarms=other.sensitivity) for other in made]
-    assert judge_metrics([*useless, *(replace(other, half="judged on") for other in made)]) == [], "no skill to judge"
+LEAD = Interval(20.0, 10.0, 30.0, 4)
 
 
 @pytest.fixture
@@ -164,68 +27,180 @@ def study(tmp_path: Path) -> Path:
     return write_runs(tmp_path / "results" / "made")
 
 
-def test_a_run_that_a_rule_ended_is_left_out(study: Path) -> None:
-    """Its collapse, if one was coming, did not come."""
-    write_run(study, "ended", 200, collapses=False, stopped="step 31: reward/mean is below 0.5 times its start")
-    assert {one.arm for one in read_cases(study)} == {"falls", "stays"}
+@pytest.mark.parametrize(
+    ("lead", "verdict"),
+    [((40.0, 31.0, 50.0), REPRODUCED), ((40.0, 29.0, 50.0), UNDECIDED), ((20.0, 10.0, 29.0), CONTRADICTED)],
+)
+def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> None:
+    share = share_interval(5, 10)
+    one = Warned("k3", K3, 2.0, "judged on", ALL, 10, 5, share, 10, 5, share, Interval(*lead, 3), 0.5)
+    announces, plateau, *_ = _verdicts([], [one])
+    assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
+    assert plateau.claim == "k3 announces a collapse 30 to 50 steps before"
+    nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
+    assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
 
 
-def test_what_makes_an_arm(study: Path) -> None:
-    """Neither its name, nor its study, seed or steps."""
-    first, *others = read_cases(study)
-    assert {one.settings for one in others if one.arm == first.arm} == {first.settings}
-    assert {one.settings for one in others if one.arm != first.arm}.isdisjoint({first.settings})
-    job = study / "train" / "other" / "seed200"
-    shutil.copytree(study / "train" / first.arm / "seed200", job)
-    record = json.loads((job / "run.json").read_text())
-    record["settings"] |= {"study": "another", "arm": "other"}
-    record["settings"]["training"]["steps"] += 1
-    (job / "run.json").write_text(json.dumps(record))
-    assert {one.settings for one in read_cases(study) if one.arm == "other"} == {first.settings}
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.0, 9.0, REPRODUCED), (0.0, 9.0, UNDECIDED), (math.nan, math.nan, UNDECIDED), (-9.0, -1.0, CONTRADICTED)],
+)
+def test_which_warns_first(low: float, high: float, verdict: str) -> None:
+    """A line for each metric that is held against the falling reward, none for one that is not. A metric that is not
+    told from chance cannot be shown to be first."""
+    many, few = share_interval(8, 10), share_interval(2, 10)
+    reward = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, LEAD, 0.0001)
+    k3 = replace(reward, metric="k3", signal=K3, ahead=Interval((low + high) / 2, low, high, 3))
+    for p, expected in ((0.0001, verdict), (0.5, UNDECIDED if verdict == REPRODUCED else verdict)):
+        lines = [
+            (line.claim, line.verdict, line.seeds)
+            for line in _verdicts([], [reward, replace(k3, p=p)])
+            if line.claim.endswith("warns before the falling reward does")
+        ]
+        assert lines == [("k3 warns before the falling reward does", expected, 10)]
+    spoken = [one.text for one in STATEMENTS if "… warns before the falling reward does" in one.by]
+    assert spoken == ["7. Which metric warns first, and how often falsely?"]
 
 
-def test_runs_are_read_as_they_are(study: Path) -> None:
-    cases = read_cases(study)
-    assert [c.seed for c in cases if c.chooses and c.arm == "falls"] == [200, 202, 204, 206]
-    # The mean over 6 steps is below half of 0.8 from the fourth zero on.
-    assert {(c.arm, c.collapse) for c in cases} == {("falls", 38), ("stays", None)}
-    assert np.isnan(cases[0].signals["train/grad_norm"]).all() and np.isnan(cases[0].signals["policy/entropy"]).all()
-    np.testing.assert_allclose(cases[0].signals[SKEW][[0, 1, 3]], [0.05, 0.0, 0.1])
+def test_what_is_said_of_metrics() -> None:
+    """p at most 5 %, by Holm over all ten metrics, and skill; else no metric announces."""
+    many, few = share_interval(8, 10), share_interval(2, 10)
+    good = Warned("falling reward", "reward/mean", 0.5, "judged on", ALL, 10, 8, many, 10, 2, few, LEAD, 0.0049)
+    fair = replace(good, metric="rising entropy", p=0.005)
+    backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
+    cases = [case(seed, collapses=False) for seed in range(5)]
+    lines = {line.claim: line for line in _verdicts(cases, [good, fair])}
+    first, second, k3, plateau = (
+        lines[name]
+        for name in (
+            "falling reward announces a collapse",
+            "rising entropy announces a collapse",
+            "k3 announces a collapse",
+            "k3 announces a collapse 30 to 50 steps before",
+        )
+    )
+    assert [(line.verdict, line.p, line.p_holm) for line in (first, second)] == [
+        (REPRODUCED, 0.0049, pytest.approx(0.049)),
+        (REPRODUCED, 0.005, pytest.approx(0.049)),
+    ]
+    assert _verdicts(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
+    assert _verdicts(cases, [backward])[0].verdict == UNDECIDED
+    assert len(lines) == len(METRICS) + 1
+    assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
+    assert k3.seen == plateau.seen == f"k3: {ALIKE}", "no run of these collapses"
+    assert math.isnan(k3.p) and math.isnan(k3.p_holm) and (k3.arms, k3.seeds) == ("s", 2)
 
 
-def test_a_run_counts_once_however_many_studies_have_it(study: Path) -> None:
-    """Another arm with the same training is the same run; another seed is another, whatever its training."""
-    write_run(study, "again", 200, collapses=True)
-    cases = read_cases(study)
-    assert (len(cases), len(distinct([*cases, *cases]))) == (17, 16)
-    assert {(c.arm, c.seed) for c in cases} - {(c.arm, c.seed) for c in distinct(cases)} == {("falls", 200)}
-    lasting = replace(cases[0], seed=201)
-    assert distinct([cases[0], lasting]) == [cases[0], lasting]
-    begun = replace(cases[0], steps=30, signals={key: values[:30] for key, values in cases[0].signals.items()})
-    assert distinct([begun, cases[0]]) == [cases[0]], "the same run, planned shorter"
-    other = replace(begun, signals={**begun.signals, "reward/mean": begun.signals["reward/mean"] + 1})
-    assert distinct([other, cases[0]]) == [other, cases[0]]
-    normed = replace(begun, signals={**begun.signals, "train/grad_norm": np.ones(30)})
-    assert distinct([normed, cases[0]]) == [normed, cases[0]]
+def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path) -> None:
+    """Two of four that are judged raise a false alarm: one ends above the untrained policy, one below it."""
+    for seed in (201, 203):
+        job = study / "train" / "stays" / f"seed{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in job.read_text().splitlines()]
+        job.write_text(
+            "".join(json.dumps(line | {K3: 1.0} if line["train/step"] > 50 else line) + "\n" for line in lines)
+        )
+    ends = {"base": {0: [1, 0]}, "stays": {seed: [0, 0] if seed in (201, 202) else [1, 1] for seed in range(200, 208)}}
+    for arm, scores in ends.items():
+        policies = [{"seed": s, "per_problem": [{"id": "a", "correct": right}]} for s, right in scores.items()]
+        path = study / "eval" / f"{arm}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"arm": arm, "policies": policies}))
+    assert {c.seed: c.gain for c in read_cases(study) if c.arm == "stays"} == {
+        seed: -0.5 if seed in (201, 202) else 0.5 for seed in range(200, 208)
+    }
+    assert all(math.isnan(c.gain) for c in read_cases(study) if c.arm == "falls")
+    write_early_warning([study], study.parent / "out")
+    text = (study.parent / "out" / "early_warning.md").read_text()
+    assert "Of the 4 runs without a collapse whose policies were evaluated it would have ended 2, 1 of them" in text
+    assert "below the untrained policy; of the 3 that do not end below it, 1." in text
 
 
-def test_of_two_records_of_a_training_the_one_that_measures_the_mismatch_first_is_kept(study: Path) -> None:
-    """Bypass measures k3 after the updates of a step: where the engine is exact that is all there is of it."""
-    write_run(study, "bypass", 300, collapses=False, mismatch=0.1, ratio="bypass")
-    write_run(study, "recompute", 300, collapses=False, mismatch=0.0, ratio="recompute")
-    after, before = (one for one in read_cases(study) if one.seed == 300)
-    assert (after.arm, after.scored_first, before.scored_first) == ("bypass", False, True)
-    assert distinct([after, before]) == distinct([before, after]) == [before]
-    other = replace(after, arm="copy")
-    assert distinct([after, other]) == [after] and distinct([other, after]) == [other], "else the first"
-    begun = replace(before, signals={key: values[:30] for key, values in before.signals.items()})
-    assert distinct([begun, after]) == [after], "else the longest"
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"nothing: no finished run, train/<arm>/seed<seed>/run.json"):
-        write_early_warning([tmp_path / "nothing"], tmp_path / "out")
-    write_run(tmp_path / "x", "a", 0, collapses=False)
-    (tmp_path / "x" / "train" / "a" / "seed0" / "run.json").write_text("{}")
-    with pytest.raises(StudyError, match=r"run.json: has no settings.training.steps"):
-        read_cases(tmp_path / "x")
+def steps_of(runs: list[dict[str, str]], column: str) -> list[float]:
+    return [float(run[column] or "inf") for run in runs]
+
+
+def again(runs: list[dict[str, str]], line: dict[str, str], half: str) -> list[int]:
+    """The counts of a line of early_warning.csv, from runs.csv alone."""
+    own = [run for run in runs if run["chooses"] == half and (line["runs"] == ALL or run["mismatch"] == "True")]
+    alarms, collapses = steps_of(own, f"{line['metric']} {line['factor']}"), steps_of(own, "collapse")
+    pairs = list(zip(alarms, collapses, strict=True))
+    return [
+        sum(math.isfinite(collapse) for collapse in collapses),
+        sum(alarm < collapse < math.inf for alarm, collapse in pairs),
+        sum(collapse == math.inf for collapse in collapses),
+        sum(alarm < collapse == math.inf for alarm, collapse in pairs),
+    ]
+
+
+def p_again(runs: list[dict[str, str]], metric: str) -> float:
+    """The p of a metric, likewise."""
+    return 2 * shuffled_skill(
+        [steps_of(runs, f"{metric} {factor:g}") for factor in reversed(METRICS[metric][1])],
+        steps_of(runs, "collapse"),
+        [run["chooses"] == "True" for run in runs],
+        [run["settings"] for run in runs],
+        [(run["study"], run["steps"], run["seed"]) for run in runs],
+    )
+
+
+def test_the_report_of_early_warnings(study: Path) -> None:
+    """k3 and the reward announce collapses; the skew rises in every run; the others were not recorded."""
+    for seed in range(200, 206):
+        write_run(study, "matched", seed, collapses=False, mismatch=0.0, height=0.7)
+    out = study.parent / "early_warning"
+    write_early_warning([study], out)
+    table, runs = read(out / "early_warning.csv"), read(out / "runs.csv")
+    counts = ("collapsed", "warned", "others", "alarmed")
+    assert [[line[key] for key in ("metric", "runs", *counts)] for line in table] == [
+        ["k3", ALL, *"4470"],
+        ["falling reward", ALL, *"4470"],
+        ["k3", MISMATCHED, *"4440"],
+        ["falling reward", MISMATCHED, *"4440"],
+    ]
+    assert len(runs) == 22
+    assert list(runs[0])[:10] == [
+        *("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain", "mismatch"),
+        "k3 1.25",
+    ]
+    for line in table:
+        assert again(runs, line, "False") == [int(line[key]) for key in counts]
+        p = min(1.0, p_again(runs, line["metric"]))
+        assert (float(line["p"]) == pytest.approx(p)) if line["runs"] == ALL else line["p"] == ""
+    judged = [run for run in runs if run["chooses"] == "False" and run["collapse"]]
+    own, reward, end = (
+        steps_of(judged, name) for name in ("k3 30", f"falling reward {table[1]['factor']}", "collapse")
+    )
+    ahead = [min(other, last) - min(first, last) for first, other, last in zip(own, reward, end, strict=True)]
+    assert float(table[0]["ahead_mean"]) == statistics.median(ahead) > 0 and table[1]["ahead_mean"] == ""
+    for line in read(out / "thresholds.csv"):
+        assert again(runs, line, str(line["half"] == "chosen on")) == [int(line[key]) for key in counts]
+    text = (out / "early_warning.md").read_text()
+    assert "22 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
+    assert f"metric: {K3}, factor: 30" in text  # the farthest threshold with the same skill
+    assert text.count(UNSKILLED) == len(METRICS) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
+    assert "the 8 runs of that half with a mismatch" in text
+    assert (out / "early_warning.svg").read_text().startswith("<?xml")
+    written = {path: path.read_bytes() for path in out.iterdir()}
+    write_early_warning([study], out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == written
+    shown = answers(read_shown([study.parent]))
+    about = [s for s in STATEMENTS if any("announces" in name for name in s.by)]
+    assert len(about) == 2 and "ahead_mean" not in read(out / "thresholds.csv")[0]
+    for statement in about:
+        assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}
+
+
+def test_runs_of_one_kind_choose_no_threshold(tmp_path: Path) -> None:
+    for seed in range(4):
+        write_run(tmp_path / "calm", "stays", seed, collapses=False)
+    write_early_warning([tmp_path / "calm"], tmp_path / "out")
+    text = (tmp_path / "out" / "early_warning.md").read_text()
+    assert f"No threshold can be chosen: {ALIKE}." in text
+    lines = read(tmp_path / "out" / "claims.csv")
+    assert {(line["verdict"], line["seen"].partition(": ")[2]) for line in lines} == {(UNTESTABLE, ALIKE)}
+    assert {text.get_text() for ax in warning_figure([]).axes for text in ax.texts} == {"No threshold was chosen."}

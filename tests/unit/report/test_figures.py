@@ -14,11 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
+from tailrl.analysis.scores import Gain, PolicyScore
+from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare
 from tailrl.report import figures
-from tailrl.report.axes import ARM_COLOURS, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
-from tailrl.report.scores import Gain, PolicyScore
-from tailrl.report.statistics import Interval, paired_difference
-from tailrl.report.tables import NATS, Curve, DeltaBin, TimeShare
+from tailrl.report.axes import (
+    ARM_COLOURS,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    save_svg,
+    set_magnitude_scale,
+    style,
+)
+from tailrl.stats.intervals import Interval
+from tailrl.stats.tests import paired_difference
 
 ARMS = ("naive", "dvp", "mis", "dvp_mis")
 NAN = math.nan

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.report import write_gradients
-from tailrl.report.gradients import (
-    LOWEST,
-    gradient_figure,
-    read_qualities,
-    summarise,
-)
+from tailrl.analysis.gradients import read_qualities, summarise
+from tailrl.report.gradients import LOWEST, gradient_figure
+from tailrl.report.study import write_gradients
+from tailrl.runtime.errors import StudyError
 
 ERRORS = {"naive": [1.0, 2.0, 4.0], "dvp": [0.5, 3.0, 3.0]}
 DOSES = (("none", 0.0), ("noise", 0.1), ("floor", 0.01))

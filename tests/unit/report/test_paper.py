@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.report import CAPTIONS, claims_page, read_shown, write_paper
-from tailrl.report.claims import CLAIMS
-from tailrl.report.claims_distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
-from tailrl.report.claims_gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.report.evidence import DEFINITION, OPEN, SEARCH, answers
-from tailrl.report.findings import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.report.page import BEHIND
+from tailrl.analysis.tables import BEHIND, write_csv
+from tailrl.claims.claims import CLAIMS
+from tailrl.claims.decide import Verdict
+from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
+from tailrl.claims.evidence import DEFINITION, OPEN, SEARCH, answers
+from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
+from tailrl.claims.statements import ABLATION, ACROSS, STATEMENTS
 from tailrl.report.paper import SHOWN
-from tailrl.report.statements import ABLATION, ACROSS, STATEMENTS
-from tailrl.report.tables import write_csv
-from tailrl.report.verdicts import Verdict
+from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper
+from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]
 SPOKEN = [path for path in sorted((ROOT / "docs/results").glob("*/policies.csv")) if SEARCH not in path.parent.name]

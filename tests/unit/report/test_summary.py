@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from tailrl.report import roles
-from tailrl.report.data import Results, read_results
-from tailrl.report.provenance import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
-from tailrl.report.scores import Comparison, compare_arms
-from tailrl.report.statistics import Difference, Interval
-from tailrl.report.summary import percent, points, short, spread, summarize, table, verdict
-from tailrl.report.verdicts import judge
-from tailrl.settings import Arm
-from tailrl.study import Study
+from tailrl.analysis import arm_kinds
+from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
+from tailrl.analysis.format import percent, points, short, spread, table
+from tailrl.analysis.scores import Comparison, compare_arms
+from tailrl.artifacts.results import Results, read_results
+from tailrl.claims.decide import judge
+from tailrl.config.arm import Arm
+from tailrl.config.study import Study
+from tailrl.report.summary import summarize, verdict
+from tailrl.stats.intervals import Interval
+from tailrl.stats.tests import Difference
 
 NAN = math.nan
 ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
@@ -309,7 +311,7 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
-    asked = [c for c in compare_arms(results, roles.references(results)) if c.why]
+    asked = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
     assert [line.split("**")[1] for line in text.splitlines() if line.startswith("**")] == [
         f"{c.first} against {c.second}" for c in asked
     ]

@@ -26,13 +26,14 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from tailrl import operators
-from tailrl.errors import StudyError
-from tailrl.policy import named_weights, row_multiple
-from tailrl.records import Request
-from tailrl.rollout import Decoding, flight
+from tailrl.config.sampler import Disturbance
+from tailrl.kernels import batch_invariant
+from tailrl.model.forward import row_multiple
+from tailrl.model.policy import named_weights
+from tailrl.rollout import Decoding, kv_cache
 from tailrl.rollout.exact import ExactSampler
-from tailrl.settings import Disturbance
+from tailrl.rollout.types import Request
+from tailrl.runtime.errors import StudyError
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("min_p", -13.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
 DIALS = [Disturbance(), Disturbance(bias=0.1, noise=0.3, floor=1e-3)]
@@ -137,7 +138,7 @@ def test_a_shared_prompt_is_as_good_as_an_own_one(pair: Pair) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sequences_longer_than_one_product_of_values(dtype: str, tmp_path: Path) -> None:
-    longest = 2 * operators.VALUES + 100
+    longest = 2 * batch_invariant.VALUES + 100
     model = random_policy("llama, 3 queries a key", dtype)
     sampler = sampler_of(model, tmp_path, longest)
     requests, decoding = random_requests(24, longest - 40), Decoding(1.0, 30)
@@ -153,9 +154,9 @@ def test_few_in_flight_and_prompts_in_several_rows_give_the_same_bits(
 ) -> None:
     requests, decoding = random_requests(150), Decoding(1.0, 30)
     usual = pair[1].generate(requests, decoding)
-    monkeypatch.setattr(flight, "CACHE_BYTES", 0)
-    monkeypatch.setattr(flight, "PREFILL_TOKENS", 100)
-    monkeypatch.setattr(flight, "ADMITTED_AT_ONCE", 3)
+    monkeypatch.setattr(kv_cache, "CACHE_BYTES", 0)
+    monkeypatch.setattr(kv_cache, "PREFILL_TOKENS", 100)
+    monkeypatch.setattr(kv_cache, "ADMITTED_AT_ONCE", 3)
     assert all(map(same_bits, usual, pair[1].generate(requests, decoding)))
 
 
@@ -191,7 +192,7 @@ def test_the_self_test_passes(pairs: dict[tuple[str, str], Pair]) -> None:
 
 
 def without_row_padding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(operators, "ROWS", 1)
+    patch.setattr(batch_invariant, "ROWS", 1)
 
 
 def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:
@@ -207,8 +208,8 @@ def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:
         )
         return out.transpose(1, 2)
 
-    patch.setattr(operators, "causal_attention", library)
-    patch.setattr(flight, "causal_attention", library)
+    patch.setattr(batch_invariant, "causal_attention", library)
+    patch.setattr(kv_cache, "causal_attention", library)
 
 
 @pytest.mark.parametrize(("mutate", "largest"), [(without_row_padding, 3), (without_fixed_attention, 60)])

@@ -26,13 +26,13 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
-from tailrl.noise import normal
-from tailrl.policy import named_weights
-from tailrl.records import Request
+from tailrl.config.sampler import Disturbance
+from tailrl.model.policy import named_weights
+from tailrl.objective.noise import normal
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
+from tailrl.rollout.types import Request
 from tailrl.rollout.verified import VerifiedSampler
-from tailrl.settings import Disturbance
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("min_p", -13.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
 DIALS = {

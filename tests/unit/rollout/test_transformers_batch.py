@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
-from tailrl.errors import StudyError
-from tailrl.policy import named_weights
-from tailrl.records import Request
+from tailrl.config.sampler import Disturbance
+from tailrl.model.policy import named_weights
 from tailrl.rollout import Decoding
 from tailrl.rollout import transformers as engine_module
 from tailrl.rollout.transformers import TransformersSampler
-from tailrl.settings import Disturbance
+from tailrl.rollout.types import Request
+from tailrl.runtime.errors import StudyError
 
 RULES = [("full", 0.0), ("min_p", -3.0), ("entropy", -3.0), ("top_k", 20.0), ("top_p", 0.9)]
 DIAL = Disturbance(bias=0.2, noise=0.3, floor=1e-3)

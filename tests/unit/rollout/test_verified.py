@@ -14,16 +14,17 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.noise import gumbel
-from tailrl.operators import Scoring, head_logits, pad_rows
-from tailrl.packing import pack_batch
-from tailrl.policy import head_weight, hidden_states
-from tailrl.records import Request, Rollout
+from tailrl.config.sampler import Disturbance
+from tailrl.kernels.batch_invariant import pad_rows
+from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.objective.noise import gumbel
+from tailrl.objective.safe_set import safe_set
 from tailrl.rollout import Decoding, Sampler, verified
 from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
-from tailrl.settings import Disturbance
-from tailrl.vocabulary import safe_set
 
 DECODINGS = {
     "full": (Decoding(1.0, 24), 0.0),
@@ -112,7 +113,7 @@ def test_chunks_and_micro_batches_change_nothing(
     trainer: PreTrainedModel, exact: ExactSampler, proposers: dict[str, Sampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verified, "VERIFIED_TOKENS", 100)
-    monkeypatch.setattr("tailrl.operators.CHUNK_LOGITS", 1)
+    monkeypatch.setattr("tailrl.kernels.batch_invariant.CHUNK_LOGITS", 1)
     requests = random_requests(30, seed=3)
     found = verified_by(trainer, proposers["near"]).generate(requests, Decoding(1.0, 24))
     assert all(map(same_bits, found, exact.generate(requests, Decoding(1.0, 24))))

@@ -28,24 +28,28 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-from tailrl import ranks
-from tailrl.distributions import measure
-from tailrl.disturbance import UNDISTURBED, disturb
-from tailrl.errors import StudyError
-from tailrl.metrics import METRICS, VERIFICATION
-from tailrl.noise import gumbel
-from tailrl.packing import pack_batch
-from tailrl.policy import create_policy, head_weight, hidden_states, named_weights, save_policy
-from tailrl.records import Problem, Request, Rollout, write_problems
+from tailrl.config.load import parse_study
+from tailrl.config.policy import ScratchPolicy
+from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.policy import create_policy, named_weights, save_policy
+from tailrl.objective.disturbance import UNDISTURBED, disturb
+from tailrl.objective.noise import gumbel
+from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
+from tailrl.probes.distributions import measure
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.rollout import vllm as engine_module
 from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
-from tailrl.rollout.vllm import SEQUENCES_IN_FLIGHT, SafeSetProcessor, SafeSetRecord, VllmSampler
-from tailrl.settings import Disturbance, SamplerSettings, ScratchPolicy
-from tailrl.study import parse_study
+from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm.engine import SEQUENCES_IN_FLIGHT, VllmSampler
+from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
+from tailrl.tracking.metrics import METRICS, VERIFICATION
 from tailrl.training import loop
-from tailrl.vocabulary import TokenLogprobs, safe_set, token_logprobs
 
 pytestmark = pytest.mark.vllm
 
@@ -415,7 +419,7 @@ def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
 ) -> None:
     """What vLLM is told: on a GPU nobody has seen it. Weights pass one at a time, in the engine's dtype."""
     monkeypatch.setattr(engine_module, "LLM", StandIn)
-    monkeypatch.setattr(ranks, "count", lambda: count)
+    monkeypatch.setattr(distributed, "count", lambda: count)
     settings = SamplerSettings(gpu_memory_utilization=0.3, tensor_parallel=sharing)
     sampler = make_sampler(settings, folder, MAX_LENGTH, seed=0)
     assert isinstance(sampler, VllmSampler)
@@ -454,7 +458,7 @@ def test_vllm_compiles_on_a_gpu_and_where_it_is_said(
 def test_an_engine_that_not_all_ranks_can_share_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(ranks, "count", lambda: count)
+    monkeypatch.setattr(distributed, "count", lambda: count)
     words = rf"tensor_parallel: 2 ranks are to share an engine, and there are {count}: their number must be a multiple"
     with pytest.raises(StudyError, match=words):
         make_sampler(SamplerSettings(tensor_parallel=2), folder, MAX_LENGTH, seed=0)

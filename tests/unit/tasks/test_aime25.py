@@ -6,8 +6,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.settings import Aime25Task
+from tailrl.config.task import Aime25Task
+from tailrl.runtime.errors import StudyError
 from tailrl.tasks.aime25 import HUB_NAME
 from tailrl.tasks.registry import download_task, load_task
 from tailrl.tasks.scoring import score

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.records import Problem
-from tailrl.settings import ArithmeticTask
+from tailrl.config.task import ArithmeticTask
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import score
 

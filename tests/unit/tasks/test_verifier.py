@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.errors import StudyError
+from tailrl.runtime.errors import StudyError
 from tailrl.tasks import verifier
 from tailrl.tasks.scoring import _close, _verifier, score
 from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier

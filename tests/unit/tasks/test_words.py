@@ -2,9 +2,9 @@
 
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.records import COMPARED, Problem
-from tailrl.settings import WordsTask
+from tailrl.config.task import WordsTask
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import COMPARED, Problem
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import SAME, score
 from tailrl.tasks.words import WORDS

@@ -19,14 +19,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.errors import StudyError
-from tailrl.settings import Disturbance, Vocabulary
-from tailrl.training import checkpoints, kept
+from tailrl.config.arm import Vocabulary
+from tailrl.config.sampler import Disturbance
+from tailrl.objective.adaptive_rho import Thresholds
+from tailrl.runtime.errors import StudyError
+from tailrl.training import checkpoints, kept_data
 from tailrl.training.checkpoints import Checkpoints
-from tailrl.training.handover import Handover
-from tailrl.training.kept import KeptMetrics, KeptTokens
+from tailrl.training.kept_data import KeptMetrics, KeptTokens
 from tailrl.training.state import RunState
-from tailrl.training.thresholds import Thresholds
+from tailrl.training.weight_sync import Handover
 
 OURS, THEIRS = {"settings": "a", "seed": "0"}, {"settings": "b", "seed": "0"}
 
@@ -51,8 +52,8 @@ def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
     hand_over = Handover(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
-    kept = KeptMetrics(saved.folder, saved.name), KeptTokens(saved.folder, saved.name)
-    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), *kept)
+    kept_data = KeptMetrics(saved.folder, saved.name), KeptTokens(saved.folder, saved.name)
+    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), *kept_data)
 
 
 def files(saved: Checkpoints) -> list[Path]:
@@ -260,7 +261,7 @@ def test_a_half_written_checkpoint_is_named_and_removed(
 
 def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
     """The system itself says that no space is left, to whatever is written to /dev/full."""
-    (saved.folder / kept.ASIDE).symlink_to("/dev/full")
+    (saved.folder / kept_data.ASIDE).symlink_to("/dev/full")
     words = r"checkpoints: the tokens of step 0 could not be kept \(No space left on device\): they need 0\.0 MB$"
     with pytest.raises(StudyError, match=words):
         advance(state)

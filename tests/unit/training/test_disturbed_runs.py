@@ -17,15 +17,15 @@ from sampler_fixture import PlainSampler
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tailrl.disturbance import round_weights
-from tailrl.noise import normal
-from tailrl.policy import load_policy, named_weights
-from tailrl.records import Problem, write_problems
-from tailrl.settings import Disturbance
-from tailrl.training.handover import Handover
+from tailrl.config.sampler import Disturbance
+from tailrl.model.policy import load_policy, named_weights
+from tailrl.objective.disturbance import round_weights
+from tailrl.objective.noise import normal
+from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training.loop import train
-from tailrl.training.record import Stopwatch
 from tailrl.training.step import update
+from tailrl.training.step_record import Stopwatch
+from tailrl.training.weight_sync import Handover
 
 STEPS = 4
 CAUSES: dict[str, dict[str, Any]] = {

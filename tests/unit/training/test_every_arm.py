@@ -19,12 +19,12 @@ from arms_fixture import DISTURBANCES, FACTORS, VOCABULARIES, Choice, arm_of, ev
 from sampler_fixture import PlainSampler
 from step_fixture import run_of
 
-from tailrl.errors import StudyError
-from tailrl.metrics import METRICS
-from tailrl.records import Problem, write_problems
-from tailrl.study import parse_study
+from tailrl.config.load import parse_study
+from tailrl.objective.safe_set import RULES
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
+from tailrl.tracking.metrics import METRICS
 from tailrl.training.loop import train
-from tailrl.vocabulary import RULES
 
 
 def covering() -> list[Choice]:

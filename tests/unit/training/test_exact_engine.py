@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from step_fixture import STEPS, run_of
 
-from tailrl.errors import StudyError
-from tailrl.records import Problem, write_problems
-from tailrl.study import parse_study
+from tailrl.config.load import parse_study
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training import loop
 
 EXACT = {"engine": "exact", "dtype": "float32"}

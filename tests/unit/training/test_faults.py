@@ -19,14 +19,16 @@ from run_fixture import Runs, make_runs
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl import guard
-from tailrl.errors import StudyError
-from tailrl.guard import EngineError
-from tailrl.records import Problem, Request, Rollout
+from tailrl.config.jobs import Evaluation, Run
+from tailrl.config.training import Training
 from tailrl.rollout import Decoding
 from tailrl.rollout.exact import ExactSampler
-from tailrl.settings import Evaluation, Run, Training
-from tailrl.training import engine, step
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import timeouts
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.timeouts import EngineError
+from tailrl.tasks.problem import Problem
+from tailrl.training import guarded_engine, step
 from tailrl.training.step import Sample
 
 FEW = {"steps": 4, "checkpoint_every": 1, "keep_tokens_every": 2}
@@ -218,7 +220,7 @@ def test_an_engine_beside_a_sharded_policy_ends_the_process(
         raise SystemExit(code)
 
     failing(monkeypatch, RuntimeError("the engine core died"), 0)
-    monkeypatch.setattr(engine, "is_sharded", lambda _: True)
+    monkeypatch.setattr(guarded_engine, "is_sharded", lambda _: True)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit) as caught:
         runs.train(runs.settings(**FEW))
@@ -271,8 +273,8 @@ def test_every_call_of_an_engine_has_an_end_in_time(runs: Runs, monkeypatch: pyt
         limits.append((seconds, what))
         yield
 
-    monkeypatch.setattr(guard, "deadline", note)
-    monkeypatch.setattr(engine, "deadline", note)
+    monkeypatch.setattr(timeouts, "deadline", note)
+    monkeypatch.setattr(guarded_engine, "deadline", note)
     made = failing(monkeypatch, RuntimeError("died"), 1)
     monkeypatch.setattr(ExactSampler, "self_test", lambda *_: 0.0)
     run = runs.settings(**{**FEW, "steps": 2, "rollout_timeout": 77.0})
@@ -289,7 +291,7 @@ def test_every_call_of_an_engine_has_an_end_in_time(runs: Runs, monkeypatch: pyt
 @pytest.mark.parametrize("block", ["training", "evaluation"])
 def test_no_time_is_longer_than_timers_take(block: str) -> None:
     """30 days: beyond some hundred years the system's timers overflow."""
-    with guard.deadline(guard.MONTH, "a batch"):
+    with timeouts.deadline(timeouts.MONTH, "a batch"):
         pass
     kind = {"training": Training, "evaluation": Evaluation}[block]
     with pytest.raises(ValueError, match="rollout_timeout"):
@@ -306,7 +308,7 @@ HANGING = {
 @pytest.mark.parametrize("how", HANGING)
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     script = (
-        "import ctypes, time\nfrom tailrl import guard\nguard.GRACE = 1.0\n"
+        "import ctypes, time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 1.0\n"
         f"with guard.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
@@ -318,7 +320,7 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
 
 def test_what_ends_in_time_is_left_alone() -> None:
     script = (
-        "import time\nfrom tailrl import guard\nguard.GRACE = 0.1\n"
+        "import time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 0.1\n"
         "with guard.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)

@@ -18,16 +18,19 @@ from sampler_fixture import PlainSampler
 from step_fixture import run_of
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tailrl.config.arm import Arm, Vocabulary
+from tailrl.config.jobs import Run
+from tailrl.config.policy import ScratchPolicy
+from tailrl.model.policy import create_policy, encode_prompt, save_policy
+from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import create_policy, encode_prompt, save_policy
-from tailrl.records import Problem, Request, Rollout
 from tailrl.rollout import Decoding
-from tailrl.seeding import derive_seed
-from tailrl.settings import Arm, Run, ScratchPolicy, Vocabulary
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.seeding import derive_seed
+from tailrl.tasks.problem import Problem
 from tailrl.training.loop import step_requests
-from tailrl.training.record import StepRecord, Stopwatch
 from tailrl.training.step import Sample, update
-from tailrl.training.thresholds import Thresholds
+from tailrl.training.step_record import StepRecord, Stopwatch
 
 SOUND = [vocabulary for vocabulary in every_vocabulary() if not vocabulary_reasons(vocabulary)]
 PROMPTS, GROUP, TOKENS = 2, 3, 4

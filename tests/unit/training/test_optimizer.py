@@ -11,11 +11,11 @@ from step_fixture import DVP, make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.errors import StudyError
-from tailrl.settings import Training
+from tailrl.config.training import Training
+from tailrl.runtime.errors import StudyError
 from tailrl.training.optimizer import make_optimizer, optimizer_step
-from tailrl.training.record import StepRecord, Stopwatch
 from tailrl.training.step import Sample, update
+from tailrl.training.step_record import StepRecord, Stopwatch
 
 RATE, GRADIENTS = 0.1, ([3.0, -4.0], [1.0, 0.5], [-2.0, 0.0])
 

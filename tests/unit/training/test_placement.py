@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.errors import StudyError
-from tailrl.policy import named_weights
-from tailrl.settings import Run
+from tailrl.config.jobs import Run
+from tailrl.model.policy import named_weights
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError
 from tailrl.training.optimizer import make_optimizer, optimizer_step
 from tailrl.training.placement import is_sharded, place
-from tailrl.training.record import StepRecord, Stopwatch
 from tailrl.training.step import accumulate_gradients
+from tailrl.training.step_record import StepRecord, Stopwatch
 
 ARM = {"vocabulary": DVP}
 """All seven responses in one micro-batch, or in five."""
@@ -29,7 +29,7 @@ ONE, FIVE = run_of(ARM, token_budget=10_000), run_of(ARM)
 def gradients_of(model: PreTrainedModel, run: Run) -> tuple[float, dict[str, Tensor]]:
     """The loss, and every parameter's gradient, whole."""
     loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), StepRecord())
-    return loss, {name: ranks.whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss, {name: distributed.whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 # --- dtype -----------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def placed(model: PreTrainedModel, run: Run) -> dict[str, Any]:
         "gradients": gradients,
         "before": before,
         "after": dict(named_weights(model)),
-        "state": {name: ranks.whole(tensor) for name, tensor in state.items()},
+        "state": {name: distributed.whole(tensor) for name, tensor in state.items()},
     }
 
 

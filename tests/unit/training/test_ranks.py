@@ -17,16 +17,16 @@ from step_fixture import DVP, make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.errors import NumericalError
-from tailrl.records import Request, Rollout
-from tailrl.settings import Run
+from tailrl.config.jobs import Run
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import NumericalError
 from tailrl.training import step
-from tailrl.training.exchange import of_all_ranks
+from tailrl.training.gather import of_all_ranks
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
-from tailrl.training.record import Stopwatch
 from tailrl.training.step import update
+from tailrl.training.step_record import Stopwatch
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 MIS = {"sequence": "mis", "sequence_threshold": 2.0}
@@ -55,7 +55,7 @@ def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str,
     own = step.optimizer_step
 
     def spy(model: PreTrainedModel, *others: Any) -> float:
-        gradients.append(torch.cat([ranks.whole(p.grad).flatten().clone() for p in model.parameters()]))  # type: ignore[arg-type]
+        gradients.append(torch.cat([distributed.whole(p.grad).flatten().clone() for p in model.parameters()]))  # type: ignore[arg-type]
         return own(model, *others)
 
     step.optimizer_step = spy
@@ -72,7 +72,7 @@ def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str,
         "metrics": [record.metrics() for _, _, record in found],
         "tokens": [record.tokens() for _, _, record in found],
         "gradients": [gradient.numpy() for gradient in gradients],
-        "weights": torch.cat([ranks.whole(p).detach().flatten() for p in model.parameters()]).numpy(),
+        "weights": torch.cat([distributed.whole(p).detach().flatten() for p in model.parameters()]).numpy(),
     }
 
 
@@ -110,10 +110,10 @@ def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
     def deal() -> list[Any]:
         found = []
         for size in sizes:
-            dealt, items = ranks.dealt(size), list(range(100, 100 + size))
+            dealt, items = distributed.dealt(size), list(range(100, 100 + size))
             own = [items[place] for place, counts in dealt if counts]
-            shares = [item for share in ranks.said(list(ranks.share(items))) for item in share]
-            found.append((len(dealt), ranks.in_turns(ranks.said(own)), shares))
+            shares = [item for share in distributed.said(list(distributed.share(items))) for item in share]
+            found.append((len(dealt), distributed.in_turns(distributed.said(own)), shares))
         return found
 
     for found in on_ranks(count, tmp_path, deal):
@@ -127,7 +127,7 @@ def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
     requests = [Request((9, seed), seed) for seed in range(5)]
 
     def sample() -> tuple[list[int], list[tuple[int, ...]], list[float]]:
-        own = ranks.share(requests, 2)
+        own = distributed.share(requests, 2)
         numbers = np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.int32)
         rollouts = [Rollout(request.prompt_tokens, (request.seed, 7), *numbers, True) for request in own]
         rewards = np.array([request.seed / 2 for request in own], np.float32)
@@ -146,11 +146,16 @@ def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
     """Of several dtypes and lengths, with views and without a number at all."""
 
     def tell() -> tuple[list[dict[str, Tensor]], list[Any], bool, bool]:
-        rank = ranks.number()
+        rank = distributed.number()
         row = torch.arange(6, dtype=torch.int32) + rank
         given = {"view": row[rank::2], "flags": torch.ones(rank, dtype=torch.bool), "scalar": torch.tensor(0.1 + rank)}
         words = {"é": [rank, float("nan"), None]} if rank else {}
-        return ranks.gathered(given), ranks.said(words), ranks.any_rank(rank == 1), ranks.any_rank(False)
+        return (
+            distributed.gathered(given),
+            distributed.said(words),
+            distributed.any_rank(rank == 1),
+            distributed.any_rank(False),
+        )
 
     for tensors, words, raised, quiet in on_ranks(2, tmp_path, tell):
         assert [t["view"].tolist() for t in tensors] == [[0, 2, 4], [2, 4, 6]]
@@ -179,7 +184,7 @@ def faulty(model: PreTrainedModel, run: Run, where: str) -> dict[str, Any]:
     place(model, run.training)
     optimizer = make_optimizer(model, run.training)
     samples = samples_of(*make_rollouts(), run)
-    if ranks.number() == 1:
+    if distributed.number() == 1:
         # Within FSDP's forward, which is then cut short; or after it.
         step.constrained_logprobs = nan_in_the_head if where == "head" else own
         step.forward_logprobs = nan_in_a_logprob if where == "log-prob" else forward

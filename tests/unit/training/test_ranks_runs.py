@@ -15,11 +15,11 @@ from safetensors.torch import load
 from sampler_fixture import PlainSampler
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.errors import StudyError
-from tailrl.policy import load_policy
-from tailrl.records import Problem
-from tailrl.settings import Run
+from tailrl.config.jobs import Run
+from tailrl.model.policy import load_policy
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
 from tailrl.training import loop, step
 
 TOLERANCE = 1e-9
@@ -119,7 +119,7 @@ def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.M
     def faulty(*arguments: Any) -> Any:
         logprobs, batch = forward(*arguments)
         calls["budget"] += 1
-        if calls["budget"] == 1 and ranks.number() == ranks.count() - 1:
+        if calls["budget"] == 1 and distributed.number() == distributed.count() - 1:
             logprobs.logp_full_T[0] = np.nan
         return logprobs, batch
 

@@ -11,7 +11,7 @@ import pytest
 from run_fixture import TIMED
 from step_fixture import DVP, run_of
 
-from tailrl.records import Problem, write_problems
+from tailrl.tasks.problem import Problem, write_problems
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -19,8 +19,8 @@ TRAIN = """
 import sys, zlib
 from pathlib import Path
 import numpy as np
-from tailrl.settings import Run
-from tailrl.study import parse_settings
+from tailrl.config.arm import Run
+from tailrl.config.study import parse_settings
 from tailrl.training import loop
 
 def rewards(rollouts, *_):
@@ -30,7 +30,7 @@ loop.rewards = rewards
 folder, policy, out = map(Path, sys.argv[1:])
 loop.train(parse_settings(Run, str(folder / "run.json")), 5, policy, folder / "problems.jsonl", folder / out, folder)
 """
-LAUNCH = "import sys\nfrom tailrl.launch import launch\nlaunch(2, sys.argv[1:])\n"
+LAUNCH = "import sys\nfrom tailrl.runtime.launch import launch\nlaunch(2, sys.argv[1:])\n"
 
 
 @pytest.mark.parametrize("together", [1, 2], ids=["an engine each", "one engine"])

@@ -12,12 +12,13 @@ import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
 from transformers import PreTrainedTokenizerBase
 
-from tailrl.errors import StudyError
-from tailrl.records import Problem
-from tailrl.training import files, loop, results
+from tailrl.runtime import atomic_files
+from tailrl.runtime.atomic_files import forget_finished
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
+from tailrl.training import loop, results
 from tailrl.training.checkpoints import Checkpoints
-from tailrl.training.files import forget_finished
-from tailrl.training.kept import KeptMetrics, KeptTokens
+from tailrl.training.kept_data import KeptMetrics, KeptTokens
 
 OUTPUTS = ("metrics.jsonl", "policy", "run.json", "tokens.npz")
 FEW = {"steps": 3}
@@ -208,7 +209,7 @@ def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
         raise Interrupted
 
     with monkeypatch.context() as patched:
-        patched.setattr({"save_policy": results, "sync": files, "give": loop}[moment], moment, die)
+        patched.setattr({"save_policy": results, "sync": atomic_files, "give": loop}[moment], moment, die)
         with pytest.raises(Interrupted):
             runs.train(runs.settings())
     assert len(runs.saved()) == 2, "no checkpoint goes before the results are there"

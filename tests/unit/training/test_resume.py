@@ -18,9 +18,9 @@ import torch
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors import safe_open
 
-from tailrl.errors import StudyError
-from tailrl.policy import load_policy, load_tokenizer, save_policy
-from tailrl.records import Problem, write_problems
+from tailrl.model.policy import load_policy, load_tokenizer, save_policy
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training import checkpoints, loop
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.state import seed_libraries

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from step_fixture import run_of
 
-from tailrl.records import Problem, write_problems
+from tailrl.tasks.problem import Problem, write_problems
 
 pytestmark = pytest.mark.vllm
 
 SCRIPT = """
 import shutil, sys
 from pathlib import Path
-from tailrl.settings import Run
-from tailrl.study import parse_settings
+from tailrl.config.arm import Run
+from tailrl.config.study import parse_settings
 from tailrl.training import loop
 
 settings, policy, problems, out, left = sys.argv[1:]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
 
-from tailrl.errors import StudyError
-from tailrl.policy import load_policy
-from tailrl.records import Problem
-from tailrl.study import parse_study
+from tailrl.config.load import parse_study
+from tailrl.model.policy import load_policy
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
 from tailrl.training import loop
 from tailrl.training.snapshots import read_snapshots
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from run_fixture import SIZES, Interrupted, interrupt_at, make_runs
 
-from tailrl.records import Problem
-from tailrl.settings import Training
+from tailrl.config.training import Training
+from tailrl.tasks.problem import Problem
 from tailrl.training import loop
 from tailrl.training.stopping import Watch
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrl.errors import StudyError
-from tailrl.metrics import METRICS, VERIFICATION
-from tailrl.records import Problem, write_problems
-from tailrl.study import parse_study
+from tailrl.config.load import parse_study
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
+from tailrl.tracking.metrics import METRICS, VERIFICATION
 
 SCRIPT = """
 import json, sys
 sys.modules["vllm"] = None  # importing it fails as if it were not installed
 from pathlib import Path
 import numpy as np
-from tailrl.errors import StudyError
-from tailrl.evaluation import evaluate_arm
+from tailrl.runtime.errors import StudyError
+from tailrl.evaluation.evaluate import evaluate_arm
 from tailrl.rollout import make_sampler
-from tailrl.settings import Evaluation, Run, SamplerSettings
+from tailrl.config.arm import Evaluation, Run, SamplerSettings
 from tailrl.training import loop
 
 # A random policy solves nothing: without this there would be no gradient.
@@ -36,7 +36,7 @@ settings = Evaluation(samples=2, max_new_tokens=8, sampler=sampler)
 evaluated = evaluate_arm("a", [(0, out / run.arm / "policy")], problems, settings)
 (record,) = evaluated.summary["policies"]
 print(len(record["per_problem"]), record["response_length_mean"])
-assert "tailrl.rollout.vllm" not in sys.modules
+assert "tailrl.rollout.vllm.engine" not in sys.modules
 try:
     make_sampler(SamplerSettings(), policy, 32, 0)
 except StudyError as error:

@@ -17,13 +17,13 @@ from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tailrl.metrics import METRICS
-from tailrl.policy import named_weights
-from tailrl.settings import Run
+from tailrl.config.jobs import Run
+from tailrl.model.policy import named_weights
+from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
-from tailrl.training.record import StepRecord, Stopwatch
 from tailrl.training.step import Sample, accumulate_gradients, old_logprobs, update
-from tailrl.vocabulary import TokenLogprobs
+from tailrl.training.step_record import StepRecord, Stopwatch
 
 RATIOS = ("recompute", "bypass", "decoupled")
 

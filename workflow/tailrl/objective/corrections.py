@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tailrl.errors import StudyError
-from tailrl.settings import Correction
+from tailrl.config.arm import Correction
+from tailrl.runtime.errors import StudyError
 
 
 @dataclass(frozen=True, slots=True)

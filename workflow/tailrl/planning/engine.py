@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from tailrl.config.jobs import Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import engine_memory, peak, training_memory
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
-from tailrl.settings import Run, SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tailrl.base_settings import Settings
-from tailrl.errors import StudyError, one_line
-from tailrl.sentences import sentences
-from tailrl.study import read_yaml
+from tailrl.config.base import Settings
+from tailrl.config.load import read_yaml
+from tailrl.config.messages import sentences
+from tailrl.runtime.errors import StudyError, one_line
 
 IN_FLIGHT = 128
 """As every engine here has it."""

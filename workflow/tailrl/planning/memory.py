@@ -7,12 +7,13 @@ is there all the time, that of the other engines while they sample and no longer
 
 from collections.abc import Mapping
 
-from tailrl.logprobs import KEPT_BYTES
-from tailrl.logprobs_chunks import CHUNK_BYTES, CHUNK_ROWS
+from tailrl.config.jobs import Run
+from tailrl.config.sampler import SamplerSettings
+from tailrl.kernels.cpu_chunks import CHUNK_BYTES, CHUNK_ROWS
+from tailrl.kernels.logprobs import KEPT_BYTES
 from tailrl.planning.machine import Machine
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
-from tailrl.settings import Run, SamplerSettings
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 VLLM_CPU_CACHE = 2**30

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tailrl.config.jobs import Run
+from tailrl.config.study import Study
+from tailrl.config.task import Aime25Task
 from tailrl.planning.engine import Placed, in_flight, place
 from tailrl.planning.machine import IN_FLIGHT, Machine
 from tailrl.planning.memory import peak
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
 from tailrl.planning.work import Work, work_of
-from tailrl.settings import Aime25Task, Run
-from tailrl.study import Study
 
 AIME25_PROBLEMS = 30
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrl.errors import StudyError, reason
-from tailrl.settings import Policy, ScratchPolicy
+from tailrl.config.policy import Policy, ScratchPolicy
+from tailrl.runtime.errors import StudyError, reason
 
 
 @dataclass(frozen=True, slots=True)

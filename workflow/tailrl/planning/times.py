@@ -6,11 +6,12 @@ memory traffic (`Machine.passes`). Sampling goes token by token: the larger of i
 weights and cache are read, and what a layer costs however little it does.
 """
 
+from tailrl.config.jobs import Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import BYTES, activations
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
-from tailrl.settings import Run, SamplerSettings
 
 
 def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, float]:

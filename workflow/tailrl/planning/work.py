@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tailrl.settings import Training
+from tailrl.config.training import Training
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.errors import StudyError
-from tailrl.report import roles
-from tailrl.report.ablation_claims import Point, ablation_verdicts
+from tailrl.analysis import arm_kinds
+from tailrl.analysis.format import LOST, count, p_value, percent, points, table
+from tailrl.analysis.scores import Gain, by_problem, compare_arms, gains_over_base
+from tailrl.analysis.survival import collapses, lasted
+from tailrl.analysis.tables import flat_rows, mean_of, write_csv
+from tailrl.artifacts.results import Results, TrainedRun, read_results
+from tailrl.claims.ablation import Point, ablation_verdicts
+from tailrl.config.study import Study
 from tailrl.report.axes import (
     GREY,
     Dash,
@@ -24,21 +29,11 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.crossed import crossed_difference
-from tailrl.report.data import Results, TrainedRun, read_results
-from tailrl.report.scores import Gain, by_problem, compare_arms, gains_over_base
-from tailrl.report.statistics import (
-    NO_DIFFERENCE,
-    Difference,
-    Interval,
-    holm,
-    mean_interval,
-    problem_interval,
-)
-from tailrl.report.summary import LOST, comparison_table, count, p_value, percent, points, table
-from tailrl.report.survival import collapses, lasted
-from tailrl.report.tables import flat_rows, mean_of, write_csv
-from tailrl.study import Study
+from tailrl.report.summary import comparison_table
+from tailrl.runtime.errors import StudyError
+from tailrl.stats.crossed import crossed_difference
+from tailrl.stats.intervals import Interval, mean_interval, problem_interval
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
@@ -60,7 +55,7 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
     verdicts = ablation_verdicts(ablation, read, points_A)
     write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
-    comparisons = compare_arms(read, roles.ties(read))
+    comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
     page = _page(study, name, points_A, untrained, samples)

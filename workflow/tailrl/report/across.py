@@ -9,8 +9,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from tailrl.errors import StudyError
-from tailrl.report import roles
+from tailrl.analysis import arm_kinds
+from tailrl.analysis.format import LOST, count, p_value, table
+from tailrl.analysis.tables import flat_rows, mean_of, write_csv
+from tailrl.artifacts.results import FloatArray, Results, read_evaluation, read_results
+from tailrl.claims.decide import Verdict, change_verdict
+from tailrl.claims.finding import interval
+from tailrl.claims.statements import ACROSS
+from tailrl.config.study import Study
 from tailrl.report.axes import (
     arm_legend,
     arm_styles,
@@ -20,21 +26,9 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
-from tailrl.report.data import FloatArray, Results, read_evaluation, read_results
-from tailrl.report.findings import interval
-from tailrl.report.statements import ACROSS
-from tailrl.report.statistics import (
-    NO_DIFFERENCE,
-    Difference,
-    Interval,
-    arm_difference,
-    holm,
-    mean_interval,
-)
-from tailrl.report.summary import LOST, count, p_value, table
-from tailrl.report.tables import flat_rows, mean_of, write_csv
-from tailrl.report.verdicts import Verdict, change_verdict
-from tailrl.study import Study
+from tailrl.runtime.errors import StudyError
+from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
 
 
 def _gain(results: Results, arm: str) -> FloatArray:
@@ -163,7 +157,7 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
         found.append(
             change_verdict(
                 f"{ACROSS}{place.quantity}",
-                roles.settings_of(results[place.study], place.arm),
+                arm_kinds.settings_of(results[place.study], place.arm),
                 place.arm,
                 place.value.n,
                 change,

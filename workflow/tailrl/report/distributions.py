@@ -9,17 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from tailrl.report.axes import (
-    GREY,
-    arm_legend,
-    arm_styles,
-    make_panels,
-    save_svg,
-    say_nothing_to_show,
-    set_magnitude_scale,
-    style,
-)
-from tailrl.report.distribution_tables import (
+from tailrl.analysis.distributions import (
     Compared,
     Distance,
     HistogramBin,
@@ -33,9 +23,19 @@ from tailrl.report.distribution_tables import (
     set_overlaps,
     signature,
 )
-from tailrl.report.statistics import Interval
-from tailrl.report.summary import count, short, table
-from tailrl.report.tables import flat_rows, write_csv
+from tailrl.analysis.format import count, short, table
+from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.report.axes import (
+    GREY,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    save_svg,
+    say_nothing_to_show,
+    set_magnitude_scale,
+    style,
+)
+from tailrl.stats.intervals import Interval
 
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
 """Of the thresholds, in the panel of the safe sets."""

@@ -1,302 +1,310 @@
-"""Which metric announces a collapse, how long before, and how often falsely: over the runs of one or more studies.
+"""What announces a collapse, as tables, a page, a figure and lines of claims."""
 
-A threshold is a multiple of a run's own level (`tailrl.alarm`). It is chosen on half of the seeds and judged on the
-other half, metric by metric, so that no threshold is judged on the runs that chose it. Both halves are of the same
-arms, though: the test of a threshold chooses it anew in every shuffle.
-"""
-
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from tailrl.alarm import SKEW, SKEWED, alarm_step, start_steps
-from tailrl.errors import StudyError
-from tailrl.report.clustered import clustered_median, clustered_share, shuffled_skill
-from tailrl.report.data import FloatArray, read_evaluation, read_metrics, read_text
-from tailrl.report.provenance import flatten
-from tailrl.report.roles import is_scored_first
-from tailrl.report.statistics import NO_INTERVAL, Interval
-from tailrl.report.survival import REWARD, collapse_of
-from tailrl.study import BASE_ARM
+from tailrl.analysis.early_warning import (
+    FALLING,
+    METRICS,
+    MISMATCHED,
+    Case,
+    Warned,
+    ahead,
+    distinct,
+    judge_metrics,
+    raised,
+    read_cases,
+    thresholds,
+    warned,
+    with_p,
+)
+from tailrl.analysis.format import count, p_value, percent, table
+from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.claims.decide import Verdict
+from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.report.axes import (
+    ARM_COLOURS,
+    GREY,
+    make_panels,
+    save_svg,
+    say_nothing_to_show,
+    set_percent_axis,
+    style,
+)
+from tailrl.runtime.errors import StudyError
+from tailrl.stats.intervals import CONFIDENCE, Interval
+from tailrl.stats.tests import holm
 
-K3, GRADIENT = "rollout_corr_unmasked/k3_kl", "train/grad_norm"
+PLATEAU = (30, 50)
+"""Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
 
-ALL, MISMATCHED = "all", "with a mismatch"
-"""The runs that a table is over."""
+UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
+"""What is said of a metric that is not judged."""
 
-RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
-"""Multiples of a run's own level that are tried as thresholds."""
-
-FALLING = "falling reward"
-"""The metric that the others are held against: it is what collapses."""
-
-METRICS = {
-    "k3": (K3, RISES),
-    "masked k3": ("rollout_corr/k3_kl", RISES),
-    "effective sample size": ("rollout_corr_raw/rollout_is_eff_sample_size", FALLS),
-    "smallest weight": ("rollout_corr_raw/rollout_is_min", FALLS),
-    "skew of C(r)": (SKEW, RISES),
-    "gradient norm": (GRADIENT, RISES),
-    "rising entropy": ("policy/entropy", RISES),
-    "falling entropy": ("policy/entropy", FALLS),
-    FALLING: (REWARD, FALLS),
-    "tokens outside": ("dvp/sampled_outside_train_support_fraction", RISES),
-}
-"""The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
-order where they tie. A metric that does no better than to look at the reward says nothing new."""
+WARNED, ALARMED = ARM_COLOURS[:2]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
+def write_early_warning(studies: Sequence[Path], out: Path) -> None:
+    """Writes out/early_warning.csv, thresholds.csv, runs.csv, claims.csv, early_warning.md and early_warning.svg.
 
-    Attributes:
-        settings: a digest of what it was trained by, but for the study, the arm's name, seed and steps: runs with the
-            same are one arm, whichever studies have them.
-        steps: as it was planned; the signals, by metric, have a value for each step that it took.
-        gain: its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
-        scored_first: whether its mismatch is measured before the first update on a step's responses.
+    Args:
+        studies: results folders, each with train/<arm>/seed<seed>/ in it.
+        out: where the report goes; the same inputs give the same bytes.
+
+    Raises:
+        StudyError: there is no finished run, or its metrics cannot be read.
     """
-
-    study: str
-    arm: str
-    seed: int
-    settings: str
-    chooses: bool
-    steps: int
-    collapse: int | None
-    gain: float
-    scored_first: bool
-    signals: dict[str, FloatArray]
-
-    @property
-    def mismatched(self) -> bool:
-        """Whether sampler and trainer ever differed: an unmasked k3 that is finite and not 0.
-
-        Of several updates a step it may be theirs alone, where they go on while it is measured (`scored_first`).
-        """
-        k3_N = self.signals[K3]
-        return bool((np.isfinite(k3_N) & (k3_N != 0)).any())
+    cases = distinct([case for folder in studies for case in read_cases(folder)])
+    if not cases:
+        raise StudyError(f"{', '.join(map(str, studies))}: no finished run, train/<arm>/seed<seed>/run.json")
+    every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
+    judged = _compared([with_p(one, cases) for one in judge_metrics(every)], cases)
+    mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
+    # Only what is judged is tested and compared.
+    rows = flat_rows(every)
+    tried = [{key: row[key] for key in row if key.partition("_")[0] not in ("p", "ahead")} for row in rows]
+    write_csv(out / "thresholds.csv", tried)
+    write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
+    write_csv(out / "runs.csv", [_row(case) for case in cases])
+    write_csv(out / "claims.csv", flat_rows(_verdicts(cases, judged)))
+    save_svg(warning_figure(judged), out / "early_warning.svg")
+    (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """What one threshold of one metric does on some runs.
+def _compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
+    """The metrics with how far each is ahead of the falling reward, where that is one of them."""
+    reward = next((one for one in judged if one.metric == FALLING), None)
+    return [replace(one, ahead=ahead(one, reward, cases)) if reward not in (None, one) else one for one in judged]
 
-    Attributes:
-        metric, signal, factor: the alarm is where the signal's mean is beyond so many times the run's own level.
-        half: `chosen on`, or `judged on`.
-        runs: `all` of that half, or those `with a mismatch`.
-        collapsed, warned: runs that collapsed, and those of them with an alarm before; sensitivity is their share.
-        others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
-        lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
-        p: twice the one-sided one that any arm's alarms would have that skill; NaN where it is not tested.
-        ahead: of all collapses, its alarm before that of the falling reward, at the latest at the collapse.
+
+def warning_figure(judged: Sequence[Warned]) -> Figure:
+    """Sensitivity and false alarms of each metric, and its lead; the best one on the other half of the runs on top.
+
+    Metrics of which no threshold was chosen are left out.
     """
-
-    metric: str
-    signal: str
-    factor: float
-    half: str
-    runs: str
-    collapsed: int
-    warned: int
-    sensitivity: Interval
-    others: int
-    alarmed: int
-    false_alarms: Interval
-    lead: Interval
-    p: float = math.nan
-    ahead: Interval = NO_INTERVAL
-
-    @property
-    def skill(self) -> float:
-        """Youden's index: sensitivity less false alarms; NaN where one of them has no runs."""
-        return self.sensitivity.mean - self.false_alarms.mean
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """What chooses among thresholds on the same runs: the skill, as a whole number; then the farther one."""
-        return self.warned * self.others - self.alarmed * self.collapsed, abs(math.log(self.factor))
-
-
-def read_cases(folder: Path) -> list[Case]:
-    """The finished runs of one study; seeds at even places of their order choose, the others are judged.
-
-    A run that a rule ended (`training.stop_when`) is left out: whether it would have collapsed nobody knows.
-    """
-    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
-    seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
-    gains = {arm: _gains(folder / "eval", arm) for arm in {job.parent.name for job in jobs}}
-    found = (_case(folder, job, seeds, gains[job.parent.name]) for job in jobs)
-    return [case for case in found if case]
+    with style():
+        figure, (shares, leads) = make_panels(1, 2, 1.0 + 0.3 * max(1, len(judged)))
+        if not any(one.collapsed for one in judged):
+            for ax in (shares, leads):
+                say_nothing_to_show(ax, "No run that is judged collapsed." if judged else "No threshold was chosen.")
+            return figure
+        for place, one in enumerate(judged):
+            for interval, colour, shift in ((one.sensitivity, WARNED, -0.13), (one.false_alarms, ALARMED, 0.13)):
+                shares.hlines(place + shift, interval.low, interval.high, color=colour, linewidth=1)
+                shares.plot(interval.mean, place + shift, "o", markersize=4, color=colour)
+            if not math.isnan(one.lead.mean):
+                leads.hlines(place, one.lead.low, one.lead.high, color=GREY, linewidth=1)
+                leads.plot(one.lead.mean, place, "D", markersize=4, color="black")
+        words = [f"{one.metric} {'>' if one.factor > 1 else '<'} {one.factor:g} ×" for one in judged]
+        shares.set_yticks(range(len(judged)), words)
+        leads.set_yticks(range(len(judged)), [""] * len(judged))
+        for ax in (shares, leads):
+            ax.set_ylim(len(judged) - 0.5, -0.5)
+        shares.set_xlim(-0.03, 1.03)
+        set_percent_axis(shares)
+        shares.set_xlabel("share of runs")
+        marks = [Line2D([], [], color=colour, marker="o", markersize=4, linewidth=1) for colour in (WARNED, ALARMED)]
+        figure.legend(marks, ["warned before a collapse", "alarmed without one"], loc="outside upper center", ncols=2)
+        leads.set_xlabel("median lead (steps)")
+        return figure
 
 
-def distinct(cases: Iterable[Case]) -> list[Case]:
-    """Each run once: of those with the same seed and the same training, as far as both go, the longest.
+def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned]) -> str:
+    parts = ["# Early warning", _introduction(cases)]
+    if not judged:
+        return "\n\n".join([*parts, f"No threshold can be chosen: {_why_not(cases)}."]) + "\n"
+    header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
+    pairs = zip(judged, _adjusted(judged), strict=True)
+    rows = [[*_cells(one), _lead(one.ahead), p_value(p)] for one, p in pairs]
+    rows += [[metric, UNSKILLED, *[""] * 5] for metric in _unskilled(judged)]
+    best = judged[0]
+    rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
+    last = (
+        f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
+    )
+    parts += [table((*header, f"ahead of the {FALLING}, steps", "p, Holm"), rows), last + _ended(cases, best)]
+    if runs := mismatched[0].collapsed + mismatched[0].others:
+        among = (
+            "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
+            "is 0 at every step: there it neither warns nor raises a false alarm, and says nothing of how well it does "
+            f"where it can. The same thresholds among the {count(runs, 'run')} of that half with a mismatch, with an "
+            "unmasked k3 other than 0; these lines decide no claim."
+        )
+        parts += ["## Among the runs with a mismatch", among, table(header, map(_cells, mismatched))]
+    return "\n\n".join(parts) + "\n"
 
-    Training is the same where every reward and every gradient norm is. What a run records of its mismatch is not
-    asked: with the exact engine bypass and recompute are one training to the bit, but of a step with several updates
-    bypass measures k3 while they go on, recompute before the first. Of copies as long the one that measures it before
-    is kept, since that is the mismatch between the engines, without the updates; else the first.
-    """
-    runs, found = list(cases), list[int]()
-    for place in sorted(range(len(runs)), key=lambda place: (-_length(runs[place]), not runs[place].scored_first)):
-        if not any(runs[i].seed == runs[place].seed and _begins_with(runs[i], runs[place]) for i in found):
-            found.append(place)
-    return [runs[place] for place in sorted(found)]
 
-
-def _length(case: Case) -> int:
-    return len(case.signals[REWARD])
-
-
-def _begins_with(case: Case, other: Case) -> bool:
-    """Whether a run's training begins with all of another's."""
-    return all(
-        np.array_equal(case.signals[key][: _length(other)], other.signals[key], equal_nan=True)
-        for key in (REWARD, GRADIENT)
+def _introduction(cases: Sequence[Case]) -> str:
+    studies = ", ".join(dict.fromkeys(case.study for case in cases))
+    collapsed = sum(case.collapse is not None for case in cases)
+    return (
+        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed; none that a "
+        "rule ended is among them. An "
+        "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
+        "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
+        "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
+        "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
+        "shuffled: shares have Korn and Graubard's intervals, medians Woodruff's: of the lead, and of how far a metric "
+        f"is ahead of the {FALLING}, over all collapses, an alarm that does not come counting as at the collapse. p, "
+        "by Holm over all metrics, is twice the share of shuffles with at least the skill seen, where each arm has the "
+        "alarms, seed by seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a "
+        "test says that a metric tells arms that collapse from arms that do not, not which run of an arm will."
     )
 
 
-def _gains(folder: Path, arm: str) -> dict[int, float]:
-    """What each seed of an arm gains over the untrained policy, as far as they have been evaluated."""
-    paths = [folder / f"{name}.json" for name in (BASE_ARM, arm)]
-    if not all(path.exists() for path in paths):
-        return {}
-    base, own = (read_evaluation(path).scores for path in paths)
-    return {score.seed: score.avg_at_k - base[0].avg_at_k for score in own}
+def _why_not(cases: Sequence[Case]) -> str:
+    """Why a metric is not judged."""
+    return ALIKE if len({case.collapse is None for case in cases if case.chooses}) < 2 else UNSKILLED
 
 
-def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case | None:
-    """A finished run; None where a rule ended it."""
-    metrics = read_metrics(job / "metrics.jsonl")
-    try:
-        record = json.loads(read_text(job / "run.json"))
-        settings = flatten(record["settings"])
-        planned = int(settings["training.steps"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise StudyError(f"{job / 'run.json'}: has no settings.training.steps") from None
-    if record.get("stopped"):
-        return None
-    length = len(metrics["train/step"])
-    seed = int(job.name.removeprefix("seed"))
-    keys = {key for key, _ in METRICS.values()}
-    return Case(
-        folder.name,
-        job.parent.name,
-        seed,
-        _digest(settings),
-        seeds.index(seed) % 2 == 0,
-        planned,
-        collapse_of(metrics.get(REWARD, np.full(length, math.nan))),
-        gains.get(seed, math.nan),
-        is_scored_first(settings),
-        {key: _signal(metrics, key, length) for key in keys},
+def _adjusted(judged: Sequence[Warned]) -> list[float]:
+    """The p of each metric by Holm over all: one that chose no threshold is a test that shows nothing, and counts."""
+    found: list[float] = holm([*(one.p for one in judged), *[1.0] * len(_unskilled(judged))]).tolist()
+    return found[: len(judged)]
+
+
+def _cells(one: Warned) -> list[str]:
+    shares = [f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one)]
+    return [one.metric, f"{_beyond(one)} times", *shares, _lead(one.lead)]
+
+
+def _beyond(one: Warned) -> str:
+    return f"{'above' if one.factor > 1 else 'below'} {one.factor:g}"
+
+
+def _unskilled(judged: Sequence[Warned]) -> list[str]:
+    """The metrics that are not judged."""
+    return [metric for metric in METRICS if metric not in {one.metric for one in judged}]
+
+
+def _ended(cases: Sequence[Case], rule: Warned) -> str:
+    """How the runs end that the rule would have ended for nothing, as a sentence."""
+    kept = [case for case in cases if not case.chooses and case.collapse is None and not math.isnan(case.gain)]
+    if not kept:
+        return ""
+    better = [case for case in kept if case.gain >= 0]
+    false, lost = (sum(raised(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
+    return (
+        f" Of the {count(len(kept), 'run')} without a collapse whose policies were evaluated it would have ended "
+        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that do not end "
+        f"below it, {lost}."
     )
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    """Of what makes an arm, as text."""
-    own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+def _counts(one: Warned) -> tuple[tuple[int, int, Interval], tuple[int, int, Interval]]:
+    return (one.warned, one.collapsed, one.sensitivity), (one.alarmed, one.others, one.false_alarms)
 
 
-def _signal(metrics: dict[str, FloatArray], key: str, length: int) -> FloatArray:
-    """The signal at every step; what `tailrl.alarm.signal` takes from one step."""
-    absent = np.full(length, math.nan)
-    if key == SKEW:
-        return np.asarray(np.abs(np.sum([metrics.get(part, absent) for part in SKEWED], axis=0)), dtype=np.float64)
-    return np.asarray(np.abs(metrics.get(key, absent)), dtype=np.float64)
+def _lead(lead: Interval) -> str:
+    if math.isnan(lead.mean):
+        return ""
+    return f"{lead.mean:g}" + ("" if math.isnan(lead.low) else f" [{lead.low:g}, {lead.high:g}]")
 
 
-def thresholds() -> list[tuple[str, float]]:
-    """Every metric with every threshold that is tried."""
-    return [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
+def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
+    """A line for each metric, those that are judged first, and after that of k3 one on its lead.
+
+    A metric announces a collapse where its one-sided p, by Holm, is at most 2.5 %: half of the one shown.
+    """
+    found = []
+    for one, p in zip(judged, _adjusted(judged), strict=True):
+        lead = f", median lead {_lead(one.lead)} steps" if one.warned else ""
+        true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
+        shown = p <= 1 - CONFIDENCE and one.skill > 0
+        line = replace(
+            _untested(cases, one.metric),
+            verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if shown else UNDECIDED,
+            dose=f"{_beyond(one)} times its start",
+            seeds=one.collapsed + one.others,
+            effect=one.lead.mean,
+            low=one.lead.low,
+            high=one.lead.high,
+            p=one.p,
+            p_holm=p,
+            seen=f"{one.metric}: before {true}{lead}; falsely in {false}",
+        )
+        found += [line, _plateau(line, one)] if one.metric == "k3" else [line]
+        found += [_first(line, one, shown)] if one.ahead.n else []
+    for metric in _unskilled(judged):
+        line = _untested(cases, metric)
+        found += [line, _plateau(line, None)] if metric == "k3" else [line]
+    return found
 
 
-def raised(case: Case, key: str, factor: float) -> int | None:
-    """The step, from 0, of the run's alarm by this threshold of a signal; None without one."""
-    return alarm_step(case.signals[key], factor, start_steps(case.steps))
-
-
-def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, runs: str = ALL) -> Warned:
-    """One threshold on one half of the runs, on all of it or on those with a mismatch."""
-    key = METRICS[metric][0]
-    own = [case for case in cases if case.chooses == chooses and (runs == ALL or case.mismatched)]
-    alarm_R, collapse_R = _alarms(own, key, factor), _collapses(own)
-    arm_R = np.array([case.settings for case in own])
-    collapsed_R = np.isfinite(collapse_R)
-    early_R = alarm_R < collapse_R
-    warned_R = collapsed_R & early_R
-    return Warned(
-        metric,
-        key,
-        factor,
-        "chosen on" if chooses else "judged on",
-        runs,
-        int(collapsed_R.sum()),
-        int(warned_R.sum()),
-        clustered_share(early_R[collapsed_R], arm_R[collapsed_R]),
-        int((~collapsed_R).sum()),
-        int((~collapsed_R & early_R).sum()),
-        clustered_share(early_R[~collapsed_R], arm_R[~collapsed_R]),
-        clustered_median(collapse_R[warned_R] - alarm_R[warned_R], arm_R[warned_R]),
+def _untested(cases: Sequence[Case], metric: str) -> Verdict:
+    """The line on a metric that is not judged."""
+    return Verdict(
+        claim=f"{metric} announces a collapse",
+        source="arXiv 2605.14220; open question",
+        verdict=UNTESTABLE,
+        policy="",
+        task="",
+        dose="",
+        arms=", ".join(dict.fromkeys(case.study for case in cases)),
+        seeds=sum(not case.chooses for case in cases),
+        effect=math.nan,
+        low=math.nan,
+        high=math.nan,
+        unit="steps",
+        p=math.nan,
+        p_holm=math.nan,
+        seen=f"{metric}: {_why_not(cases)}",
+        endpoint="An alarm is likelier before a collapse than in a run without one, by more than it would be if arms "
+        "of a study had one another's alarms: a permutation test of the difference on the half of the seeds that did "
+        "not choose the threshold, whole arms shuffled and the threshold chosen anew each time, twice the one-sided p, "
+        "by Holm over all metrics.",
     )
 
 
-def _alarms(cases: Sequence[Case], key: str, factor: float) -> FloatArray:
-    """The step of each run's alarm, infinite where there is none: one that is earlier than the collapse is in time for
-    it, or false where none comes."""
-    alarms = [raised(case, key, factor) for case in cases]
-    return np.array([math.inf if alarm is None else alarm for alarm in alarms])
+def _plateau(line: Verdict, one: Warned | None) -> Verdict:
+    """Whether the median lead of k3 is the one that arXiv 2605.14220 reports; `one` is None where k3 is not judged."""
+    low, high = PLATEAU
+    # Comparisons with NaN, where there is no interval, are false.
+    nothing, inside = math.isnan(line.effect), low <= line.low and line.high <= high
+    apart = line.high < low or line.low > high
+    lead = f"median lead {_lead(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
+    return replace(
+        line,
+        claim=f"k3 announces a collapse {low} to {high} steps before",
+        verdict=UNTESTABLE if nothing else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
+        seeds=one.warned if one else 0,
+        p=math.nan,
+        p_holm=math.nan,
+        seen=lead if one else line.seen,
+        endpoint="The interval of the median lead, from where k3 is beyond the multiple that was chosen, over the arms "
+        "of the collapses that it announced, lies within that range; contradicted where it lies outside.",
+    )
 
 
-def _collapses(cases: Sequence[Case]) -> FloatArray:
-    """The step of each run's collapse, infinite where there is none."""
-    return np.array([math.inf if case.collapse is None else case.collapse for case in cases])
+def _first(line: Verdict, one: Warned, shown: bool) -> Verdict:
+    """Whether a metric warns before the falling reward does; only one that is shown to announce a collapse can."""
+    own = one.ahead
+    return replace(
+        line,
+        claim=f"{one.metric} warns before the {FALLING} does",
+        source=OPEN,
+        verdict=REPRODUCED if own.low > 0 and shown else CONTRADICTED if own.high < 0 else UNDECIDED,
+        seeds=one.collapsed,
+        effect=own.mean,
+        low=own.low,
+        high=own.high,
+        p=math.nan,
+        p_holm=math.nan,
+        seen=f"{one.metric}: a median of {_lead(own)} steps ahead, over {count(one.collapsed, 'collapse')}",
+        endpoint=f"The metric announces a collapse, and the interval of the median of the steps from its alarm to that "
+        f"of the {FALLING}, each of them at the collapse where it does not come before, over the arms of all "
+        "collapses, lies above 0; contradicted where it lies below.",
+    )
 
 
-def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
-    """Median steps by which a metric's alarm comes before another's, over the collapses that are judged, arms as units.
-
-    Who has no alarm by then has it at the collapse: else a metric that misses most of them could only be ahead.
-    """
-    judged = [case for case in cases if not case.chooses and case.collapse is not None]
-    end_R = _collapses(judged)
-    own_R, other_R = (np.minimum(_alarms(judged, metric.signal, metric.factor), end_R) for metric in (one, other))
-    return clustered_median(other_R - own_R, [case.settings for case in judged])
-
-
-def with_p(one: Warned, cases: Sequence[Case]) -> Warned:
-    """A metric at its chosen threshold, with the p of its skill.
-
-    Arms change places that were to run for as many steps: an alarm can come no later than a run's end.
-    """
-    key, factors = METRICS[one.metric]
-    alarms = [_alarms(cases, key, factor) for factor in reversed(factors)]  # of ties the farther is chosen
-    chooses = [case.chooses for case in cases]
-    places = [(case.study, case.steps, case.seed) for case in cases]
-    p = shuffled_skill(alarms, _collapses(cases), chooses, [case.settings for case in cases], places)
-    return replace(one, p=float(np.minimum(1.0, 2 * p)))
-
-
-def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
-    """Each metric at the threshold with most skill where it was chosen, judged; the best one there comes first.
-
-    Ties go to the threshold that is farther from a run's own level. A metric of which none has any skill there is left
-    out: the best of them would be one that never fires. So are all where the runs that choose lack one of the kinds.
-    """
-    chosen = []
-    for metric in METRICS:
-        own = [one for one in every if one.metric == metric and one.half == "chosen on" and one.skill > 0]
-        chosen += [max(own, key=lambda one: one.rank)] if own else []
-    chosen.sort(key=lambda one: one.rank[0], reverse=True)
-    judged = {(one.metric, one.factor): one for one in every if one.half == "judged on"}
-    return [judged[one.metric, one.factor] for one in chosen]
+def _row(case: Case) -> dict[str, Any]:
+    """A run, and the step, from 0, at which each metric raises its alarm at each threshold, if it does."""
+    names = ("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain")
+    alarms = {f"{name} {factor:g}": raised(case, METRICS[name][0], factor) for name, factor in thresholds()}
+    return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

@@ -13,6 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tailrl.analysis.scores import Gain, PolicyScore
+from tailrl.analysis.tables import Curve, DeltaBin, TimeShare
+from tailrl.config.study import BASE_ARM
 from tailrl.report.axes import (
     DASHES,
     GREY,
@@ -27,10 +30,7 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.scores import Gain, PolicyScore
-from tailrl.report.statistics import Interval
-from tailrl.report.tables import Curve, DeltaBin, TimeShare
-from tailrl.study import BASE_ARM
+from tailrl.stats.intervals import Interval
 
 TRAINING = {
     "reward/mean": "reward",

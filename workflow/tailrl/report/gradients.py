@@ -1,22 +1,29 @@
 """The arms' gradient estimators against the exact gradient: medians and ranges over models, and their figure."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.errors import StudyError
+from tailrl.analysis.format import count, short, table
+from tailrl.analysis.gradients import (
+    COLUMNS,
+    ENDS,
+    LINE,
+    MISMATCHES,
+    NO_MISMATCH,
+    Range,
+    Summary,
+    _read,
+    read_qualities,
+    summarise,
+)
+from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
-from tailrl.report.data import read_text
-from tailrl.report.summary import count, short, table
-from tailrl.report.tables import flat_rows, write_csv
 
 PANELS = {
     "bias": "bias / |∇J|",
@@ -26,80 +33,8 @@ PANELS = {
 }
 """The rows of the figure; a ratio is to the first arm without mismatch, in the same model."""
 
-RATIOS = ("deviation", "error", "cosine")
-
-COLUMNS = {
-    "bias": "bias",
-    "bias_constrained": "bias against ∇J_mp",
-    "deviation": "standard deviation",
-    "error": "rms error",
-    "direction": "cosine of the mean",
-    "cosine": "mean cosine",
-}
-"""What the tables show, by its name in quality.jsonl."""
-
-LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *COLUMNS, "cosine_half_width")
-"""What a line of quality.jsonl has to have."""
-
-MISMATCHES = {
-    "noise": "noise σ on every logit (nats)",
-    "floor": "tail floor η",
-    "bias": "error of each token (nats)",
-}
-"""The columns of the figure; `none` is the left end of each."""
-
-NO_MISMATCH = "none"
-
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Log axes: what is smaller is drawn here. An unbiased estimator's bias is rounding, a rejected step deviates by 0."""
-
-ROUNDING = 1e-9
-"""Errors that differ by a smaller share are equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Median, smallest and largest value over models; NaN where no model has one."""
-
-    median: float
-    low: float
-    high: float
-
-
-ENDS = ("median", "low", "high")
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One arm at one dose over all models; see `tailrl.gradients.quality.Quality` for the values.
-
-    Attributes:
-        less_error: in how many models the rms error is below that of the study's first arm, at this dose.
-        nested: in how many models the sampler's set has every token of the trainer's, in every state.
-        nested_bias: the largest bias_constrained of those; NaN where there is none.
-        half_width: the largest half-width of a model's interval for the mean cosine.
-        deviation_ratio, error_ratio, cosine_ratio: in units of the first arm's without mismatch, model by model, so
-            that the ranges are of what a dose does and not of how models differ.
-    """
-
-    mismatch: str
-    dose: float
-    arm: str
-    models: int
-    less_error: int
-    nested: int
-    nested_bias: float
-    half_width: float
-    divergence: Range
-    bias: Range
-    bias_constrained: Range
-    deviation: Range
-    error: Range
-    direction: Range
-    cosine: Range
-    deviation_ratio: Range
-    error_ratio: Range
-    cosine_ratio: Range
 
 
 def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
@@ -117,59 +52,6 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     settings = _read(results / "run.json", 1)[0].get("settings", {})
     (out / "gradient_quality.md").write_text(_page(summaries, settings.get("quality", {})), encoding="utf-8")
     return summaries, settings.get("arms", {})
-
-
-def read_qualities(path: Path) -> list[dict[str, Any]]:
-    """The lines of quality.jsonl, null as NaN; raises StudyError where it cannot be used."""
-    rows = _read(path, None)
-    for number, row in enumerate(rows, start=1):
-        for name in LINE:
-            if name not in row:
-                raise StudyError(f"{path}, line {number}: has no {name}")
-    if not rows:
-        raise StudyError(f"{path}: holds no line")
-    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
-
-
-def _read(path: Path, documents: int | None) -> list[dict[str, Any]]:
-    """The JSON objects of a file: one to a line, or a single document."""
-    text = read_text(path)
-    found = []
-    for number, part in enumerate([text] if documents == 1 else text.splitlines(), start=1):
-        try:
-            value = json.loads(part)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise StudyError(f"{path}, part {number}: not a JSON object")
-        found.append(value)
-    return found
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
-    """One summary for each dose and arm, in the order in which they were measured; the first arm is the reference."""
-    reference = {(r["mismatch"], r["dose"], r["model"]): r for r in rows if r["arm"] == rows[0]["arm"]}
-    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["mismatch"], row["dose"], row["arm"]), []).append(row)
-    summaries = []
-    for (kind, dose, arm), own in groups.items():
-        beside = [reference[kind, dose, r["model"]] for r in own]
-        start = [reference[NO_MISMATCH, 0.0, r["model"]] for r in own]
-        less = sum(r["error"] < (1 - ROUNDING) * b["error"] for r, b in zip(own, beside, strict=True))
-        ranges = [_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)]
-        ratios = [_range([r[name] / s[name] for r, s in zip(own, start, strict=True)]) for name in RATIOS]
-        half_width = max(r["cosine_half_width"] for r in own)
-        nested = [r["bias_constrained"] for r in own if not r["lacking"]]
-        summaries.append(
-            Summary(kind, dose, arm, len(own), less, len(nested), _range(nested).high, half_width, *ranges, *ratios)
-        )
-    return summaries
-
-
-def _range(values: Sequence[float]) -> Range:
-    known = [value for value in values if not math.isnan(value)]
-    return Range(median(known), min(known), max(known)) if known else Range(math.nan, math.nan, math.nan)
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:

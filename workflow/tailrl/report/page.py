@@ -29,14 +29,6 @@ class Drawing:
     tables: tuple[str, ...] = ()
 
 
-BEHIND = {
-    "evaluation": ("evaluation", "policies"),
-    "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
-    "early_warning": ("early_warning", "thresholds", "runs"),
-}
-"""The tables behind a figure, where they are more than the one of its name."""
-
-
 SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
 """The section of a summary that a figure belongs to; every other one belongs to `Training`."""
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tailrl.report.data import read_text
-from tailrl.report.evidence import COLUMNS, Answer, Shown, answers, read_shown
+from tailrl.analysis.format import p_value, table
+from tailrl.analysis.tables import write_csv
+from tailrl.artifacts.results import read_text
+from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, chip, document, figure, fragment, navigation
-from tailrl.report.summary import p_value, table
-from tailrl.report.tables import write_csv
 
 TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
 

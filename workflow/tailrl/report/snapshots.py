@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.report.axes import arm_legend, arm_styles, make_panels, set_magnitude_scale, set_percent_axis, style
-from tailrl.report.crossed import crossed_interval
-from tailrl.report.data import Results, Score
+from tailrl.analysis.scores import by_problem
+from tailrl.analysis.tables import Curve
+from tailrl.artifacts.results import Results, Score
+from tailrl.report.axes import (
+    arm_legend,
+    arm_styles,
+    make_panels,
+    set_magnitude_scale,
+    set_percent_axis,
+    style,
+)
 from tailrl.report.figures import draw_curves
-from tailrl.report.scores import by_problem
-from tailrl.report.statistics import Interval, problem_interval
-from tailrl.report.tables import Curve
+from tailrl.stats.crossed import crossed_interval
+from tailrl.stats.intervals import Interval, problem_interval
 
 REWARD, KL = "reward/mean", "rollout_corr/k3_kl"
 

@@ -1,27 +1,26 @@
 """The summary of a study in words and tables (Markdown), generated from its results and from nothing else."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tailrl.report import roles
-from tailrl.report.data import FloatArray, Results
-from tailrl.report.power import MOST
-from tailrl.report.provenance import describe_arms, what_ran
-from tailrl.report.scores import Comparison, compare_arms, gains_over_base
-from tailrl.report.statistics import CONFIDENCE, Difference, Interval, problem_interval
-from tailrl.report.tables import mean_of
-from tailrl.report.verdicts import Verdict
-from tailrl.study import Study
+from tailrl.analysis import arm_kinds
+from tailrl.analysis.describe import describe_arms, what_ran
+from tailrl.analysis.format import LOST, count, p_value, percent, points, spread, table
+from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
+from tailrl.analysis.tables import mean_of
+from tailrl.artifacts.results import Results
+from tailrl.claims.decide import Verdict
+from tailrl.config.study import Study
+from tailrl.stats.intervals import CONFIDENCE, problem_interval
+from tailrl.stats.power import MOST
 
 LAST = 0.1
 """The share of the steps, from the end, that the final reward is the mean of."""
 
 LEVEL = round(1 - CONFIDENCE, 9)
 """The adjusted p up to which a difference is claimed."""
-
-LOST = "1 − Z"
 
 TRAINING_COLUMNS = {
     "k3 masked": "rollout_corr/k3_kl",
@@ -58,46 +57,6 @@ def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> st
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a `|` in a cell is escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def percent(interval: Interval) -> str:
-    """A share of 1 in percent with its interval, or alone where there is none."""
-    if math.isnan(interval.low):
-        return f"{100 * interval.mean:.1f} %"
-    low, high = max(0.0, interval.low), min(1.0, interval.high)  # a t interval of few seeds can leave [0, 1]
-    return f"{100 * interval.mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def points(difference: Difference) -> str:
-    """A difference of shares in percentage points with its interval, or alone where there is none."""
-    if math.isnan(difference.low):
-        return f"{100 * difference.mean:+.1f}"
-    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
-
-
-def count(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it is one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def short(value: float) -> str:
-    """Two significant digits, or whole numbers from a hundred on."""
-    return f"{value:.2g}" if not math.isfinite(value) or abs(value) < 100 else f"{value:.0f}"
-
-
-def spread(values_S: FloatArray) -> str:
-    """The mean over seeds with the smallest and largest seed, or `not recorded`."""
-    known = values_S[~np.isnan(values_S)]
-    if not known.size:
-        return "not recorded"
-    mean, low, high = (short(float(v)) for v in (known.mean(), known.min(), known.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
-
-
 def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
     """What one comparison allows to say, with p by Holm over those that are reported.
 
@@ -118,13 +77,6 @@ def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
         largest = 100 * max(abs(both.low), abs(both.high))
         found = f"no difference shown; by itself it rules out differences beyond {largest:.1f} points"
     return f"**{first} against {second}**: {found}{place}."
-
-
-def p_value(p: float) -> str:
-    """p to three digits; empty where there is none."""
-    if math.isnan(p):
-        return ""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _what_it_is(study: Study, results: Results) -> str:
@@ -221,7 +173,7 @@ def _training_note() -> str:
 
 
 def _comparisons(results: Results) -> str:
-    comparisons = [c for c in compare_arms(results, roles.references(results)) if c.why]
+    comparisons = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
     if not comparisons:
         return "The study has one arm: there is nothing to compare."
     k3 = {arm: _mean_k3(results, arm) for arm in results.arms}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from tailrl.disturbance import UNDISTURBED
-from tailrl.errors import StudyError
-from tailrl.records import Request, Rollout
-from tailrl.settings import Disturbance, SamplerSettings
+from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.objective.disturbance import UNDISTURBED
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +65,7 @@ class Sampler(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What the engine says of the last batch, by the names in `tailrl.metrics`."""
+        """What the engine says of the last batch, by the names in `tailrl.tracking.metrics`."""
         ...
 
 
@@ -101,7 +101,7 @@ def make_sampler(
 
         return TransformersSampler(policy_folder, settings.dtype, max_length)
     try:
-        from tailrl.rollout.vllm import VllmSampler
+        from tailrl.rollout.vllm.engine import VllmSampler
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise

@@ -2,9 +2,9 @@
 2605.14220), so that a run has no training-inference mismatch at all.
 
 A decoding step is one row of tokens, one of each sequence in flight, through the model that the trainer runs on its
-packed rows; only the attention differs, and `tailrl.operators` makes it the same. Keys and values are cached. A prompt
-that several requests share is run once. When sequences end, the last ones in flight move into their places, and new
-ones are admitted once there is room for a good many.
+packed rows; only the attention differs, and `kernels.batch_invariant` makes it the same. Keys and values are cached. A
+prompt that several requests share is run once. When sequences end, the last ones in flight move into their places,
+and new ones are admitted once there is room for a good many.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tailrl.errors import StudyError
-from tailrl.operators import Scoring, head_logits
-from tailrl.policy import head_weight, make_exact
-from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding, exactness
-from tailrl.rollout.flight import Flight
+from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.model.forward import head_weight, make_exact
+from tailrl.rollout import Decoding, self_test
+from tailrl.rollout.kv_cache import Flight
 from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
 
 
 class ExactSampler:
@@ -80,4 +80,4 @@ class ExactSampler:
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `exactness.self_test`."""
-        return exactness.self_test(self.generate, self.model, requests, decoding)
+        return self_test.self_test(self.generate, self.model, requests, decoding)

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from tailrl.errors import StudyError
-from tailrl.noise import gumbel
-from tailrl.policy import head_size
-from tailrl.records import Request, Rollout
+from tailrl.model.forward import head_size
+from tailrl.objective.noise import gumbel
+from tailrl.objective.safe_set import log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
-from tailrl.vocabulary import log_masses, set_size
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tailrl import ranks
-from tailrl.disturbance import disturb
-from tailrl.errors import StudyError
-from tailrl.packing import micro_batches
-from tailrl.records import Request, Rollout
+from tailrl.kernels.packing import micro_batches
+from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import Drawn, Responses, draw, response_limits, stop_tokens, token_bytes
-from tailrl.rollout.selftest import record_error, tolerance
+from tailrl.rollout.self_test import record_error, tolerance
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError
 
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
@@ -112,7 +112,7 @@ class TransformersSampler:
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-        self.device = ranks.device()
+        self.device = distributed.device()
         self.model.eval().requires_grad_(False).to(self.device)
         self.dtype = dtype
         self.max_length = max_length
@@ -151,7 +151,7 @@ class TransformersSampler:
             The largest difference, nats, of a log π'^mp or log Z' from float64.
 
         Raises:
-            StudyError: it exceeds `selftest.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
+            StudyError: it exceeds `self_test.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
         """
         seen: dict[tuple[int, int], Tensor] = {}
         rollouts = self._generate(requests, decoding, seen)

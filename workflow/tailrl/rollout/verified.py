@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.disturbance import UNDISTURBED
-from tailrl.operators import Scoring, head_logits, logit_chunks, pad_rows
-from tailrl.packing import micro_batches, pack_batch
-from tailrl.policy import head_weight, hidden_states
-from tailrl.records import Request, Rollout
-from tailrl.rollout import Decoding, Sampler, exactness
+from tailrl.kernels.batch_invariant import logit_chunks, pad_rows
+from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.kernels.packing import micro_batches, pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.objective.disturbance import UNDISTURBED
+from tailrl.rollout import Decoding, Sampler, self_test
 from tailrl.rollout.sampling import Drawn, draw, response_limits
+from tailrl.rollout.types import Request, Rollout
 
 VERIFIED_TOKENS = 4096
 """Most tokens in one packed row of the scoring pass."""
@@ -52,10 +53,10 @@ class VerifiedSampler:
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `exactness.self_test`."""
-        return exactness.self_test(self.generate, self.trainer, requests, _shared(decoding))
+        return self_test.self_test(self.generate, self.trainer, requests, _shared(decoding))
 
     def metrics(self) -> dict[str, float]:
-        """What the last batch cost; see `tailrl.metrics`."""
+        """What the last batch cost; see `tailrl.tracking.metrics`."""
         return self.counts.metrics()
 
     @torch.no_grad()

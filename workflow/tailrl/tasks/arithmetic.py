@@ -12,9 +12,9 @@ calculate, and that imitates a corpus which often does not.
 
 import random
 
-from tailrl.records import Problem
-from tailrl.settings import ArithmeticTask
+from tailrl.config.task import ArithmeticTask
 from tailrl.tasks.loaded import Loaded, generated
+from tailrl.tasks.problem import Problem
 
 
 def load(task: ArithmeticTask) -> Loaded:

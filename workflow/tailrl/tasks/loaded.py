@@ -5,9 +5,9 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tailrl.errors import StudyError
-from tailrl.records import Problem
-from tailrl.settings import GeneratedTask
+from tailrl.config.task import GeneratedTask
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
 
 MOST_IN_VAIN = 10_000
 """Draws in a row that give no new problem, after which there is none."""

@@ -4,7 +4,7 @@ the Hugging Face hub has a line in `HUB` too."""
 from collections.abc import Callable
 from typing import Any
 
-from tailrl.settings import DataSetTask, Task
+from tailrl.config.task import DataSetTask, Task
 from tailrl.tasks import aime25, arithmetic, dapo_math, words
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.sources import fetch

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrl.errors import StudyError, reason
-from tailrl.records import Problem
+from tailrl.runtime.errors import StudyError, reason
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, canonical
+from tailrl.tasks.problem import Problem
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 """What follows every problem taken from a data set; `tailrl.tasks.scoring.score` reads the last box."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tailrl.errors import StudyError
+from tailrl.runtime.errors import StudyError
 
 MAX_LENGTH = 2000
 """Longest answer that is looked at, characters: two of them, escaped, fit in a pipe, so that a write cannot block."""

@@ -9,9 +9,9 @@ probability to each of them, where arithmetic has ten digits.
 
 import random
 
-from tailrl.records import Problem
-from tailrl.settings import WordsTask
+from tailrl.config.task import WordsTask
 from tailrl.tasks.loaded import Loaded, generated
+from tailrl.tasks.problem import Problem
 
 _LIST = """
 apple arrow beach bird boat bone bread bridge brook bush cake candle castle chair cliff clock cloud coat corn crown

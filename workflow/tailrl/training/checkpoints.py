@@ -23,12 +23,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tailrl import ranks
-from tailrl.errors import StudyError, reason
-from tailrl.modules import training_files
-from tailrl.provenance import provenance
-from tailrl.settings import Run
-from tailrl.training.files import LOCK, DamagedError, checksum, write_whole
+from tailrl.config.jobs import Run
+from tailrl.config.source_files import training_files
+from tailrl.runtime import distributed
+from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.provenance import provenance
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
@@ -59,8 +59,8 @@ class Checkpoints:
             StudyError: it could not be written, for want of space or otherwise; those before it are untouched.
         """
         tensors = state.tensors()
-        name = self._write(state, tensors).name if ranks.is_first() else None
-        return self.folder / str(ranks.said(name)[0])
+        name = self._write(state, tensors).name if distributed.is_first() else None
+        return self.folder / str(distributed.said(name)[0])
 
     def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
         aside = self.folder / ASIDE
@@ -94,12 +94,12 @@ class Checkpoints:
             StudyError: a file cannot be read, or this run had states and none can be taken up. All files stay, since
                 only the user can know whether a copy is left, and to train from the first step is a decision.
         """
-        chosen = ranks.said(self._resume(state) if ranks.is_first() else None)[0]
-        if chosen is not None and not ranks.is_first():
+        chosen = distributed.said(self._resume(state) if distributed.is_first() else None)[0]
+        if chosen is not None and not distributed.is_first():
             try:
                 self._restore(self.folder / chosen, state)
             except StudyError as error:
-                raise StudyError(f"{self.folder / chosen}: rank {ranks.number()}: {error}") from None
+                raise StudyError(f"{self.folder / chosen}: rank {distributed.number()}: {error}") from None
         return chosen is not None
 
     def _resume(self, state: RunState) -> str | None:

@@ -22,31 +22,32 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from tailrl import ranks
-from tailrl.errors import NumericalError, StudyError
-from tailrl.metrics import METRICS
+from tailrl.config.jobs import Run
+from tailrl.model.forward import make_exact
+from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
+from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.policy import encode_prompt, load_policy, load_tokenizer, make_exact, required_length
-from tailrl.records import Problem, Request, Rollout, read_problems
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.seeding import derive_seed
-from tailrl.settings import Run
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.seeding import derive_seed
+from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tasks.scoring import score
-from tailrl.tracking import Tracker
+from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
-from tailrl.training.engine import Engine
-from tailrl.training.exchange import of_all_ranks
-from tailrl.training.kept import KeptMetrics, KeptTokens
+from tailrl.training.gather import of_all_ranks
+from tailrl.training.guarded_engine import Engine
+from tailrl.training.kept_data import KeptMetrics, KeptTokens, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
-from tailrl.training.record import Stopwatch, response_metrics, reward_metrics
 from tailrl.training.results import check, give, write_results
-from tailrl.training.skipped import write_batch
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
+from tailrl.training.step_record import Stopwatch, response_metrics, reward_metrics
 from tailrl.training.stopping import Watch
-from tailrl.training.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +86,15 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
-    ranks.join()
-    with checkpoints.held() if ranks.is_first() else nullcontext():
+    distributed.join()
+    with checkpoints.held() if distributed.is_first() else nullcontext():
         # What the first rank finds, which holds the folder.
-        if not ranks.said(checkpoints.finished.is_dir())[0]:
+        if not distributed.said(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
-        elif ranks.is_first():
+        elif distributed.is_first():
             check(checkpoints.finished)
             print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
-        if ranks.is_first():
+        if distributed.is_first():
             give(checkpoints.finished, out)
             checkpoints.clear()
 
@@ -102,7 +103,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     run, settings = job.run, job.run.training
     model = load_policy(policy_folder)
     if run.sampler.exact:
-        if ranks.count() > 1:
+        if distributed.count() > 1:
             raise StudyError(
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
@@ -126,7 +127,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
     recorded = state.metrics.read()
     watch = Watch(settings, recorded)
-    first = ranks.is_first()
+    first = distributed.is_first()
     with Tracker(run, job.seed, job.out, wandb_folder, recorded) if first else nullcontext() as tracker:
         while state.step < settings.steps and not watch.alarm():
             metrics, fault = take_step(job, state, engine, next(order), between_steps)
@@ -179,9 +180,9 @@ def take_step(
     thresholds = [state.thresholds.of(problem) for problem in chosen]
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
     with watch.phase("rollout"):
-        rollouts = engine.generate(ranks.share(requests, together), job.decoding, state.model)
+        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
     with watch.phase("reward"):
-        posed = ranks.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
+        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
         scored = rewards(rollouts, posed, job.tokenizer)
         rollouts, rewards_B = of_all_ranks(requests, rollouts, scored, together)
         rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
@@ -211,7 +212,7 @@ def take_step(
         if updated is not None:
             loss, norm, record = updated
             metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
-            if ranks.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
+            if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 kept = record.tokens()
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
@@ -219,7 +220,7 @@ def take_step(
     metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
     metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
     # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
-    metrics = ranks.said(metrics)[0]
+    metrics = distributed.said(metrics)[0]
     if updated is not None:
         lost_mass = metrics["dvp/lost_mass_per_response"]
         state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
@@ -233,7 +234,7 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
     file = job.out / "skipped" / f"step-{state.step:08d}.npz"
     where = f"arm {job.run.arm}, seed {job.seed}, step {state.step}"
     sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
-    if ranks.is_first():
+    if distributed.is_first():
         write_batch(samples, file)
         print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
     return sentence
@@ -253,7 +254,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
 def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
     """Hand the engine its first weights and test it; returns what its self-test found."""
     run, size = job.run, state.model.config.vocab_size
-    if run.floor_defeats_pruning(size) and ranks.is_first():
+    if run.floor_defeats_pruning(size) and distributed.is_first():
         warnings.warn(
             f"arm {run.arm}: the floor of {run.disturbance.floor:g} lifts every token over the cut of "
             f"{run.vocabulary.rule}, which prunes nothing on the disturbed side at the rho that it starts from",
@@ -270,7 +271,7 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
         # As after any other step: without what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
             engine.hand_over.again(state.model)
-    return float(max(ranks.said(tested)))
+    return float(max(distributed.said(tested)))
 
 
 # --- parts of a step ---------------------------------------------------------------------------------

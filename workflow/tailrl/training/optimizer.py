@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tailrl.errors import NumericalError
-from tailrl.ranks import whole
-from tailrl.settings import Training
+from tailrl.config.training import Training
+from tailrl.runtime.distributed import whole
+from tailrl.runtime.errors import NumericalError
 from tailrl.training.placement import is_sharded
 
 

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.errors import StudyError
-from tailrl.settings import Training
+from tailrl.config.training import Training
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
         StudyError: it does not say what its layers are, and should be cut into them.
     """
     layers = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
-    alone = ranks.count() == 1 and settings.dtype == "float32"
+    alone = distributed.count() == 1 and settings.dtype == "float32"
     if not layers and (settings.activation_checkpointing or not alone):
         raise StudyError(
             f"{type(model).__name__} does not name its layers: it can be trained by one process, in float32 and "
@@ -47,7 +47,7 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
             # Within FSDP's hooks, which stand around `forward`: a layer that is computed again has its weights already.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if alone:
-        model.to("cpu" if exact else ranks.device())
+        model.to("cpu" if exact else distributed.device())
         return
     dtype = getattr(torch, settings.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -55,7 +55,7 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
 
 
 def _shard(model: PreTrainedModel, layers: list[nn.Module], policy: MixedPrecisionPolicy) -> None:
-    mesh = ranks.mesh()
+    mesh = distributed.mesh()
     for module in (*layers, model):
         # The root too, by which a pass without a backward leaves nothing whole behind.
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tailrl import ranks
-from tailrl.errors import StudyError, reason
-from tailrl.policy import save_policy, whole_weights
-from tailrl.provenance import provenance
-from tailrl.settings import Run
-from tailrl.tracking import json_line
-from tailrl.training.files import checksum, link, link_tree, sync, whole_folder
+from tailrl.config.jobs import Run
+from tailrl.model.policy import save_policy, whole_weights
+from tailrl.runtime import distributed
+from tailrl.runtime.atomic_files import checksum, link, link_tree, sync, whole_folder
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.provenance import provenance
+from tailrl.tracking.tracker import json_line
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
 
@@ -56,7 +56,7 @@ def write_results(
         StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
     """
     weights = whole_weights(state.model)
-    if not ranks.is_first():
+    if not distributed.is_first():
         return
     record = {
         "study": run.study,
@@ -65,7 +65,7 @@ def write_results(
         "settings": run.model_dump(mode="json"),
         **provenance(),
         "threads": torch.get_num_threads(),
-        "ranks": ranks.count(),
+        "ranks": distributed.count(),
         "startup_seconds": round(state.startup_seconds, 3),
         "wall_seconds": round(state.wall_seconds, 3),
         "resumed_at_steps": state.resumed,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl import ranks
-from tailrl.errors import StudyError, reason
-from tailrl.policy import save_policy, whole_weights
-from tailrl.training.files import link_tree, whole_folder
+from tailrl.model.policy import save_policy, whole_weights
+from tailrl.runtime import distributed
+from tailrl.runtime.atomic_files import link_tree, whole_folder
+from tailrl.runtime.errors import StudyError, reason
 
 
 class Snapshots:
@@ -41,7 +41,7 @@ class Snapshots:
         if step not in self.steps:
             return
         weights = whole_weights(model)
-        if not ranks.is_first():
+        if not distributed.is_first():
             return
         path = self._path(step)
         try:

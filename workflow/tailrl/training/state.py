@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.ranks import sharded_like
-from tailrl.training.handover import Handover
-from tailrl.training.kept import KeptMetrics, KeptTokens
-from tailrl.training.thresholds import Thresholds
+from tailrl.objective.adaptive_rho import Thresholds
+from tailrl.runtime import distributed
+from tailrl.runtime.distributed import sharded_like
+from tailrl.training.kept_data import KeptMetrics, KeptTokens
+from tailrl.training.weight_sync import Handover
 
 NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
 
@@ -59,7 +59,7 @@ class RunState:
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
         for age, weights in enumerate(self.hand_over.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
-        return {name: tensor.contiguous() for name, tensor in ranks.on_first(found.items()).items()}
+        return {name: tensor.contiguous() for name, tensor in distributed.on_first(found.items()).items()}
 
     def numbers(self) -> dict[str, Any]:
         """The small part, ready for JSON; brings what was kept to the disk, since it is named in it."""

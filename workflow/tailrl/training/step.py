@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl import ranks
-from tailrl.disturbance import UNDISTURBED, computing_with, round_weights
-from tailrl.errors import NumericalError
-from tailrl.logprobs import constrained_logprobs
-from tailrl.objective.surrogate import surrogate
-from tailrl.operators import Scoring, exact_logprobs
-from tailrl.packing import Batch, micro_batches, pack_batch
-from tailrl.policy import head_weight, hidden_states, named_weights
-from tailrl.records import Rollout
-from tailrl.settings import Run
+from tailrl.config.jobs import Run
+from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
+from tailrl.kernels.logprobs import constrained_logprobs
+from tailrl.kernels.packing import Batch, micro_batches, pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.policy import named_weights
+from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.rollout.types import Rollout
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import NumericalError
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward
-from tailrl.training.record import Part, StepRecord, Stopwatch, flat, from_flat, of_all_ranks
-from tailrl.vocabulary import TokenLogprobs
+from tailrl.training.step_record import Part, StepRecord, Stopwatch, flat, from_flat, of_all_ranks
 
 Result = TypeVar("Result")
 
@@ -70,11 +71,11 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     """The trainer's log-probs of every sample's tokens before the first update on them, in the samples' order."""
     old: dict[str, Tensor] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
-    for index, _ in ranks.dealt(len(groups)):
+    for index, _ in distributed.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
         for place, own in zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True):
             old |= dict(flat(own, f"{place}."))
-    whole = {name: tensor for given in ranks.gathered(old) for name, tensor in given.items()}
+    whole = {name: tensor for given in distributed.gathered(old) for name, tensor in given.items()}
     return [from_flat(TokenLogprobs, whole, f"{i}.") for i in range(len(samples))]
 
 
@@ -116,7 +117,7 @@ def accumulate_gradients(
     for teaches, indices in ((True, teaching), (False, silent)):
         groups = _micro_batches(samples, run, indices)
         parts: list[Part] = []
-        for index, counts in ranks.dealt(len(groups)):
+        for index, counts in distributed.dealt(len(groups)):
             chosen = [samples[i] for i in groups[index]]
             before = None if old is None else [old[i] for i in groups[index]]
             with watch.phase("forward"), torch.set_grad_enabled(teaches):
@@ -174,8 +175,8 @@ def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
         result = compute(*arguments)
     except NumericalError as error:
         fault = error
-    if ranks.any_rank(fault is not None):
-        sentences = ranks.said(None if fault is None else str(fault))
+    if distributed.any_rank(fault is not None):
+        sentences = distributed.said(None if fault is None else str(fault))
         raise NumericalError(next(sentence for sentence in sentences if sentence is not None)) from fault
     return cast(Result, result)
 

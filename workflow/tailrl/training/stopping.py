@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from tailrl.alarm import WINDOW, alarm_step, signal, start_steps
-from tailrl.settings import Training
+from tailrl.config.training import Training
+from tailrl.tracking.alarm import WINDOW, alarm_step, signal, start_steps
 
 
 class Watch:

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.errors import StudyError
-from tailrl.packing import pack_batch
-from tailrl.policy import encode_prompt, head_weight, hidden_states
-from tailrl.records import Problem
-from tailrl.settings import WarmStart
+from tailrl.config.policy import WarmStart
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.policy import encode_prompt
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
 
 
 def encode_solutions(

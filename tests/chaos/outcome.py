@@ -1,0 +1,68 @@
+"""What a finished study holds that no clock has a part in, and whether it is the same to the bit."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailrl.claims.claims import CLAIMS
+
+TIMED = ("logs", "benchmarks", "wandb")
+"""Folders whose files have a time in their name or their content alone."""
+CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
+"""Files of which no more is compared than that they are there."""
+HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps"}
+"""Of a run's record, what tells how it came about."""
+TIMED_CLAIMS = tuple(claim.statement for claim in CLAIMS if claim.family == "price")
+TOLD = (
+    *(f"| {claim} |" for claim in TIMED_CLAIMS),
+    "- Wall time of the jobs",
+    "- Generation, forward, backward and optimizer",
+    "- Went on from a checkpoint after an interruption",
+)
+"""Beginnings of the summary's lines that tell how it came about, and how long it took."""
+
+
+def final(results: Path) -> dict[str, Any]:
+    """Everything of the results that no clock has a part in, file by file."""
+    files = {str(file.relative_to(results)): file for file in results.rglob("*") if file.is_file()}
+    kept = {name: file for name, file in files.items() if name.partition("/")[0] not in TIMED}
+    return {"list of files": sorted(kept)} | {
+        name: _content(file) for name, file in sorted(kept.items()) if file.name not in CLOCKED
+    }
+
+
+def _content(file: Path) -> object:
+    match file.name:
+        case "metrics.jsonl":
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            return [{k: v for k, v in line.items() if not k.startswith(("time/", "throughput/"))} for line in lines]
+        case "run.json":
+            record = json.loads(file.read_text(encoding="utf-8"))
+            return {name: value for name, value in record.items() if name not in HISTORY}
+        case "tokens.npz":
+            with np.load(file) as arrays:
+                return {name: (str((a := arrays[name]).dtype), a.shape, a.tobytes()) for name in arrays.files}
+        case "summary.md":
+            return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith(TOLD)]
+        case "claims.csv":
+            lines = file.read_text(encoding="utf-8").splitlines()
+            return [line for line in lines if not line.startswith(TIMED_CLAIMS)]
+        case _:
+            return file.read_bytes()
+
+
+def resumed(run: Path) -> list[int]:
+    """The steps at which a finished run went on after an interruption."""
+    steps = json.loads((run / "run.json").read_text(encoding="utf-8"))["resumed_at_steps"]
+    return [int(step) for step in steps]
+
+
+def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Fails with the names of what is not the same to the bit."""
+    differing = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+    if differing:
+        sys.exit(f"not as undisturbed: {', '.join(differing)}")

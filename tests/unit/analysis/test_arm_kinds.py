@@ -1,0 +1,87 @@
+"""The parts that arms play, by their settings."""
+
+from typing import Any
+
+import pytest
+from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, made, results_of, settings_of
+
+from tailrl.analysis import arm_kinds
+
+CLIP = {"ratio": "recompute", "low": 0.2, "high": 0.2}
+ROLES = (arm_kinds.is_naive, arm_kinds.is_dvp, arm_kinds.is_dvp_mis)
+
+
+@pytest.mark.parametrize(
+    ("changes", "role"),
+    [
+        (NAIVE, arm_kinds.is_naive),
+        ({"clip": CLIP}, arm_kinds.is_naive),
+        ({"correction": {"sequence": "mis"}}, None),
+        ({"correction": {"token": "tis"}}, None),
+        ({"correction": {"veto": 1e-4}}, None),
+        ({"clip": {"ratio": "bypass"}}, None),
+        ({"clip": {"ratio": "decoupled"}}, None),
+        ({"vocabulary": {"rule": "top_k", "k": 5}}, None),
+        (DVP, arm_kinds.is_dvp),
+        ({**DVP, "correction": {"veto": 1e-4}}, arm_kinds.is_dvp),
+        (DVP_MIS, arm_kinds.is_dvp_mis),
+        ({"vocabulary": {"rule": "entropy", "rho": "e-5"}}, None),
+        ({"vocabulary": {"rule": "min_p", "rho": "e-5", "side": "sampler"}}, None),
+        ({"vocabulary": {"rule": "min_p", "rho": "e-5", "adapt": "budget", "budget": 0.1}}, None),
+        ({**DVP, "correction": {"sequence": "tis"}}, None),
+        ({**DVP, "correction": {"sequence": "mis", "token": "tis"}}, None),
+        ({**DVP, "clip": {"ratio": "decoupled"}}, None),
+        ({**DVP_MIS, "clip": {"ratio": "bypass"}}, None),
+    ],
+)
+def test_an_arm_plays_a_part_by_all_its_settings(changes: dict[str, Any], role: arm_kinds.Role | None) -> None:
+    settings = arm_kinds.settings_of(results_of(arm=made(changes)), "arm")
+    assert [known for known in ROLES if known(settings)] == ([role] if role else [])
+
+
+VERIFIED = {"sampler": {"verify": True}}
+PLACES = (
+    arm_kinds.is_mismatched,
+    arm_kinds.has_own_mismatch,
+    arm_kinds.has_no_mismatch,
+    arm_kinds.has_exact_engine,
+    arm_kinds.is_matched,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "places"),
+    [
+        (NAIVE, (True, True, False, False, False)),
+        (NOISE, (True, False, False, False, False)),
+        (MATCHED, (False, False, False, False, True)),
+        (EXACT, (False, False, True, True, False)),
+        (VERIFIED, (False, False, True, False, False)),
+        ({**VERIFIED, **NOISE}, (False, False, True, False, False)),
+        ({**VERIFIED, **MATCHED}, (False, False, False, False, True)),
+        ({**EXACT, **NOISE}, (True, False, False, False, False)),
+        ({**EXACT, **MATCHED}, (False, False, False, False, True)),
+        ({"disturbance": {"staleness": 2}}, (True, False, False, False, False)),
+        ({"disturbance": {"weights": "float16"}}, (True, False, False, False, False)),
+        ({"disturbance": {"bias": 0.1}}, (True, False, False, False, False)),
+        ({"disturbance": {"floor": 0.1}}, (True, False, False, False, False)),
+    ],
+)
+def test_where_the_mismatch_comes_from(changes: dict[str, Any], places: tuple[bool, ...]) -> None:
+    settings = arm_kinds.settings_of(results_of(arm=made(changes)), "arm")
+    assert tuple(place(settings) for place in PLACES) == places
+
+
+def test_every_cause_of_the_dial_is_known() -> None:
+    assert {key for key in settings_of({})["disturbance"] if key != "side"} == {*arm_kinds.CAUSES}
+
+
+def test_an_arm_with_a_setting_of_another_version_plays_no_part() -> None:
+    results = results_of(old=made({"correction": {"weight": "mis"}}), new=made(NAIVE), clipped=made({"clip": CLIP}))
+    assert arm_kinds.arms_as(results, arm_kinds.is_naive) == ["new", "clipped"]
+
+
+def test_an_arm_without_a_record_of_the_dial_is_undisturbed() -> None:
+    results = results_of(a=made(NAIVE))
+    del results.runs["a"][0].record["settings"]["disturbance"]
+    assert arm_kinds.has_own_mismatch(arm_kinds.settings_of(results, "a"))

@@ -1,0 +1,64 @@
+"""Collapse of runs, as rows and as a figure."""
+
+import math
+
+import numpy as np
+import pytest
+from claims_fixture import NAIVE, STEPS, falling, made, results_of
+
+from tailrl.analysis.survival import collapses, deepest_loss, survival_curve
+from tailrl.report.survival import survival_figure
+from tailrl.stats.survival import survival
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_collapse_has_the_steps_own_number() -> None:
+    # The trailing mean of 5 steps is below half of 0.5 once three of them are 0.
+    runs = results_of(a=made(NAIVE, reward=falling(20, None))).runs["a"]
+    assert collapses(runs) == ([23, None], [STEPS, STEPS])
+
+
+def test_steps_without_a_reward_are_left_out_and_runs_without_any() -> None:
+    gap = falling(20)[0]
+    gap[10:15] = [math.nan] * 5
+    runs = results_of(a=made(NAIVE, reward=[gap, math.nan])).runs["a"]
+    assert collapses(runs) == ([23], [STEPS])
+    assert collapses(results_of(a=made(NAIVE)).runs["a"]) == ([], [])
+
+
+def test_deepest_loss() -> None:
+    rewards = [[0.2] * 10 + [0.8] * 10 + [0.6] * 30, [0.5] * 50, [0.0] * 50, [math.nan] * 48 + [0.9, 0.1]]
+    assert deepest_loss(results_of(a=made(NAIVE, reward=rewards)).runs["a"]) == pytest.approx(0.25)
+    assert deepest_loss(results_of(a=made(NAIVE, reward=[0.0])).runs["a"]) == 0
+    assert math.isnan(deepest_loss(results_of(a=made(NAIVE)).runs["a"]))
+
+
+def test_rows_are_kaplan_and_meiers_steps() -> None:
+    results = results_of(a=made(NAIVE, reward=falling(20, 30, None, 30)), b=made(NAIVE, reward=falling(None)))
+    first, *events = survival_curve("a", results.runs["a"])
+    assert (first.step, first.share, first.runs, first.collapsed) == (0, 1.0, 4, 3)
+    (alive,) = survival_curve("b", results.runs["b"])
+    assert (alive.arm, alive.step, alive.share, alive.runs, alive.collapsed) == ("b", 0, 1.0, 1, 0)
+    curve = survival([23, 33, None, 33], [STEPS] * 4)
+    assert [row.step for row in events] == curve.step_E.tolist()
+    for column, expected in (("share", curve.share_E), ("low", curve.low_E), ("high", curve.high_E)):
+        np.testing.assert_array_equal([getattr(row, column) for row in events], expected)
+
+
+def test_the_figure_draws_every_arm_or_says_that_no_run_collapsed() -> None:
+    some = results_of(
+        a=made(NAIVE, reward=falling(20, 30, None)),
+        b=made(NAIVE, reward=falling(None, None)),
+        c=made(NAIVE, reward=falling(10, 10)),
+        d=made(NAIVE),
+    )
+    (ax,) = survival_figure(some).axes
+    drawn = [line.get_xydata().tolist() for line in ax.lines]
+    assert drawn[0] == [[0, 1], [23, pytest.approx(2 / 3)], [33, pytest.approx(1 / 3)], [STEPS, pytest.approx(1 / 3)]]
+    assert drawn[1] == [[0, 1], [STEPS, 1]]
+    assert drawn[2] == [[0, 1], [13, 0], [STEPS, 0]]
+    assert np.isnan(np.array(drawn[3])[:, 1]).all()  # nothing is known of d
+    (ax,) = survival_figure(results_of(b=made(NAIVE, reward=falling(None, None)))).axes
+    assert not ax.lines
+    assert [text.get_text() for text in ax.texts] == ["No run of this study collapsed."]

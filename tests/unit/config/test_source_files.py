@@ -1,0 +1,110 @@
+"""The source files that a rule depends on, against the modules that Python really loads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tailrl.config.sampler import ENGINES
+from tailrl.config.source_files import (
+    PACKAGE,
+    imported_modules,
+    module_file,
+    sampling_files,
+    source_files,
+    training_files,
+)
+
+OWN = {
+    "vllm": {"rollout/vllm/__init__.py", "rollout/vllm/engine.py", "rollout/vllm/processor.py"},
+    "exact": {"rollout/exact.py"},
+    "transformers": {"rollout/transformers.py"},
+}
+"""The files of each engine; the cache of the exact one is imported by it alone."""
+CACHE = "rollout/kv_cache.py"
+
+
+def relative(files: Sequence[str]) -> list[str]:
+    return [Path(file).resolve().relative_to(PACKAGE).as_posix() for file in files]
+
+
+def names(*modules: str) -> set[str]:
+    return set(relative(source_files(*modules)))
+
+
+def test_the_files_of_modules() -> None:
+    assert module_file("tailrl") == PACKAGE / "__init__.py"
+    assert module_file("tailrl.report") == PACKAGE / "report" / "__init__.py"
+    assert module_file("tailrl.analysis.tables") == PACKAGE / "analysis" / "tables.py"
+    assert [module_file(name) for name in ("torch", "tailrl.nothing", "tailrl.config.study.Study")] == [None] * 3
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(
+        "import os, tailrl.runtime.seeding\n"
+        "from tailrl.runtime import errors, nothing\n"
+        "from tailrl.rollout.types import Problem\n"
+        "def f():\n    import tailrl.objective.safe_set as v\n"
+        "    class A:\n        from tailrl.rollout.vllm.engine import VllmSampler\n",
+        encoding="utf-8",
+    )
+    found = imported_modules(tmp_path / "code.py")
+    assert found == {
+        *("tailrl.runtime", "tailrl.runtime.seeding", "tailrl.runtime.errors", "tailrl.rollout.types"),
+        *("tailrl.objective.safe_set", "tailrl.rollout.vllm.engine"),
+    }
+
+
+def test_the_closure_follows_imports_and_lazy_imports() -> None:
+    found = names("tailrl.training.loop")
+    assert {
+        "training/loop.py",
+        "training/step.py",
+        "objective/corrections.py",
+        "runtime/errors.py",
+    } <= found
+    assert "rollout/vllm/engine.py" in found  # imported inside make_sampler
+    assert {"__init__.py", "training/__init__.py", "objective/__init__.py"} <= found  # packages run too
+    assert not found & {"cli.py", "evaluation/evaluate.py", "training/warm_start.py"}
+    assert not any(name.startswith("report/") for name in found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_is_not_used_is_left_out(engine: str) -> None:
+    found = set(relative(source_files("tailrl.training.loop")))
+    found -= set(relative(sampling_files(engine, "tailrl.training.loop")))
+    others = set().union(*(OWN[other] for other in ENGINES if other != engine))
+    assert others <= found <= others | {CACHE}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(engine: str) -> None:
+    found = set(relative(training_files(engine)))
+    assert {"training/step.py", "tasks/math_verify_worker.py", *OWN[engine]} <= found
+    assert not set().union(*(OWN[other] for other in ENGINES if other != engine)) & found
+
+
+def test_several_modules_give_one_sorted_list() -> None:
+    files = source_files("tailrl.config.study", "tailrl.runtime.seeding", "tailrl.config.study")
+    assert files == sorted(set(files))
+    assert set(files) == set(source_files("tailrl.config.study")) | set(source_files("tailrl.runtime.seeding"))
+    assert all(Path(file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("name", ["tailrl.trainng", "torch", "tailrl.config.study.Study", "tailrl.missing.loop"])
+def test_an_unknown_module_raises(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a module of tailrl"):
+        source_files("tailrl.config.study", name)
+
+
+@pytest.mark.parametrize("module", ["tailrl.tasks.registry", "tailrl.report.study"])
+def test_python_loads_no_other_file(module: str) -> None:
+    script = (
+        f"import sys, {module}; print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'tailrl'))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert {os.path.relpath(file) for file in loaded} <= set(source_files(module))
+    assert len(loaded) > 3

@@ -1,0 +1,358 @@
+"""Evaluation against brute force: lm-eval really runs, over a sampler and a tokenizer that are a few lines long."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import lm_eval
+import numpy as np
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tailrl.config.jobs import Evaluation
+from tailrl.evaluation import harness
+from tailrl.evaluation.evaluate import Evaluated, check_weights, evaluate, write_results
+from tailrl.evaluation.harness import make_lm, make_requests
+from tailrl.model.policy import load_policy
+from tailrl.rollout import Decoding
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import timeouts
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.seeding import derive_seed
+from tailrl.runtime.timeouts import EngineError
+from tailrl.tasks.problem import Problem, write_problems
+
+END = 0
+INDEX = "model.safetensors.index.json"
+SETTINGS = Evaluation(samples=3, temperature=0.7, max_new_tokens=20, seed=11)
+PROBLEMS = [
+    Problem("a", "1+1=\n", "2"),
+    # What a template engine or a whitespace-trimming prompt builder would change, and an answer like a date.
+    Problem("b", "  {{ 1 }}{% x %} \\(2+2\\) \n\n", "2020"),
+    Problem("c", "é+é= ", "7"),
+]
+
+
+class CharTokenizer:
+    """One token per character; token 0 is the end."""
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+        return [ord(char) for char in text]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return "".join(f"<{message['role']}>{message['content']}<assistant>" for message in messages)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return "".join(chr(token) for token in tokens if not (skip_special_tokens and token == END))
+
+
+def text_of(request: Request) -> str:
+    return "".join(map(chr, request.prompt_tokens))
+
+
+def reply(prompt: str, seed: int, weight: int) -> str:
+    """What the fake policy answers: right or wrong by the request's seed and the policy's one weight."""
+    answer = next(problem.answer for problem in PROBLEMS if problem.prompt in prompt)
+    right = (seed + weight) % (2 + len(answer)) == 0
+    return f"\\boxed{{{answer}}}" if right else f"no {seed}"
+
+
+class FakeSampler:
+    def __init__(self) -> None:
+        self.weight = -1
+        self.calls: list[tuple[list[Request], Decoding]] = []
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        named = dict(weights)
+        self.weight = int(named["model.norm.weight"][0])
+        assert torch.equal(named["lm_head.weight"], torch.full((16, 8), float(self.weight))), "the tied head came along"
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        self.calls.append((list(requests), decoding))
+        rollouts = []
+        for request in requests:
+            text = reply(text_of(request), request.seed, self.weight)
+            stopped = text.startswith("\\boxed")
+            tokens = tuple(map(ord, text)) + (END,) * stopped
+            unused = np.zeros(0, np.float32)
+            rollouts.append(Rollout(request.prompt_tokens, tokens, unused, unused, unused.astype(np.int32), stopped))
+        return rollouts
+
+
+def save_policy(folder: Path, weight: int) -> Path:
+    """A real policy folder with a tied head, of which the fake engine looks at two tensors."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, tie_word_embeddings=True, **sizes))
+    torch.nn.init.constant_(model.model.norm.weight, weight)
+    torch.nn.init.constant_(model.model.embed_tokens.weight, weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+def run(
+    tmp_path: Path,
+    policies: Sequence[int | Path] = (0,),
+    settings: Evaluation = SETTINGS,
+    chat_template: str | None = None,
+    max_length: int = 100,
+    problems: Sequence[Problem] = PROBLEMS,
+) -> tuple[Evaluated, FakeSampler]:
+    """Evaluates policies, given by their weight or as a folder; their training seeds are 100, 101, ..."""
+    file = tmp_path / "problems.jsonl"
+    write_problems(problems, file)
+    folders = [p if isinstance(p, Path) else save_policy(tmp_path / f"policy{p}", p) for p in policies]
+    seeded = [(100 + index, folder) for index, folder in enumerate(folders)]
+    sampler, tokenizer = FakeSampler(), CharTokenizer(chat_template)
+    return evaluate("dvp", seeded, file, settings, sampler, tokenizer, max_length), sampler
+
+
+def expected_replies(weight: int, settings: Evaluation = SETTINGS) -> dict[str, list[str]]:
+    """The responses by problem, written out without lm-eval."""
+    keys = [(p, range(settings.samples)) for p in PROBLEMS]
+    return {
+        p.id: [reply(p.prompt, derive_seed("evaluation", settings.seed, p.id, n), weight) for n in k] for p, k in keys
+    }
+
+
+@pytest.mark.parametrize("correct", [[1], [0], [1, 0, 0, 1], [0, 1], [0, 0]])
+def test_process_results_keeps_the_order_and_takes_any_for_pass(correct: list[int]) -> None:
+    document = {"answer": "5", "compared": "math"}
+    metrics = harness.process_results(document, [["\\boxed{5}" if right else "5" for right in correct]])
+    assert metrics == {"avg_at_k": np.mean(correct), "pass_at_k": max(correct), "correct": correct}
+
+
+@pytest.mark.parametrize("samples", [1, 3, 8])
+def test_metrics_equal_brute_force_over_the_responses(tmp_path: Path, samples: int) -> None:
+    settings = SETTINGS.model_copy(update={"samples": samples})
+    evaluated, _ = run(tmp_path, range(5), settings)
+    for weight, record in zip(range(5), evaluated.summary["policies"], strict=True):
+        replies = expected_replies(weight, settings)
+        correct = {id_: [int(text.startswith("\\boxed")) for text in texts] for id_, texts in replies.items()}
+        assert record["seed"] == 100 + weight
+        assert {row["id"]: row["correct"] for row in record["per_problem"]} == correct
+        flat = np.concatenate(list(correct.values()))
+        assert record["avg_at_k"] == pytest.approx(flat.mean(), abs=1e-15)
+        assert record["pass_at_k"] == pytest.approx(np.mean([any(scores) for scores in correct.values()]), abs=1e-15)
+        lengths = [len(text) + text.startswith("\\boxed") for texts in replies.values() for text in texts]
+        assert record["response_length_mean"] == pytest.approx(np.mean(lengths))
+        assert record["stopped_fraction"] == pytest.approx(flat.mean())
+    assert len({record["avg_at_k"] for record in evaluated.summary["policies"]}) > 1, (
+        "the cases above must differ for this test to see anything"
+    )
+
+
+def test_summary_takes_lm_evals_own_aggregates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    original = lm_eval.evaluate
+
+    def spy(*args: object, **options: object) -> object:
+        outcomes.append(original(*args, **options))
+        return outcomes[-1]
+
+    monkeypatch.setattr(lm_eval, "evaluate", spy, raising=False)
+    evaluated, _ = run(tmp_path, (0, 1))
+    for outcome, record in zip(outcomes, evaluated.summary["policies"], strict=True):
+        aggregates = outcome["results"]["boxed"]
+        assert record["avg_at_k"] == aggregates["avg_at_k,responses"]
+        assert record["pass_at_k"] == aggregates["pass_at_k,responses"]
+        scores = [score for problem in record["per_problem"] for score in problem["correct"]]
+        assert sum(scores) == aggregates["correct,responses"]
+
+
+def test_every_problem_and_repeat_has_its_seed_and_policies_share_them(tmp_path: Path) -> None:
+    evaluated, sampler = run(tmp_path, (0, 1))
+    (first, decoding), (second, _) = sampler.calls
+    assert first == second
+    assert decoding == Decoding(temperature=0.7, max_new_tokens=20, rule="full")
+    wanted = {(p.prompt, derive_seed("evaluation", 11, p.id, repeat)) for p in PROBLEMS for repeat in range(3)}
+    assert {(text_of(request), request.seed) for request in first} == wanted
+    assert len(first) == len(wanted) == 9
+    replies = [*expected_replies(0).values(), *expected_replies(1).values()]
+    assert [sample["responses"] for sample in evaluated.samples] == replies
+
+
+def test_streams_depend_on_the_evaluations_seed_and_not_on_the_other_problems(tmp_path: Path) -> None:
+    _, one = run(tmp_path / "one")
+    _, other = run(tmp_path / "other", settings=SETTINGS.model_copy(update={"seed": 12}))
+    _, alone = run(tmp_path / "alone", problems=PROBLEMS[2:])
+    requests, reseeded, subset = (sampler.calls[0][0] for sampler in (one, other, alone))
+    assert not {request.seed for request in requests} & {request.seed for request in reseeded}
+    assert subset == requests[-3:]
+
+
+def test_repeats_are_counted_per_problem_in_any_order() -> None:
+    options = {"temperature": 1.0, "max_gen_toks": 20}
+    calls = [(id_, (f"{id_}=", options)) for id_ in "ababb"]
+    instances = [Instance("generate_until", {"id": id_}, call, 0, metadata=("boxed", 0, 3)) for id_, call in calls]
+    requests = make_requests(instances, CharTokenizer(), 5, 100)
+    repeats = [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2)]
+    assert [request.seed for request in requests] == [derive_seed("evaluation", 5, *key) for key in repeats]
+
+
+def test_prompts_reach_the_encoder_as_written_and_get_the_policys_template_once(tmp_path: Path) -> None:
+    _, plain = run(tmp_path / "plain")
+    _, chat = run(tmp_path / "chat", chat_template="a template")
+    assert [text_of(request) for request in plain.calls[0][0][::3]] == [p.prompt for p in PROBLEMS]
+    assert [text_of(request) for request in chat.calls[0][0][::3]] == [f"<user>{p.prompt}<assistant>" for p in PROBLEMS]
+
+
+def test_sampler_lm_does_not_score_text() -> None:
+    lm = make_lm(FakeSampler(), CharTokenizer(), Evaluation(), 100)
+    for method in (lm.loglikelihood, lm.loglikelihood_rolling):
+        with pytest.raises(NotImplementedError, match="a sampler does not score given text"):
+            method([SimpleNamespace(args=("a", "b"))])
+
+
+def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
+    evaluated, _ = run(tmp_path, (0, 1))
+    json_path, samples_path = tmp_path / "new" / "dvp.json", tmp_path / "new" / "dvp.samples.jsonl"
+    write_results(evaluated, json_path, samples_path)
+    summary = json.loads(json_path.read_text(encoding="utf-8"))
+    settings = ["arm", "task", "samples_per_problem", "temperature", "max_new_tokens", "sampler", "seed"]
+    assert list(summary) == [*settings, "policies", "lm_eval_version"] and summary == evaluated.summary
+    assert list(summary.values())[:5] == ["dvp", "arithmetic", 3, 0.7, 20]
+    assert [json.loads(line) for line in samples_path.read_text(encoding="utf-8").splitlines()] == [
+        {"seed": 100 + weight, "id": p.id, "answer": p.answer, "responses": expected_replies(weight)[p.id]}
+        for weight in (0, 1)
+        for p in PROBLEMS
+    ]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    for full in ("dvp.json", "dvp.samples.jsonl"):
+        paths = [tmp_path / name for name in ("dvp.json", "dvp.samples.jsonl")]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        (tmp_path / full).symlink_to("/dev/full")
+        evaluated = Evaluated({"arm": "dvp"}, [{"id": "a", "responses": ["x" * 10_000]}])
+        with pytest.raises(StudyError, match=rf"^{tmp_path / full}: could not be written: No space left on device$"):
+            write_results(evaluated, *paths)
+
+
+def test_every_call_of_the_engine_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends in time, and an error of its own is told from bad input."""
+    limits: list[tuple[float, str]] = []
+    deadline = timeouts.deadline
+
+    @contextmanager
+    def note(seconds: float, what: str) -> Iterator[None]:
+        limits.append((seconds, what))
+        with deadline(seconds, what):
+            yield
+
+    monkeypatch.setattr(timeouts, "deadline", note)
+    run(tmp_path / "two", (0, 1))
+    seconds = Evaluation().rollout_timeout
+    calls = ["the hand-over of the weights", "a batch of 9 responses"]
+    assert limits == [(seconds, call) for call in 2 * calls]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the engine core died")
+
+    monkeypatch.setattr(FakeSampler, "generate", fail)
+    with pytest.raises(EngineError, match=r"^a batch of 9 responses failed: RuntimeError: the engine core died$"):
+        run(tmp_path / "failing")
+
+
+def test_sharded_policies_are_read(tmp_path: Path) -> None:
+    load_policy(save_policy(tmp_path / "whole", 2)).save_pretrained(tmp_path / "sharded", max_shard_size=600)
+    assert not (tmp_path / "sharded" / "model.safetensors").exists()
+    evaluated, _ = run(tmp_path, [tmp_path / "sharded"])
+    assert [sample["responses"] for sample in evaluated.samples] == list(expected_replies(2).values())
+
+
+def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
+    """In a process of its own, so that nothing is cached in memory; the caches lie where nothing can be written."""
+    write_problems(PROBLEMS, tmp_path / "problems.jsonl")
+    blocked = tmp_path / "a file, not a folder"
+    blocked.touch()
+    script = """if True:
+        import socket, sys
+        def refuse(*_): raise AssertionError("the network was used")
+        socket.socket.connect = socket.getaddrinfo = refuse
+        from pathlib import Path
+        from tailrl.evaluation.harness import load_tasks
+        from tailrl.config.jobs import Evaluation
+        task = load_tasks(Path(sys.argv[1]), Evaluation())["boxed"]
+        print(len(task.eval_docs), task.eval_docs[1]["answer"])
+    """
+    # Nothing else is passed on, so that only HOME says where caches go.
+    environment = {"HOME": str(blocked), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(tmp_path / "problems.jsonl")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "3 2020"
+
+
+def test_definition_alone_is_a_task_for_lm_evals_own_command_line(tmp_path: Path) -> None:
+    """What the comment in boxed.yaml promises: the file comes as metadata, and one response is sampled."""
+    write_problems(PROBLEMS, tmp_path / "problems.jsonl")
+    metadata = {"problems_file": str(tmp_path / "problems.jsonl")}
+    manager = TaskManager(include_path=str(harness.TASKS_FOLDER), include_defaults=False, metadata=metadata)
+    lm = make_lm(sampler := FakeSampler(), CharTokenizer(), Evaluation(), 100)
+    outcome = lm_eval.evaluate(lm, manager.load(["boxed"]), bootstrap_iters=0)
+    assert [text_of(request) for request in sampler.calls[0][0]] == [problem.prompt for problem in PROBLEMS]
+    right = sum(rollout.stopped for rollout in lm.rollouts)
+    assert outcome["results"]["boxed"]["avg_at_k,responses"] == right / 3
+
+
+def test_prompt_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    longest = len(PROBLEMS[1].prompt)
+    run(tmp_path / "fits", max_length=longest + 20)
+    with pytest.raises(StudyError, match=rf"prompt of problem 'b' has {longest} tokens.*20.*{longest + 19}"):
+        run(tmp_path / "does not", max_length=longest + 19)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("other", b""), ("model.safetensors", b"not safetensors"), (INDEX, b'{"weight_map": {"a": "1.safetensors"}}')]
+    + [(INDEX, content) for content in (b"{}", b"[1]", b"\xff")],
+)
+def test_unreadable_weights_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StudyError, match=rf"^{tmp_path}: no weights could be read from it: .+\Z"):
+        check_weights(tmp_path)
+
+
+def test_every_policy_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = save_policy(tmp_path / "cut", 1) / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-4])
+    monkeypatch.setattr(FakeSampler, "generate", lambda *_: pytest.fail("something was sampled"))
+    for broken in (cut.parent, tmp_path / "absent"):
+        with pytest.raises(StudyError, match=f"{broken.name}: no weights"):
+            run(tmp_path, [0, broken])
+
+
+@pytest.mark.parametrize(
+    ("problems", "sentence"),
+    [([], "jsonl: holds no problem"), ([*PROBLEMS, PROBLEMS[2]], "jsonl: 2 problems share the id 'c', which must")],
+)
+def test_unusable_problems_are_named(tmp_path: Path, problems: list[Problem], sentence: str) -> None:
+    with pytest.raises(StudyError, match=sentence):
+        run(tmp_path, problems=problems)
+
+
+def test_policies_on_the_way_are_evaluated_as_the_last_ones_are(tmp_path: Path) -> None:
+    """Beside them, not among them: what reads the policies alone sees what it saw."""
+    alone, _ = run(tmp_path, (3, 4))
+    file = tmp_path / "problems.jsonl"
+    kept = [(100, 20, tmp_path / "policy4"), (100, 40, tmp_path / "policy3")]
+    seeded = [(100, tmp_path / "policy3"), (101, tmp_path / "policy4")]
+    both = evaluate("dvp", seeded, file, SETTINGS, FakeSampler(), CharTokenizer(None), 100, kept)
+    ways = both.summary.pop("snapshots")
+    assert both.summary == alone.summary
+    assert [(record.pop("seed"), record.pop("step")) for record in ways] == [(100, 20), (100, 40)]
+    plain = [{key: value for key, value in record.items() if key != "seed"} for record in alone.summary["policies"]]
+    assert ways == [plain[1], plain[0]]
+    assert {sample.get("step") for sample in both.samples} == {None, 20, 40}

@@ -1,0 +1,134 @@
+"""What the adapter refuses, each with a sentence that names the setting."""
+
+import importlib
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trl
+from step_fixture import RHO
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+from trl import RLOOTrainer, SFTTrainer
+from trl_fixture import make_trainer
+
+from tailrl.integrations.trl import Correction, base, with_dvp
+from tailrl.integrations.trl.checks import check_trainer
+from tailrl.runtime.errors import StudyError
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no min_p": ("rloo", {"min_p": None}),
+    "min_p": ("grpo", {"min_p": 2 * RHO}),
+    "top_p": ("rloo", {"top_p": 0.9}),
+    "top_k": ("grpo", {"top_k": 20}),
+    "repetition_penalty": ("rloo", {"repetition_penalty": 1.1}),
+    "generation_kwargs": ("rloo", {"generation_kwargs": {"min_p": 0.1, "seed": 1}}),
+    "vllm_structured_outputs_regex": ("grpo", {"vllm_structured_outputs_regex": "[0-9]+"}),
+    "use_transformers_continuous_batching": ("rloo", {"use_transformers_continuous_batching": True}),
+    "beta": ("rloo", {"beta": 0.05}),
+    "use_liger_kernel": ("grpo", {"use_liger_kernel": True}),
+    "loss_type": ("grpo", {"loss_type": "vespo"}),
+    "off_policy_mask_threshold": ("grpo", {"off_policy_mask_threshold": 0.5}),
+    "entropy_coef": ("grpo", {"entropy_coef": 0.01}),
+    "vllm_importance_sampling_correction": ("grpo", {"use_vllm": True}),
+    "rollout_func": ("grpo", {"given": {"rollout_func": print}}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_make_another_objective(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: str
+) -> None:
+    kind, settings = SETTINGS[name]
+    with pytest.raises(StudyError, match=rf"^{name.removeprefix('no ')}: "):
+        make_trainer(kind, policy_folder, tokenizer, tmp_path, **settings)
+
+
+def test_a_trainer_without_settings() -> None:
+    with pytest.raises(StudyError, match=r"^args: .* min_p=0\.22"):
+        with_dvp(RLOOTrainer, RHO)("model", print)
+
+
+@pytest.mark.parametrize("rho", [0.0, -0.1, 1.5, math.nan])
+def test_a_rho_that_is_none(rho: float) -> None:
+    with pytest.raises(StudyError, match=r"^rho: "):
+        with_dvp(RLOOTrainer, rho)
+
+
+def test_a_weight_of_a_token_where_the_loss_has_none() -> None:
+    with pytest.raises(StudyError, match=r"^correction\.token: tis: RLOOTrainer's ratio is a whole response's"):
+        with_dvp(RLOOTrainer, RHO, Correction(token="tis"))
+    with pytest.raises(StudyError, match=r"^correction.rejects: r_ppo: it is 1 in the first update"):
+        with_dvp(RLOOTrainer, RHO, Correction(sequence="reject_k3", rejects="r_ppo"))
+
+
+def test_a_trainer_that_samples_nothing() -> None:
+    with pytest.raises(StudyError, match=r"^SFTTrainer: with_dvp knows RLOOTrainer and GRPOTrainer only"):
+        with_dvp(SFTTrainer, RHO)
+
+
+class Head:
+    """A model as far as the checks look: its configuration and its head."""
+
+    def __init__(self, bias: object = None, peft: bool = False, **config: Any) -> None:
+        if peft:
+            self.peft_config: dict[str, Any] = {}
+        self.config = LlamaConfig(**config)
+        self.head = SimpleNamespace(weight=None, bias=bias)
+
+    def get_output_embeddings(self) -> SimpleNamespace:
+        return self.head
+
+
+def server(mode: str) -> SimpleNamespace:
+    client = SimpleNamespace(get_server_info=lambda: {"model_config": {"logprobs_mode": mode}})
+    return SimpleNamespace(vllm_client=client)
+
+
+def trainer_of(**settings: Any) -> SimpleNamespace:
+    plain = {"_is_vlm": False, "aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
+    return SimpleNamespace(**(plain | {"use_vllm": True, "vllm_mode": "colocate"} | settings))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "words"),
+    [
+        ({"_is_vlm": True}, {}, "multimodal"),
+        ({"aux_loss_enabled": True}, {}, "router_aux_loss_coef"),
+        ({"is_fsdp_enabled": True}, {}, "FSDP"),
+        ({"is_deepspeed_enabled": True}, {}, "DeepSpeed"),
+        ({"vllm_mode": "server", "vllm_generation": server("raw_logprobs")}, {}, "raw_logprobs"),
+        ({}, {"logits_scaling": 8.0}, r"^logits_scaling: 8\.0"),
+        ({}, {"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: 30\.0"),
+        ({}, {"bias": 1}, "output bias"),
+        ({}, {"peft": True}, "PEFT"),
+    ],
+)
+def test_a_model_or_a_way_of_running_that_is_not_known(
+    trainer: dict[str, Any], model: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StudyError, match=words):
+        check_trainer(trainer_of(**trainer), Head(**model))
+
+
+def test_what_is_known_passes() -> None:
+    check_trainer(trainer_of(vllm_mode="server", vllm_generation=server("processed_logprobs")), Head())
+
+
+def test_without_trl_one_sentence_says_what_is_missing() -> None:
+    script = "import sys; sys.modules['trl'] = None; import tailrl.trl"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 1
+    assert last.startswith("ImportError: tailrl.trl needs TRL") and last.endswith("pip install trl==1.16.*")
+
+
+def test_another_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "__version__", "1.17.0")
+    with pytest.raises(ImportError, match=r"TRL 1\.16, and knows no other: this one is 1\.17\.0"):
+        importlib.reload(base)
+    monkeypatch.setattr(trl, "__version__", "1.16.3")
+    importlib.reload(base)

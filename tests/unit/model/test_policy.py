@@ -1,0 +1,184 @@
+"""Policies: made, written, read back, and refused in one sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tailrl.config.policy import ScratchPolicy
+from tailrl.model.forward import head_weight
+from tailrl.model.policy import (
+    create_policy,
+    encode_prompt,
+    load_policy,
+    load_tokenizer,
+    named_weights,
+    required_length,
+    save_policy,
+)
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(policy_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny policy that a test may damage."""
+    return Path(shutil.copytree(policy_folder, tmp_path / "policy"))
+
+
+def test_a_new_policy_is_deterministic_under_its_seed(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = ScratchPolicy(vocabulary_size=600, hidden_size=32, heads=1, layers=1)
+    first, again, other = (create_policy(settings, tokenizer, seed) for seed in (1, 1, 2))
+    weights = dict(again.named_parameters())
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in first.named_parameters())
+    assert not torch.equal(head_weight(first), head_weight(other))
+    assert first.config.vocab_size == len(tokenizer) == 600
+    assert first.config.eos_token_id == tokenizer.eos_token_id
+    assert {p.dtype for p in first.parameters()} == {torch.float32}
+
+
+def test_save_and_load(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    save_policy(model, tokenizer, tmp_path / "new")
+    loaded, loaded_tokenizer = load_policy(tmp_path / "new"), load_tokenizer(tmp_path / "new")
+    before, after = dict(named_weights(model)), dict(named_weights(loaded))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert loaded.config.max_position_embeddings == model.config.max_position_embeddings
+    assert head_weight(loaded) is loaded.get_input_embeddings().weight
+    text = "17+15-12=\n17+15=32,\\boxed{20}"
+    assert loaded_tokenizer.encode(text) == tokenizer.encode(text)
+    assert loaded_tokenizer.eos_token_id == tokenizer.eos_token_id
+
+
+def test_weights_are_read_as_float32(folder: Path) -> None:
+    halves = {name: weight.to(torch.bfloat16) for name, weight in load_file(folder / WEIGHTS).items()}
+    save_file(halves, folder / WEIGHTS, {"format": "pt"})
+    assert {p.dtype for p in load_policy(folder).parameters()} == {torch.float32}
+
+
+def test_an_engine_is_handed_the_tied_head_and_no_gradients(model: PreTrainedModel) -> None:
+    weights = dict(named_weights(model))
+    assert {"lm_head.weight", "model.embed_tokens.weight"} < weights.keys()
+    assert torch.equal(weights["lm_head.weight"], model.get_input_embeddings().weight)
+    assert not any(weight.requires_grad for weight in weights.values())
+    parameters = {name for name, _ in model.named_parameters()}
+    assert parameters <= weights.keys()
+
+
+# --- what cannot be read -----------------------------------------------------------------------------
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def truncate_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000])
+
+
+def empty_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"")
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+def remove_tensor(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def resize_tensor(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{", encoding="utf-8")
+
+
+def unknown_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "abacus"}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove_folder,
+        truncate_weights,
+        empty_weights,
+        remove_weights,
+        remove_tensor,
+        resize_tensor,
+        break_config,
+        unknown_architecture,
+    ],
+)
+def test_an_unreadable_policy_is_one_sentence(folder: Path, damage: Callable[[Path], None]) -> None:
+    damage(folder)
+    with pytest.raises(StudyError) as caught:
+        load_policy(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_weight_is_named(folder: Path) -> None:
+    remove_tensor(folder)
+    with pytest.raises(StudyError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight$"):
+        load_policy(folder)
+
+
+def test_a_missing_tokenizer_is_one_sentence(folder: Path) -> None:
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(StudyError, match="no tokenizer could be read") as caught:
+        load_tokenizer(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"version": 3}'])
+def test_a_broken_tokenizer_is_one_sentence(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(StudyError, match="no tokenizer could be read"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>").save_pretrained(tmp_path)
+    with pytest.raises(StudyError, match="no end token"):
+        load_tokenizer(tmp_path)
+
+
+# --- prompts -----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_encoded_plainly_or_through_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert encode_prompt(tokenizer, "1+2=\n") == tokenizer.encode("1+2=\n")
+    chat = deepcopy(tokenizer)
+    chat.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = encode_prompt(chat, "1+2=\n")
+    assert found == tokenizer.encode("<user>1+2=\n<end><assistant>", add_special_tokens=False)
+    assert tokenizer.eos_token_id in found
+
+
+def test_required_length(model: PreTrainedModel) -> None:
+    problems = [Problem(name, "", "0") for name in ("short", "long", "middle")]
+    prompts = [[1] * 3, [1] * 24, [1] * 10]
+    assert model.config.max_position_embeddings == 64
+    assert required_length(problems, prompts, 40, model.config) == 64
+    with pytest.raises(StudyError, match=r"problem 'long': 24 prompt tokens and max_new_tokens = 41 exceed the 64"):
+        required_length(problems, prompts, 41, model.config)

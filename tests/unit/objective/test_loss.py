@@ -1,0 +1,108 @@
+"""The two losses against loops and derivatives written out by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tailrl.config.arm import Correction
+from tailrl.objective.corrections import correct
+from tailrl.objective.loss import clipped_ratio, policy_gradient
+
+MIS = Correction(sequence="mis", sequence_threshold=2.0)
+LOW, HIGH = 0.2, 0.3
+
+
+def test_each_log_prob_is_pushed_by_its_weight_and_advantage() -> None:
+    rng = np.random.default_rng(0)
+    logp, advantage = torch.tensor(rng.normal(size=7), requires_grad=True), torch.tensor(rng.normal(size=7))
+    weight = torch.tensor([1.5, 1.0, 0.0, 0.3, 1.0, 2.0, 0.7], dtype=torch.float64, requires_grad=True)
+    loss = policy_gradient(logp, advantage, weight, step_sequences=10)
+    loss.backward()
+    terms = [-w * a / 10 for w, a in zip(weight.tolist(), advantage.tolist(), strict=True)]
+    np.testing.assert_allclose(logp.grad, terms, atol=1e-12)
+    assert loss.item() == pytest.approx(sum(t * v for t, v in zip(terms, logp.tolist(), strict=True)))
+    assert weight.grad is None
+
+
+def test_micro_batches_add_up_to_one_batch() -> None:
+    rng = np.random.default_rng(1)
+    lengths = [3, 1, 0, 5, 2, 4]
+    sequence = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)])
+    logp, delta = torch.tensor(rng.normal(size=15), requires_grad=True), torch.tensor(rng.normal(0, 0.3, 15))
+    outside = torch.arange(15) == 6
+    advantage = torch.tensor(rng.normal(size=6))[sequence]
+
+    def gradient(groups: list[list[int]]) -> torch.Tensor:
+        total = torch.zeros(15, dtype=torch.float64)
+        for group in groups:
+            place = torch.tensor([group.index(n) if n in group else -1 for n in sequence.tolist()])
+            here = place >= 0
+            weights = correct(delta[here], outside[here], place[here], len(group), MIS, 0 * delta[here])
+            loss = policy_gradient(logp[here], advantage[here], weights.weight_T, len(lengths))
+            total += torch.autograd.grad(loss, logp)[0]
+        return total
+
+    whole = gradient([[0, 1, 2, 3, 4, 5]])
+    assert whole.abs().max() > 0
+    for groups in ([[5, 4, 3, 2, 1, 0]], [[0], [1], [2], [3], [4], [5]], [[3, 0], [1, 2, 5], [4]]):
+        torch.testing.assert_close(gradient(groups), whole, rtol=0, atol=1e-14)
+
+
+# --- the clipped ratio -------------------------------------------------------------------------------
+
+
+def ratios_and_advantages() -> list[tuple[float, float]]:
+    """Ratios far below, just in, inside, just out and far above the bounds, with advantages of each sign and zero."""
+    ratios = [0.01, 0.79, 0.81, 1.0, 1.29, 1.31, 20.0]
+    return list(itertools.product(ratios, [2.0, 0.7, -0.4, -1.5, 0.0]))
+
+
+def test_the_clipped_ratio_is_the_definition() -> None:
+    """Value, gradient and flags; where the clipped branch is the smaller one, no gradient flows."""
+    pairs = ratios_and_advantages()
+    rng = np.random.default_rng(3)
+    old, weights = rng.normal(-3, 1, len(pairs)), rng.uniform(0, 2, len(pairs))
+    moved = [o + math.log(r) for o, (r, _) in zip(old, pairs, strict=True)]
+    logp = torch.tensor(moved, dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor(old, requires_grad=True)
+    weight = torch.tensor(weights, requires_grad=True)
+    advantage = torch.tensor([a for _, a in pairs], dtype=torch.float64)
+    loss, clipped = clipped_ratio(logp, reference, advantage, weight, (LOW, HIGH), step_sequences=9)
+    loss.backward()
+    value, gradient, flags = 0.0, [], []
+    for z, o, (_, a), w in zip(logp.tolist(), old, pairs, weights, strict=True):
+        ratio = math.exp(z - o)
+        bounded = min(max(ratio, 1 - LOW), 1 + HIGH)
+        value += -w * min(ratio * a, bounded * a) / 9
+        stopped = (a > 0 and ratio > 1 + HIGH) or (a < 0 and ratio < 1 - LOW)
+        gradient.append(0.0 if stopped else -w * a * ratio / 9)
+        flags.append(stopped)
+    assert loss.item() == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(logp.grad, gradient, rtol=1e-9, atol=1e-15)
+    assert clipped.tolist() == flags and 0 < sum(flags) < len(flags)
+    assert reference.grad is None and weight.grad is None
+
+
+def test_a_ratio_that_moves_the_wrong_way_is_not_clipped() -> None:
+    """PPO's minimum is pessimistic: far off on the losing side, the gradient is the whole one."""
+    logp = torch.tensor([math.log(5.0), math.log(0.1)], dtype=torch.float64, requires_grad=True)
+    advantage = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    loss, clipped = clipped_ratio(logp, torch.zeros(2), advantage, torch.ones(2), (LOW, HIGH), 1)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert not clipped.any()
+    assert gradient.tolist() == pytest.approx([5.0, -0.1])
+
+
+def test_at_ratio_one_it_is_the_policy_gradient() -> None:
+    rng = np.random.default_rng(4)
+    logp = torch.tensor(rng.normal(-3, 1, 20), requires_grad=True)
+    advantage, weight = torch.tensor(rng.normal(size=20)), torch.tensor(rng.uniform(0, 2, 20))
+    loss, clipped = clipped_ratio(logp, logp.detach(), advantage, weight, (LOW, HIGH), 7)
+    plain = policy_gradient(logp, advantage, weight, 7)
+    assert not clipped.any()
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, logp)[0], torch.autograd.grad(plain, logp)[0], rtol=0, atol=1e-15
+    )

@@ -1,0 +1,119 @@
+"""The ranks of a job are started together, end together, and leave one code and one sentence behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from step_fixture import run_of
+
+from tailrl.tasks.problem import Problem, write_problems
+
+# Launches each of the scripts that it is given as two ranks, and says what became of it.
+LAUNCH = """
+import json, sys
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.launch import launch
+
+for name, script in json.loads(sys.argv[1]).items():
+    try:
+        launch(2, [sys.executable, "-c", script])
+        outcome = "ended"
+    except (StudyError, SystemExit) as error:
+        outcome = f"{type(error).__name__} {error}"
+    print(name, outcome, sep=": ", file=sys.stderr)
+"""
+AFTER = "import os, sys, time\nrank = os.environ['RANK']\n"
+WAIT = "rank == '{}' and time.sleep(60)\n"
+TELL = "from tailrl.runtime.launch import tell_launcher\n"
+TELL += "tell_launcher('a.yaml: rank ' + rank + ' found a typo')\nsys.exit(1)\n"
+TOLD = """
+def told():
+    from pathlib import Path
+    while not (Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / '1' / 'error.json').exists():
+        time.sleep(0.01)
+"""
+SCRIPTS = {
+    "all is well": "print(rank, *(os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')))\n",
+    "one ends": WAIT.format(0) + "sys.exit(70)\n",
+    # The one that waits for it gets an error from gloo, and ends with 1.
+    "one is killed": "rank == '1' and os.kill(os.getpid(), 9)\ntime.sleep(0.2)\nsys.exit(1)\n",
+    "one has found a typo": WAIT.format(0) + TELL,
+    "one has found a typo, another one fails for it": TOLD + "rank == '1' or told() or sys.exit(1)\n" + TELL,
+    "both have found a typo": "rank = '0'\n" + TELL,
+}
+OUTCOMES = [
+    "all is well: ended",
+    "tailrl: rank 1 of 2 ended with 70",
+    "one ends: SystemExit 70",
+    "tailrl: rank 1 of 2 ended with -9",
+    "one is killed: SystemExit 137",
+    "one has found a typo: StudyError a.yaml: rank 1 found a typo",
+    "one has found a typo, another one fails for it: StudyError a.yaml: rank 1 found a typo",
+    "both have found a typo: StudyError a.yaml: rank 0 found a typo",
+]
+
+
+def test_ranks_end_as_one_job() -> None:
+    """A rank that waits for another for ever is ended with it; a killed process is told from one that said why."""
+    scripts = json.dumps({name: AFTER + script for name, script in SCRIPTS.items()})
+    command = [sys.executable, "-c", LAUNCH, scripts]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert ended.stderr.splitlines() == OUTCOMES
+    assert sorted(ended.stdout.splitlines()) == ["0 0 2", "1 1 2"]
+
+
+def test_a_job_that_is_asked_to_stop_ends_by_the_signal(tmp_path: Path) -> None:
+    """As one process does: a shell that waits for it then stops too, and does not start it again."""
+    script = f"import pathlib, time\npathlib.Path({str(tmp_path / 'runs')!r}).touch()\ntime.sleep(60)\n"
+    command = [sys.executable, "-c", LAUNCH, json.dumps({"waits": script})]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not (tmp_path / "runs").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=50) == -signal.SIGINT
+
+
+def tailrl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from tailrl.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, problems: list[Problem]) -> None:
+    """From the command line to the results; each rank is a process that knows nothing of this one."""
+    write_problems(problems[:4], tmp_path / "problems.jsonl")
+    run = run_of({"sampler": {"engine": "transformers"}}, steps=2, temperature=1.0)
+    options: dict[str, Any] = {
+        "--settings": run.model_dump_json(),
+        "--seed": 3,
+        "--policy": policy_folder,
+        "--problems": tmp_path / "problems.jsonl",
+        "--out": tmp_path / "out",
+        "--wandb": tmp_path,
+        "--ranks": 2,
+    }
+    ended = tailrl("train", *(str(part) for option in options.items() for part in option))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("test seed 3  step 2/2") == 1
+    record = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert record["ranks"] == 2 and "ranks" not in record["settings"]["training"]
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["train/step"] for line in lines] == [0, 1]
+    assert json.loads(lines[-1])["train/grad_norm"] is not None
+    assert {"README.md", "model.safetensors"} <= {file.name for file in (tmp_path / "out" / "policy").iterdir()}
+    assert not list((tmp_path / "out" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+def test_a_number_of_ranks_is_a_number(count: str) -> None:
+    from tailrl.cli import build_parser
+    from tailrl.runtime.errors import StudyError
+
+    with pytest.raises(StudyError, match=f"--ranks: not a whole number from 1 on: '{count}'"):
+        build_parser().parse_args(["train", f"--ranks={count}"])

@@ -1,0 +1,171 @@
+"""The lock of a killed Snakemake goes; that of a running one stays."""
+
+import platform
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.snakemake_lock import is_snakemake, remove_stale_lock, running_snakemakes
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    """As Snakemake leaves it: the files that it would write and read."""
+    locks = tmp_path / ".snakemake" / "locks"
+    locks.mkdir(parents=True)
+    for name in ("0.input.lock", "0.output.lock"):
+        (locks / name).write_text("results/tiny/report.html\n")
+    return tmp_path
+
+
+def left(folder: Path) -> int:
+    return len(list((folder / ".snakemake" / "locks").iterdir()))
+
+
+def pretend(folder: Path, *arguments: str, name: str = "snakemake") -> "subprocess.Popen[str]":
+    """A process whose command line is Snakemake's, or of that name, and that says when it runs."""
+    script = folder / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, str(script), *arguments], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "runs\n"
+    return process
+
+
+def test_a_stale_lock_is_removed(locked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remove_stale_lock(locked)
+    assert left(locked) == 0
+    assert capsys.readouterr().err == f"tailrl: {locked}: the lock of a Snakemake that was killed is removed\n"
+    assert not remove_stale_lock(locked), "there is none any more"
+    assert not remove_stale_lock(locked / "bin"), "nothing ever ran there"
+
+
+def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) -> None:
+    process = pretend(locked, "--cores", "all")
+    try:
+        assert running_snakemakes(locked) == [process.pid]
+        with pytest.raises(StudyError, match=f": a Snakemake is running here already, as process {process.pid}$"):
+            remove_stale_lock(locked)
+        assert left(locked) == 2
+    finally:
+        process.kill()
+    # Nobody has asked for its exit code yet: a zombie runs no more.
+    while running_snakemakes(locked):
+        pass
+    assert remove_stale_lock(locked)
+    process.communicate()
+
+
+OTHERS = {
+    "a Snakemake elsewhere": ("elsewhere", "snakemake", ("--cores", "all")),
+    "training, which keeps others out by itself": (".", "tailrl", ("train", "--out", "results")),
+    "a command that writes no results": (".", "tailrl", ("mirror", "results")),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_processes_are_not_in_the_way(locked: Path, other: str) -> None:
+    where, name, arguments = OTHERS[other]
+    (locked / where).mkdir(exist_ok=True)
+    process = pretend(locked / where, *arguments, name=name)
+    try:
+        assert remove_stale_lock(locked)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("tailrl", ("evaluate", "--out", "results/eval/naive.json"), "tailrl evaluate"),
+        ("snakemake", ("--report", "report.html", "--nolock"), "report.html"),
+    ],
+)
+def test_a_job_that_outlived_its_snakemake_is_waited_for(
+    locked: Path, capsys: pytest.CaptureFixture[str], name: str, arguments: tuple[str, ...], words: str
+) -> None:
+    process = pretend(locked, *arguments, name=name)
+    thread = threading.Thread(target=remove_stale_lock, args=(locked,))
+    try:
+        thread.start()
+        sentence = f"tailrl: {locked}: {words}, process {process.pid}, outlived its Snakemake; waiting for its end\n"
+        said = ""
+        while said != sentence:
+            said += capsys.readouterr().err
+            assert thread.is_alive() and sentence.startswith(said)
+            time.sleep(0.01)
+        assert left(locked) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    thread.join()
+    assert left(locked) == 0
+
+
+PYTHON = "/usr/bin/python3.11"
+COMMANDS = {
+    (PYTHON, "/venv/bin/snakemake", "--cores", "all"): True,
+    ("/venv/bin/snakemake", "--cores", "all"): True,
+    (PYTHON, "-m", "snakemake", "--cores", "all"): True,
+    (PYTHON, "-X", "dev", "-m", "snakemake"): True,
+    (PYTHON, "-Xdev", "-W", "error", "-Im", "snakemake"): True,
+    (PYTHON, "-u", "-O", "-msnakemake"): True,
+    (PYTHON, "-m", "snakemake.cli"): True,
+    (PYTHON, "-m", "pytest", "snakemake"): False,
+    (PYTHON, "-c", "import snakemake", "snakemake"): False,
+    (PYTHON, "-X", "snakemake", "other.py"): False,
+    (PYTHON, "read.py", "snakemake"): False,
+    ("less", "snakemake"): False,
+    (PYTHON,): False,
+    ("",): False,
+    (): False,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_snakemake_is_known_by_its_command(command: tuple[str, ...]) -> None:
+    assert is_snakemake(list(command)) == COMMANDS[command]
+
+
+def test_another_users_snakemake_may_be_here(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system shows its command and not its folder."""
+    process = pretend(locked.parent, "--cores", "all")
+
+    def same(path: Path, _: Path) -> bool:
+        if path == Path(f"/proc/{process.pid}/cwd"):
+            raise PermissionError(13, "Permission denied")
+        return False
+
+    monkeypatch.setattr(Path, "samefile", same)
+    words = f": another user's Snakemake is running, as process {process.pid}, here or elsewhere; "
+    try:
+        with pytest.raises(StudyError, match=words):
+            remove_stale_lock(locked)
+        assert left(locked) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    assert remove_stale_lock(locked)
+
+
+def test_another_machine_cannot_be_looked_at(locked: Path) -> None:
+    host = locked / ".snakemake" / "host"
+    host.write_text("node17\n")
+    with pytest.raises(StudyError, match=r": locked by a Snakemake on node17; .* say snakemake --unlock$"):
+        remove_stale_lock(locked)
+    assert left(locked) == 2
+    host.write_text(platform.node())
+    assert remove_stale_lock(locked)
+
+
+def test_the_jobs_of_a_cluster_cannot_be_looked_at(locked: Path) -> None:
+    (locked / ".snakemake" / "host").write_text(f"{platform.node()}\nslurm")
+    with pytest.raises(StudyError, match=r"gave its jobs to slurm, .* none of them is left, say snakemake --unlock$"):
+        remove_stale_lock(locked)
+    assert left(locked) == 2

@@ -1,0 +1,117 @@
+"""What every arm starts from: problem files without what is evaluated, and the base policy."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tailrl.config.jobs import Problems
+from tailrl.config.load import parse_study
+from tailrl.config.policy import PretrainedPolicy, ScratchPolicy, WarmStart
+from tailrl.config.task import ArithmeticTask
+from tailrl.model.download import download_inputs
+from tailrl.model.policy import load_policy, load_tokenizer, named_weights
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.prepare import write_all_problems
+from tailrl.tasks.problem import Problem, read_problems, write_problems
+from tailrl.tasks.registry import load_task
+from tailrl.training.base_policy import write_base_policy
+
+# Few enough different problems that the three sets overlap.
+TRAIN = ArithmeticTask(problems=150, terms=(2, 2), largest=15, seed=0)
+EVALUATION = ArithmeticTask(problems=60, terms=(2, 2), largest=15, seed=1)
+STAGES = (
+    ArithmeticTask(problems=80, terms=(2, 2), largest=15, seed=2),
+    ArithmeticTask(problems=40, terms=(2, 2), largest=15, slip=0.5, seed=3),
+)
+
+
+def test_evaluated_problems_are_not_trained_on(tmp_path: Path) -> None:
+    write_all_problems(Problems(train=TRAIN, evaluation=EVALUATION, warm_start=STAGES), tmp_path)
+    evaluation = load_task(EVALUATION).problems
+    prompts = {problem.prompt for problem in evaluation}
+    sources = {
+        "train": load_task(TRAIN).problems,
+        "warm_start": [problem for stage in STAGES for problem in load_task(stage).problems],
+    }
+    report = json.loads((tmp_path / "problems.json").read_text())
+    assert read_problems(tmp_path / "evaluation.jsonl") == evaluation
+    assert report.keys() == {"train", "warm_start", "evaluation"}
+    assert report["evaluation"] == {"problems": 60, "removed_because_evaluated": 0, "skipped": {}}
+    for name, source in sources.items():
+        kept = [problem for problem in source if problem.prompt not in prompts]
+        assert 0 < len(kept) < len(source)
+        assert read_problems(tmp_path / f"{name}.jsonl") == kept
+        removed = len(source) - len(kept)
+        assert report[name] == {"problems": len(kept), "removed_because_evaluated": removed, "skipped": {}}
+
+
+def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
+    rows = [{"problem": "1+1", "answer": "2", "id": "x"}, {"problem": "2+2", "answer": "four", "id": "y"}]
+    (tmp_path / "aime.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    settings = Problems.model_validate(
+        {"train": TRAIN, "evaluation": {"name": "aime25", "path": str(tmp_path / "aime.jsonl")}, "warm_start": ()}
+    )
+    write_all_problems(settings, tmp_path)
+    evaluation = json.loads((tmp_path / "problems.json").read_text())["evaluation"]
+    assert evaluation == {
+        "problems": 1,
+        "removed_because_evaluated": 0,
+        "skipped": {"answer is not an integer from 0 to 999": ["row 2"]},
+    }
+    assert (tmp_path / "warm_start.jsonl").read_text() == ""
+
+
+def test_training_on_what_is_evaluated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="every train problem is also an evaluation problem"):
+        write_all_problems(Problems(train=TRAIN, evaluation=TRAIN, warm_start=()), tmp_path)
+
+
+def test_a_policy_from_scratch(tmp_path: Path) -> None:
+    settings = ScratchPolicy(
+        vocabulary_size=600, hidden_size=32, heads=1, layers=1, warm_start=WarmStart(stages=STAGES, batch=16, seed=4)
+    )
+    write_problems(load_task(STAGES[0]).problems, tmp_path / "warm_start.jsonl")
+    for name in ("one", "two"):
+        write_base_policy(settings, tmp_path / "warm_start.jsonl", tmp_path / name)
+    losses = json.loads((tmp_path / "one" / "warm_start.json").read_text())["loss"]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+    assert len(load_tokenizer(tmp_path / "one")) == load_policy(tmp_path / "one").config.vocab_size == 600
+    for file in ("model.safetensors", "tokenizer.json", "warm_start.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_pretrained_policy_is_copied(policy_folder: Path, tmp_path: Path) -> None:
+    settings = PretrainedPolicy(source="pretrained", path=str(policy_folder))
+    write_base_policy(settings, tmp_path / "not needed", tmp_path / "base")
+    before, after = (dict(named_weights(load_policy(folder))) for folder in (policy_folder, tmp_path / "base"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert load_tokenizer(tmp_path / "base").get_vocab() == load_tokenizer(policy_folder).get_vocab()
+
+
+def test_a_warm_start_needs_worked_solutions(tmp_path: Path) -> None:
+    write_problems([Problem("a", "p", "1", "s"), Problem("b", "p", "1")], tmp_path / "warm_start.jsonl")
+    with pytest.raises(StudyError, match=r"warm_start\.jsonl: a warm start needs worked solutions"):
+        write_base_policy(ScratchPolicy(), tmp_path / "warm_start.jsonl", tmp_path / "base")
+
+
+def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("tailrl.tasks.registry.fetch", lambda *source: asked.append(source))
+    monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
+    monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
+    download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
+    assert asked == []
+    download_inputs(
+        parse_study(
+            {
+                "name": "s",
+                "arms": {"a": {}},
+                "task": {"name": "dapo_math", "path": "here.jsonl"},
+                "policy": {"source": "pretrained", "path": "some/model"},
+                "evaluation": {"task": {"name": "aime25"}},
+            }
+        )
+    )
+    assert asked == [("math-ai/aime25", "test"), ("tokenizer", "some/model"), "some/model"]

@@ -1,0 +1,301 @@
+"""Tracking: the file is the truth; W&B, in a process of its own, may do what it likes."""
+
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb_fixture import FAKE
+
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_study
+from tailrl.tracking import tracker, wandb_mirror
+from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.tracker import SHOWN, Tracker
+
+STUDY = parse_study(
+    {
+        "name": "my_study",
+        "training": {"steps": 2},
+        "arms": {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-13"}}},
+    }
+)
+RUN = STUDY.run("dvp")
+
+
+def point(step: int, **changes: float) -> dict[str, float]:
+    return dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} | changes
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No W&B but what the test asks for, and no terminal."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a fake W&B, which a tracker's mirror finds in place of the real one."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "wandb.py").write_text(FAKE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'fake'}{os.pathsep}{os.pathsep.join(filter(None, sys.path))}")
+    monkeypatch.setenv("FAKE_WANDB_SERVER", str(folder))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    return folder
+
+
+def track(run: Run, folder: Path, seed: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    with Tracker(run, seed, folder, folder) as tracker:
+        tracker.log(point(0))
+        tracker.log(point(1))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def on_server(server: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(server.glob("*.json"))}
+
+
+# --- the file ------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Tracker(RUN, 3, tmp_path, tmp_path) as tracker:
+        tracker.log(point(0, **{"reward/mean": 0.5, "rollout_corr/chi2_seq": math.inf}))
+        # A run that is killed has written every step that it finished.
+        assert len(lines(tmp_path)) == 1
+        tracker.log(point(1, **{"train/loss": math.nan, "policy/entropy": 0.1 + 0.2}))
+    assert lines(tmp_path) == [
+        point(0) | {"reward/mean": 0.5, "rollout_corr/chi2_seq": None},
+        point(1) | {"train/loss": None, "policy/entropy": 0.1 + 0.2},
+    ]
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0].startswith("dvp seed 3  step 1/2  reward 0.5") and len(shown) == 2
+
+
+def test_what_is_shown_is_measured() -> None:
+    assert SHOWN.keys() <= METRICS.keys()
+
+
+def test_an_error_leaves_what_was_logged(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Tracker(RUN, 0, tmp_path, tmp_path) as tracker:
+        tracker.log(point(0))
+        raise ZeroDivisionError
+    assert len(lines(tmp_path)) == 1
+    assert tracker.file.closed
+
+
+def test_a_run_that_starts_again_starts_its_file_again(tmp_path: Path) -> None:
+    track(RUN, tmp_path)
+    track(RUN, tmp_path)
+    assert len(lines(tmp_path)) == 2
+
+
+def test_a_run_that_goes_on_has_its_earlier_steps(tmp_path: Path) -> None:
+    with Tracker(RUN, 0, tmp_path, tmp_path, [point(0)]) as tracker:
+        assert lines(tmp_path) == [point(0)]
+        tracker.log(point(1))
+    assert lines(tmp_path) == [point(0), point(1)]
+
+
+# --- the mirror ----------------------------------------------------------------------------------------
+
+
+def test_every_step_reaches_the_mirror(tmp_path: Path, server: Path) -> None:
+    with Tracker(RUN, 0, tmp_path, tmp_path, [point(0)]) as tracker:
+        tracker.log(point(1, **{"train/loss": math.nan}))
+    ((identity, run),) = on_server(server).items()
+    assert identity.startswith("my_study-dvp-seed0-")
+    assert run["config"]["arm"] == "dvp" and run["config"]["seed"] == 0
+    assert [step["train/step"] for step in run["steps"]] == [0, 1]
+    assert run["steps"][0] == point(0) and math.isnan(run["steps"][1]["train/loss"])
+    assert run["ends"] == [0]
+
+
+def test_a_failed_run_is_mirrored_as_failed(tmp_path: Path, server: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Tracker(RUN, 0, tmp_path, tmp_path) as tracker:
+        tracker.log(point(0))
+        raise ZeroDivisionError
+    (run,) = on_server(server).values()
+    assert (len(run["steps"]), run["ends"]) == (1, [1])
+
+
+FAULTS = ["error at import", "error at init", "error at step 0", "error at step 1", "error at finish"]
+FAULTS += ["death at init", "death at step 1"]
+SILENCES = ["silence at import", "silence at init", "silence at step 0", "silence at finish"]
+
+
+@pytest.mark.parametrize("fault", FAULTS + SILENCES)
+def test_no_fault_of_wandb_reaches_training(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """Whatever fails, wherever: the file is whole, and one line says how to mirror it."""
+    monkeypatch.setenv("FAKE_WANDB_FAULT", fault)
+    monkeypatch.setenv("WANDB_API_KEY", "very-secret")
+    monkeypatch.setattr(tracker, "FINISH_SECONDS", 1 if fault in SILENCES else 60)
+    track(RUN, tmp_path)
+    assert lines(tmp_path) == [point(0), point(1)]
+    said = capfd.readouterr().err
+    assert said.count("tailrl: warning: W&B lacks something of this run (") == 1
+    assert f"`tailrl mirror {tmp_path}` sends it later" in said
+    assert "very-secret" not in said and "Traceback" not in said
+    assert ("the server cannot be reached" in said) == fault.startswith("error")
+    assert all(run["ends"] == [] for run in on_server(server).values())
+
+
+def test_no_process_for_the_mirror_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    track(RUN, tmp_path)
+    assert len(lines(tmp_path)) == 2
+    assert "W&B lacks something of this run (No such file or directory)" in capsys.readouterr().err
+
+
+# --- mirrored afterwards -------------------------------------------------------------------------------
+
+
+def finished(results: Path, study: str, arm: str, seed: int, steps: int, begun: float = 1.0) -> Path:
+    """A run's files as training leaves them."""
+    folder = results / "train" / arm / f"seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    points = [point(step, **{"time/step": begun + step}) for step in range(steps)]
+    (folder / "metrics.jsonl").write_text("".join(map(tracker.json_line, points)), encoding="utf-8")
+    record = {"study": study, "arm": arm, "seed": seed, "settings": RUN.model_dump(mode="json")}
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def here(server: Path) -> Iterator[Any]:  # noqa: ARG001 - the fake asks the environment where its server is
+    """The fake W&B in this process."""
+    module = type(sys)("wandb")
+    exec(FAKE, module.__dict__)
+    before = sys.modules.get("wandb")
+    sys.modules["wandb"] = module
+    yield module
+    sys.modules.pop("wandb")
+    if before is not None:
+        sys.modules["wandb"] = before
+
+
+@pytest.mark.usefixtures("here")
+def test_a_study_is_mirrored_once(tmp_path: Path, server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    for arm, seed in (("naive", 0), ("naive", 1), ("dvp", 0)):
+        finished(results, "s", arm, seed, steps=3)
+    wandb_mirror.mirror(results)
+    first = on_server(server)
+    assert [name.rpartition("-")[0] for name in first] == ["s-dvp-seed0", "s-naive-seed0", "s-naive-seed1"]
+    assert all([step["train/step"] for step in run["steps"]] == [0, 1, 2] for run in first.values())
+    assert capsys.readouterr().out.count(": 3 of 3 steps sent\n") == 3
+    wandb_mirror.mirror(results)
+    assert capsys.readouterr().out.count(": 0 of 3 steps sent\n") == 3
+    assert {name: run["steps"] for name, run in on_server(server).items()} == {
+        name: run["steps"] for name, run in first.items()
+    }
+
+
+@pytest.mark.usefixtures("here")
+def test_what_was_lost_on_the_way_is_sent_later(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server falls silent for good in the middle of a run; the run is continued, not made again."""
+    results = tmp_path / "results"
+    folder = finished(results, "my_study", "dvp", 0, steps=4)
+    before = lines(folder)
+    monkeypatch.setenv("FAKE_WANDB_FAULT", "silence at step 2")
+    monkeypatch.setattr(tracker, "FINISH_SECONDS", 2)
+    with Tracker(RUN, 0, folder, results, before[:1]) as tracked:
+        for step in before[1:]:
+            tracked.log(step)
+    assert lines(folder) == before
+    ((identity, run),) = on_server(server).items()
+    assert len(run["steps"]) == 2
+    wandb_mirror.mirror(results)
+    assert f"{identity}: 2 of 4 steps sent" in capsys.readouterr().out
+    ((again, run),) = on_server(server).items()
+    assert again == identity and run["steps"] == before
+
+
+@pytest.mark.usefixtures("here")
+def test_a_seed_that_is_trained_again_is_another_run(tmp_path: Path, server: Path) -> None:
+    for begun in (1.0, 1.5):
+        finished(tmp_path, "s", "dvp", 0, steps=2, begun=begun)
+        wandb_mirror.mirror(tmp_path)
+    assert len(on_server(server)) == 2
+
+
+@pytest.mark.parametrize("fault", ["error at init", "error at step 1", "error at finish"])
+def test_a_server_out_of_reach_is_one_sentence(
+    tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(here, "FAULT", fault)
+    folder = finished(tmp_path, "s", "dvp", 0, steps=2)
+    with pytest.raises(wandb_mirror.StudyError) as caught:
+        wandb_mirror.mirror(tmp_path)
+    words = "W&B does not take it: the server cannot be reached with key; it can be tried again"
+    assert str(caught.value) == f"{folder}: {words}"
+
+
+def test_names_of_runs_differ() -> None:
+    arms = ["dvp_1.5", "dvp_1-5", "dvp-1.5", "dvp_1+5", "rho=0.34-V"]
+    records = [{"study": "s", "arm": arm, "seed": seed} for arm in arms for seed in (0, 1, 10)]
+    names = {wandb_mirror.run_name(record) for record in records}
+    assert len(names) == len(records)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") for name in names)
+    assert wandb_mirror.run_name({"study": "my_study", "arm": "dvp", "seed": 0}) == "my_study-dvp-seed0"
+
+
+# --- the real W&B --------------------------------------------------------------------------------------
+
+
+def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each seed has one folder, and training it again replaces that folder and no other."""
+    monkeypatch.delenv("WANDB_MODE")
+    for other in ("dvp-seed0-0a1b2c3d", "dvp-seed1-0a1b2c3d", "dvp-dvp-seed0-0a1b2c3d"):
+        (tmp_path / "wandb" / f"offline-run-20260101_000000-my_study-{other}").mkdir(parents=True)
+    track(RUN, tmp_path)
+    (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    folders = sorted(path.name.split("-", 3)[3] for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert folders == [
+        "my_study-dvp-dvp-seed0-0a1b2c3d",
+        written.stem.removeprefix("run-"),
+        "my_study-dvp-seed1-0a1b2c3d",
+    ]
+    assert written.stem.startswith("run-my_study-dvp-seed0-")
+    assert written.stat().st_size > 0
+
+
+@pytest.mark.parametrize("key", ["0" * 40, "short", None])
+def test_a_server_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str | None
+) -> None:
+    """It takes connections and says nothing; or W&B has a key that is none, or no key."""
+    environment: Mapping[str, str] = {"WANDB_MODE": "online", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        if key is not None:
+            monkeypatch.setenv("WANDB_API_KEY", key)
+        monkeypatch.setattr(tracker, "FINISH_SECONDS", 3)
+        track(RUN, tmp_path)
+    assert lines(tmp_path) == [point(0), point(1)]
+    said = capfd.readouterr().err
+    assert said.count("tailrl: warning: W&B lacks something of this run (") == 1
+    assert "Traceback" not in said and (key or "Traceback") not in said

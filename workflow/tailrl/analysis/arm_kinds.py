@@ -1,0 +1,243 @@
+"""What an arm stands for in a claim: read off the settings that its runs recorded, never off its name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
+from tailrl.artifacts.results import Results
+
+Role = Callable[[Mapping[str, Any]], bool]
+"""Whether an arm with these settings (dotted keys) plays a part."""
+
+_SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", "task")
+"""The blocks of settings in which two arms must agree for their difference to be that of vocabulary and correction."""
+
+CAUSES = ("staleness", "weights", "bias", "noise", "floor")
+
+
+def settings_of(results: Results, arm: str) -> dict[str, Any]:
+    """The settings of an arm's runs by dotted key, with the default where an older run recorded none."""
+    return DEFAULTS | flatten(results.runs[arm][0].record["settings"])
+
+
+def is_naive(settings: Mapping[str, Any]) -> bool:
+    """All tokens, no weight, no veto, no ratio against the sampler's probabilities."""
+    return (settings["vocabulary.rule"], settings["correction.veto"]) == ("full", None) and _unweighted(settings)
+
+
+def is_dvp(settings: Mapping[str, Any]) -> bool:
+    """The min-p set at a fixed ρ on both sides, and no weight; a veto may be on."""
+    return _pruned(settings) and _unweighted(settings)
+
+
+def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
+    """The same with masked importance weights of the sequence, and of nothing else."""
+    weights = settings["correction.token"], settings["correction.sequence"]
+    return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
+
+
+def is_mis(settings: Mapping[str, Any]) -> bool:
+    """Masked importance weights of the sequence on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("mis",))
+
+
+def is_truncated(settings: Mapping[str, Any]) -> bool:
+    """Truncated token weights on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "tis", ("none",))
+
+
+def is_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Rejection of sequences by their mean K1 or K3 of the mismatch, on all tokens, and nothing else but a veto."""
+    return _corrected(settings, "none", ("reject_k1", "reject_k3"))
+
+
+def rejects_by(name: str, ratio: str = "r_corr") -> Role:
+    """Rejection by this mean of a ratio, reject_k1 or reject_k3, on all tokens, and nothing else."""
+    return lambda settings: _corrected(settings, "none", (name,), ratio) and not has_veto(settings)
+
+
+def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
+    """Both of these at once."""
+    return _corrected(settings, "tis", ("reject_k1", "reject_k3"))
+
+
+def is_adaptive(settings: Mapping[str, Any]) -> bool:
+    """A threshold that follows the entropy, a budget or the prompt's difficulty, on both sides, and no weight."""
+    moves = settings["vocabulary.rule"] == "entropy" or settings["vocabulary.adapt"] != "none"
+    return moves and settings["vocabulary.side"] == "both" and _unweighted(settings)
+
+
+def has_papers_rho(settings: Mapping[str, Any]) -> bool:
+    """The threshold of arXiv 2512.23087."""
+    return bool(settings["vocabulary.rho"] == "e-13")
+
+
+def is_pruned(settings: Mapping[str, Any]) -> bool:
+    """Any safe set on both sides."""
+    return bool(settings["vocabulary.rule"] != "full" and settings["vocabulary.side"] == "both")
+
+
+def has_veto(settings: Mapping[str, Any]) -> bool:
+    """A veto, beside whatever weight."""
+    return settings["correction.veto"] is not None
+
+
+def clips_by(ratio: str) -> Role:
+    """PPO's clip of this convention on all tokens, without any other weight."""
+
+    def role(settings: Mapping[str, Any]) -> bool:
+        weights = settings["correction.token"], settings["correction.sequence"], settings["correction.veto"]
+        whole = settings["vocabulary.rule"] == "full" and weights == ("none", "none", None)
+        return whole and settings.get("clip.ratio") == ratio
+
+    return role
+
+
+def is_scored_first(settings: Mapping[str, Any]) -> bool:
+    """Whether what is recorded of a step's responses is scored before the first update on them: r_corr."""
+    return settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled")
+
+
+def is_disturbed(settings: Mapping[str, Any]) -> bool:
+    """Whether any cause of the mismatch dial is on, on whichever side."""
+    return any(settings[f"disturbance.{cause}"] for cause in CAUSES)
+
+
+def is_matched(settings: Mapping[str, Any]) -> bool:
+    """Whether the trainer is disturbed likewise."""
+    return bool(settings["disturbance.side"] == "both")
+
+
+def has_exact_engine(settings: Mapping[str, Any]) -> bool:
+    """The exact engine without disturbance: no mismatch at all."""
+    return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings)
+
+
+def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
+    """The trainer's own samples: the exact engine's, or any engine's proposals where the trainer decides each token.
+
+    Claims ask this; `ties` holds a verified arm against the exact engine too, whose bits it should have.
+    """
+    return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
+
+
+def has_own_mismatch(settings: Mapping[str, Any]) -> bool:
+    """An engine other than the exact one, without disturbance or verification: the mismatch is the engine's own."""
+    return not is_disturbed(settings) and not has_no_mismatch(settings)
+
+
+def is_mismatched(settings: Mapping[str, Any]) -> bool:
+    """The engine's own mismatch or a disturbed sampler; a matched control or a verified arm is neither."""
+    return not has_no_mismatch(settings) and not is_matched(settings)
+
+
+def both(*roles: Role) -> Role:
+    """All of the roles at once."""
+    return lambda settings: all(role(settings) for role in roles)
+
+
+def arms_as(results: Results, role: Role) -> list[str]:
+    """The arms that play a part, in the order of the study; none whose record holds a setting that is not known."""
+    return [arm for arm, own in _all_settings(results).items() if role(own)]
+
+
+def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Arms in two parts, alike in all but vocabulary, correction and the settings `apart` (keys or whole blocks)."""
+    yield from _alike(_all_settings(results), first, second, _SHARED, apart)
+
+
+def ties(results: Results) -> list[tuple[str, str, str]]:
+    """What each arm is to be held against: (arm, reference, what that is to it), in the order of the study.
+
+    The naive arm under the same mismatch, its own matched control, and itself without any mismatch. Which they are
+    depends on settings alone, never on results.
+    """
+    whole = (*_SHARED, "vocabulary", "correction")
+    kinds: list[tuple[str, Role, Role, tuple[str, ...], tuple[str, ...]]] = [
+        ("naive", lambda own: not is_naive(own), is_naive, _SHARED, ()),
+        ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),
+        ("no mismatch", lambda own: not has_exact_engine(own), has_exact_engine, whole, ("sampler", "disturbance")),
+    ]
+    settings = _all_settings(results)
+    found = [
+        (arm, reference, why)
+        for why, own, other, blocks, apart in kinds
+        for arm, reference in _alike(settings, own, other, blocks, apart)
+    ]
+    return sorted(found, key=lambda pair: results.arms.index(pair[0]))
+
+
+def references(results: Results) -> list[tuple[str, str, str]]:
+    """`ties`, and the study's first arm for an arm that nothing ties to another."""
+    found = ties(results)
+    tied, first = {arm for one, other, _ in found for arm in (one, other)}, results.arms[0]
+    found += [(arm, first, "first arm") for arm in results.arms if arm not in tied | {first}]
+    return sorted(found, key=lambda pair: results.arms.index(pair[0]))
+
+
+def dose(settings: Mapping[str, Any]) -> str:
+    """The engine and its mismatch in words."""
+    left = dict(settings)
+    return ", ".join([describe_sampler(left), *(describe_disturbance(left) or ["undisturbed"])])
+
+
+def policy_name(settings: Mapping[str, Any]) -> str:
+    """The policy in words."""
+    if settings.get("policy.source") == "scratch":
+        size = [settings.get(f"policy.{name}") for name in ("layers", "hidden_size", "vocabulary_size")]
+        return "from scratch, {} layers of {}, V = {}".format(*size)
+    return str(settings.get("policy.path", "not recorded"))
+
+
+def _known(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings that make an arm are today's: under an older name a weight would seem not to be there."""
+    blocks = {key.split(".")[0] for key in DEFAULTS}
+    return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
+
+
+def _all_settings(results: Results) -> dict[str, dict[str, Any]]:
+    """The settings of every arm whose record holds none that is not known."""
+    settings = {arm: settings_of(results, arm) for arm in results.arms}
+    return {arm: own for arm, own in settings.items() if _known(own)}
+
+
+def _alike(
+    settings: Mapping[str, Mapping[str, Any]],
+    first: Role,
+    second: Role,
+    blocks: tuple[str, ...],
+    apart: tuple[str, ...],
+) -> Iterator[tuple[str, str]]:
+    """Arms in two parts that agree in some blocks, but for what is set apart."""
+    parts = {arm: _part(own, blocks, apart) for arm, own in settings.items()}
+    others = [arm for arm, own in settings.items() if second(own)]
+    for one, own in settings.items():
+        if first(own):
+            yield from ((one, other) for other in others if parts[one] == parts[other])
+
+
+def _part(settings: Mapping[str, Any], blocks: tuple[str, ...], apart: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of some blocks, but for keys or whole blocks that are set apart."""
+    known = {key: value for key, value in settings.items() if key.split(".")[0] in blocks}
+    return {key: value for key, value in known.items() if key not in apart and key.split(".")[0] not in apart}
+
+
+def _pruned(settings: Mapping[str, Any]) -> bool:
+    rule = settings["vocabulary.rule"], settings["vocabulary.side"], settings["vocabulary.adapt"]
+    return rule == ("min_p", "both", "none")
+
+
+def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...], ratio: str = "r_corr") -> bool:
+    weights = settings["correction.token"], settings["correction.rejects"]
+    weighted = weights == (token, ratio) and settings["correction.sequence"] in sequence
+    return weighted and settings["vocabulary.rule"] == "full" and _no_sampler_ratio(settings)
+
+
+def _unweighted(settings: Mapping[str, Any]) -> bool:
+    weights = settings["correction.token"], settings["correction.sequence"]
+    return weights == ("none", "none") and _no_sampler_ratio(settings)
+
+
+def _no_sampler_ratio(settings: Mapping[str, Any]) -> bool:
+    """Whether no clipped ratio corrects for the sampler: bypass and decoupled do."""
+    return settings.get("clip.ratio") in (None, "recompute")

@@ -1,0 +1,59 @@
+"""Numbers as text: percentages, points, intervals, p values, Markdown tables."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tailrl.artifacts.results import FloatArray
+from tailrl.stats.intervals import Interval
+from tailrl.stats.tests import Difference
+
+LOST = "1 − Z"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a `|` in a cell is escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def percent(interval: Interval) -> str:
+    """A share of 1 in percent with its interval, or alone where there is none."""
+    if math.isnan(interval.low):
+        return f"{100 * interval.mean:.1f} %"
+    low, high = max(0.0, interval.low), min(1.0, interval.high)  # a t interval of few seeds can leave [0, 1]
+    return f"{100 * interval.mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def points(difference: Difference) -> str:
+    """A difference of shares in percentage points with its interval, or alone where there is none."""
+    if math.isnan(difference.low):
+        return f"{100 * difference.mean:+.1f}"
+    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def short(value: float) -> str:
+    """Two significant digits, or whole numbers from a hundred on."""
+    return f"{value:.2g}" if not math.isfinite(value) or abs(value) < 100 else f"{value:.0f}"
+
+
+def spread(values_S: FloatArray) -> str:
+    """The mean over seeds with the smallest and largest seed, or `not recorded`."""
+    known = values_S[~np.isnan(values_S)]
+    if not known.size:
+        return "not recorded"
+    mean, low, high = (short(float(v)) for v in (known.mean(), known.min(), known.max()))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def p_value(p: float) -> str:
+    """p to three digits; empty where there is none."""
+    if math.isnan(p):
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,161 @@
+"""Held-out scores: of each arm, of each policy, and the differences between arms that a report is asked for."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrl.artifacts.results import FloatArray, Results, Score
+from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
+from tailrl.stats.intervals import Interval, mean_interval, problem_interval
+from tailrl.stats.power import least_effect, seeds_needed
+from tailrl.stats.tests import Difference, arm_difference, holm, paired_difference
+
+Pair = tuple[str, str]
+Differences = tuple[Difference, Difference, Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """An arm's held-out scores, as shares of 1, and its gain in avg@k over the untrained policy.
+
+    Attributes:
+        avg, passed: avg@k and pass@k, with intervals over seeds and problems (`crossed`).
+        avg_seeds: avg@k with its interval over seeds alone, for these problems.
+        gain: over seeds and problems; gain_p_holm: its p by Holm over the study's arms.
+        single_min, single_max: gains of single seeds.
+        single_low: the lowest end of a single seed's interval over problems.
+    """
+
+    arm: str
+    avg: Interval
+    avg_seeds: Interval
+    passed: Interval
+    gain: Difference
+    gain_p_holm: float
+    single_min: float
+    single_max: float
+    single_low: float
+
+
+def gains_over_base(results: Results) -> list[Gain]:
+    """Every arm's held-out scores beside the untrained policy's."""
+    base_P = results.base.scores[0].by_problem
+    scores = {arm: results.evaluations[arm].scores for arm in results.arms}
+    gains = {arm: crossed_gain(by_problem(own), base_P) for arm, own in scores.items()}
+    adjusted = holm([gain.p for gain in gains.values()]).tolist()
+    found = []
+    for (arm, own), gain_p in zip(scores.items(), adjusted, strict=True):
+        single = [paired_difference(score.by_problem, base_P) for score in own]
+        found.append(
+            Gain(
+                arm,
+                crossed_interval(by_problem(own)),
+                mean_interval([score.avg_at_k for score in own]),
+                crossed_interval([score.correct_PK.max(axis=1) for score in own]),
+                gains[arm],
+                gain_p,
+                min(difference.mean for difference in single),
+                max(difference.mean for difference in single),
+                min(difference.low for difference in single),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyScore:
+    """The held-out scores of one policy, shares of 1: avg@k with its interval over problems, pass@k, and the gain in
+    avg@k over the untrained policy, paired over problems."""
+
+    arm: str
+    seed: int
+    avg: Interval
+    passed: float
+    gain: Difference
+
+
+def policy_scores(results: Results) -> list[PolicyScore]:
+    """Every evaluated policy, the untrained one first."""
+    evaluations = [results.base, *(results.evaluations[arm] for arm in results.arms)]
+    base_P = results.base.scores[0].by_problem
+    return [
+        PolicyScore(
+            evaluation.arm,
+            score.seed,
+            problem_interval(score.correct_PK),
+            score.pass_at_k,
+            paired_difference(score.by_problem, base_P),
+        )
+        for evaluation in evaluations
+        for score in evaluation.scores
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """avg@k of arm `first` minus arm `second`, shares of 1.
+
+    Attributes:
+        why: what `second` is to `first`, which puts the pair into the report; empty for the rest of the pairs.
+        both: the difference over seeds and problems; seeds, problems: its error of one kind alone (Welch; paired).
+        both_p_holm, seeds_p_holm, problems_p_holm: p by Holm, over the pairs that are reported; of another pair over
+            all pairs of arms.
+        seeds_needed: seeds an arm to see this difference over seeds with a chance of 0.8, were it the true one.
+        least_seen: the smallest true difference that the study's seeds would have shown with that chance.
+    """
+
+    first: str
+    second: str
+    why: str
+    both: Difference
+    both_p_holm: float
+    seeds: Difference
+    seeds_p_holm: float
+    problems: Difference
+    problems_p_holm: float
+    seeds_needed: float
+    least_seen: float
+
+
+def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -> list[Comparison]:
+    """The pairs that are reported, `roles.references` or `roles.ties`, then every other one, the later arm of the study
+    minus the earlier one."""
+    asked = {(arm, reference): why for arm, reference, why in references}
+    others = [
+        (first, second)
+        for second, first in itertools.combinations(results.arms, 2)
+        if (first, second) not in asked and (second, first) not in asked
+    ]
+    pairs = [*asked, *others]
+    differences = {pair: _differences(results, *pair) for pair in pairs}
+    adjusted = _adjusted(differences, pairs) | _adjusted(differences, list(asked))
+    found = []
+    for pair in pairs:
+        seeds_S = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in pair]
+        (both, seeds, problems), p = differences[pair], adjusted[pair]
+        power = seeds_needed(*seeds_S), least_effect(*seeds_S)
+        found.append(Comparison(*pair, asked.get(pair, ""), both, p[0], seeds, p[1], problems, p[2], *power))
+    return found
+
+
+def by_problem(scores: tuple[Score, ...]) -> FloatArray:
+    """avg@k of every seed on every problem, (S, P)."""
+    return np.stack([score.by_problem for score in scores])
+
+
+def _differences(results: Results, first: str, second: str) -> Differences:
+    """Over seeds and problems, over seeds alone, over problems alone."""
+    one_SP, other_SP = (by_problem(results.evaluations[arm].scores) for arm in (first, second))
+    return (
+        crossed_difference(one_SP, other_SP),
+        arm_difference(one_SP.mean(axis=1), other_SP.mean(axis=1)),
+        paired_difference(one_SP.mean(axis=0), other_SP.mean(axis=0)),
+    )
+
+
+def _adjusted(found: Mapping[Pair, Differences], pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
+    """p of the three differences by Holm over some of the pairs."""
+    columns = [holm([found[pair][column].p for pair in pairs]) for column in range(3)]
+    return {pair: [float(p_M[place]) for p_M in columns] for place, pair in enumerate(pairs)}

@@ -1,0 +1,1 @@
+"""The files that a run leaves behind: the only readers and writers of each."""

@@ -1,0 +1,1 @@
+"""What the papers claim, and the verdict of a study's results on each."""

@@ -1,0 +1,227 @@
+"""What finished and published studies say about each statement: their claims.csv files, figures and tables."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.results import read_text
+from tailrl.claims.finding import UNTESTABLE
+from tailrl.claims.statements import STATEMENTS, Statement
+from tailrl.runtime.errors import StudyError
+
+Row = dict[str, str]
+
+DEFINITION, OPEN = "definition", "not run yet"
+
+PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
+"""Parts of a study's folder that its report does not speak of. Of the default study each is a study of its own, called
+by its target; of any other they are that study's."""
+
+COMMANDS = {
+    **dict.fromkeys(("ablate_domain_arithmetic", "ablate_domain_words"), "make ablate_domain"),
+    **dict.fromkeys(("ablate_length_3", "ablate_length_4", "ablate_length_6"), "make ablate_length"),
+    "default": "make reproduce",
+    "distributions": "make distributions",
+}
+"""What makes the results of this name, where it is not `make <name>`."""
+
+EARLY_WARNING = "early_warning"
+"""What is made of the runs of several studies, which its lines name."""
+
+FIRST = ("evaluation", "survival", "training", "mismatch")
+"""The figures that come first, in this order."""
+
+SEARCH = "search_"
+"""How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
+
+SAME = ("claim", "seeds", "effect", "low", "high")
+"""By what two lines are known to be of the same runs."""
+
+MOST_NAMED = 4
+"""Studies that are named at most, where they have in common that they decide nothing."""
+
+COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "effect", "low", "high", "unit", "seen", "p_holm")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One study's results.
+
+    Attributes:
+        claims: the lines of its claims.csv files; `page` of each is where the rest of what it is about stands, if it
+            stands anywhere.
+        figures: each with the tables behind it, as far as they are there.
+        tables: those of its ablations and comparisons, in Markdown.
+        page: its own.
+        remedies: what each of its arms does about the tail and the mismatch, where it does anything.
+    """
+
+    name: str
+    claims: tuple[Row, ...]
+    figures: tuple[tuple[Path, tuple[Path, ...]], ...]
+    tables: tuple[Path, ...]
+    page: Path | None
+    remedies: Mapping[str, str]
+
+    @property
+    def command(self) -> str:
+        """What makes it again."""
+        # Early warnings are of the runs of other studies.
+        of = self.claims[0]["arms"].split(", ") if self.name == EARLY_WARNING and self.claims else []
+        first, *rest = dict.fromkeys(COMMANDS.get(name, f"make {name}") for name in [*of, self.name])
+        return " ".join([first, *(command.removeprefix("make ") for command in rest)])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it. `claim`
+    is the one that the line decides, where those that speak to the statement are several."""
+
+    statement: Statement
+    verdict: str
+    words: str
+    study: Shown | None = None
+    line: Row | None = None
+    claim: str = ""
+
+    @property
+    def made_by(self) -> str:
+        """The command that makes it again, or that would make a first one; none for lines of several studies."""
+        if self.study:
+            return self.study.command
+        if self.statement.by and self.verdict == UNTESTABLE:
+            return ""
+        return "make test" if self.verdict == DEFINITION else self.statement.command
+
+
+def read_shown(roots: Iterable[Path]) -> list[Shown]:
+    """The studies with claims under some folders of results, each once: the first root that has a name wins. Searches
+    for a dose are none of them.
+
+    Args:
+        roots: folders such as results and docs/results, with a folder for each study.
+
+    Raises:
+        StudyError: a table of claims cannot be read.
+    """
+    found: dict[str, Shown] = {}
+    for root in roots:
+        for folder in sorted(path for path in root.glob("*") if path.is_dir() and not path.name.startswith(SEARCH)):
+            if folder.name == "default":
+                places = {folder.name: [folder], **{name: [folder / part] for part, name in PARTS.items()}}
+            else:
+                places = {folder.name: [folder, *(folder / part for part in PARTS)]}
+            for name, own in places.items():
+                if name not in found and any(_tables(place) for place in own):
+                    found[name] = _shown(name, own)
+    return list(found.values())
+
+
+def answers(studies: Sequence[Shown]) -> list[Answer]:
+    """Every statement in its order, with each line that speaks to it, claim by claim, those of its own study first.
+
+    Of lines that cannot decide a claim there is a count, if another one can. A line on a mean with the effect and the
+    interval of another one is of the same runs, which two studies share to the bit: it says so.
+    """
+    found = []
+    for statement in STATEMENTS:
+        # A line without arms says that a study has none to speak with.
+        told = [(study, line) for study in studies for line in study.claims if line["arms"]]
+        named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
+        named.sort(key=lambda pair: pair[0].command != statement.command)
+        spoken = {name: [pair for pair in named if _is_of(pair[1]["claim"], name)] for name in statement.by}
+        several = sum(map(bool, spoken.values())) > 1
+        for name, lines in spoken.items():
+            found += _spoken(statement, name.replace("…", "").strip() if several else "", lines)
+        if any(spoken.values()):
+            continue
+        if statement.held_by:
+            found.append(Answer(statement, DEFINITION, f"held by {statement.held_by}"))
+        elif statement.beyond:
+            found.append(Answer(statement, UNTESTABLE, statement.beyond))
+        else:
+            found.append(Answer(statement, OPEN, "no results at hand speak to it"))
+    return found
+
+
+def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
+    """The lines on what is one claim of the statement, or several of one kind: those that decide nothing are counted,
+    where another one on the same claim does decide."""
+    decided = {line["claim"] for _, line in lines if line["verdict"] != UNTESTABLE}
+    found, rest = list[Answer](), list[tuple[Shown, Row]]()
+    first: dict[tuple[str, ...], str] = {}
+    for study, line in lines:
+        if line["verdict"] == UNTESTABLE and line["claim"] in decided:
+            rest.append((study, line))
+            continue
+        runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
+        # A share of runs has the same interval wherever as many of as many collapsed.
+        same = runs != study.name and line["low"] and line["unit"] != "share of runs"
+        again = f" (the same runs as in {runs})" if same else ""
+        found.append(Answer(statement, line["verdict"], line["seen"] + again, study, line, claim))
+    return found + ([Answer(statement, UNTESTABLE, _rest(rest), claim=claim)] if rest else [])
+
+
+def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
+    """Lines that decide nothing, in words; with what they say, where they say the same."""
+    names = dict.fromkeys(study.name for study, _ in rest)
+    said = {line["seen"].split(";")[0] for _, line in rest}
+    lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
+    where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
+    return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
+
+
+def _is_of(claim: str, name: str) -> bool:
+    before, dots, after = name.partition("…")
+    return claim == name or bool(dots and claim.startswith(before) and after.rstrip("…").strip() in claim)
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The tables of claims of one study: its own, and one for each ablation."""
+    own = [path for path in (folder / "claims.csv", folder / "tables" / "claims.csv") if path.is_file()]
+    return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
+
+
+def _shown(name: str, places: Sequence[Path]) -> Shown:
+    pages = {place: _page(place, name) for place in places}
+    claims = [
+        {**row, "page": str(page or "")}
+        for place, page in pages.items()
+        for path in _tables(place)
+        for row in _read(path)
+    ]
+    remedies: dict[str, str] = {}
+    for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
+        if path.is_file():
+            remedies |= {row["arm"]: row["remedy"] for row in csv.DictReader(read_text(path).splitlines())}
+    patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
+    drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
+    drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
+    figures = []
+    for path in drawn:
+        beside = path.parent, path.parents[1] / "tables"
+        wanted = ([folder / f"{stem}.csv" for folder in beside] for stem in BEHIND.get(path.stem, (path.stem,)))
+        found = (next((table for table in tables if table.is_file()), None) for tables in wanted)
+        figures.append((path, tuple(filter(None, found))))
+    page = next((page for page in pages.values() if page), None)
+    written = (path.with_name(path.name.replace("_claims.csv", ".md")) for place in places for path in _tables(place))
+    tables = tuple(path for path in written if path.suffix == ".md" and path.is_file())
+    return Shown(name, tuple(claims), tuple(figures), tables, page, remedies)
+
+
+def _page(place: Path, name: str) -> Path | None:
+    pages = (place / page for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md"))
+    return next((page for page in pages if page.is_file()), None)
+
+
+def _read(path: Path) -> list[Row]:
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    for row in rows:
+        missing = [name for name in COLUMNS if row.get(name) is None]
+        if missing:
+            raise StudyError(f"{path}: a line has no {missing[0]}")
+        if None in row:
+            raise StudyError(f"{path}: a line has more cells than the header")
+    return rows

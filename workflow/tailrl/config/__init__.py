@@ -1,0 +1,1 @@
+"""A study as typed settings: one module a block, and the only reader of the YAML."""

@@ -1,0 +1,263 @@
+"""The block of an arm: its vocabulary, correction, clip; and an ablation, which varies a field of arms.
+
+An arm is one flat record (estimator, vocabulary, correction, sampler, training overrides); an ablation is a base
+arm and the values one of its fields takes. Where jobs run (threads, GPUs, partitions, folders) is not in here:
+that belongs to Snakemake's profiles and command line.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tailrl.config.base import Settings
+from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.training import Training
+
+# --- arms --------------------------------------------------------------------------------------------
+
+_RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
+
+
+def log_rho(rho: str, vocabulary_size: int) -> float:
+    """ln ρ (natural log) of a threshold written as `e-13` (that is e⁻¹³), `1e-6` or `0.34/V`."""
+    if rho.startswith("e"):
+        return float(rho[1:])
+    number, _, per_vocabulary = rho.partition("/")
+    value = float(number) / (vocabulary_size if per_vocabulary else 1)
+    return math.log(value) if value > 0 else -math.inf
+
+
+class Vocabulary(Settings):
+    """The vocabulary that the objective lives on, in the sampler and, independently, in the trainer."""
+
+    rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
+        "full",
+        description="full: all tokens; min_p: those with at least rho times the largest probability; entropy: with at "
+        "least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
+    )
+    rho: str | None = Field(
+        None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
+    )
+    k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
+    p: float | None = Field(None, gt=0, le=1, description="mass that top_p keeps at least")
+    adapt: Literal["none", "budget", "difficulty"] = Field(
+        "none",
+        description="budget: after every step move ln rho so that a response loses `budget` of mass; difficulty: per "
+        "prompt, between rho (never solved) and rho_easy (always solved)",
+    )
+    budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
+    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, as rho is written")
+    side: Literal["both", "sampler", "trainer"] = Field("both", description="who prunes; one side alone is biased")
+    outside: Literal["drop", "paper_fill"] = Field(
+        "drop",
+        description="a sampled token outside the trainer's set, where no ratio is used: drop its term, or "
+        "score it with the paper's fill of -50",
+    )
+
+    @field_validator("rho", "rho_easy", mode="before")
+    @classmethod
+    def _as_text(cls, rho: object) -> object:
+        # YAML readers disagree on whether 1e-6 is a number: either way one spelling leaves here.
+        return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
+
+    @field_validator("rho", "rho_easy")
+    @classmethod
+    def _threshold(cls, rho: str | None) -> str | None:
+        if rho is not None and (not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
+            raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
+        return rho
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needs = {"min_p": "rho", "entropy": "rho", "top_k": "k", "top_p": "p"}.get(self.rule)
+        for name in ("rho", "k", "p"):
+            if (name == needs) != (getattr(self, name) is not None):
+                raise ValueError(f"rule: {self.rule} {'needs' if name == needs else 'does not use'} {name}")
+        for name, kind in (("budget", "budget"), ("rho_easy", "difficulty")):
+            if (self.adapt == kind) != (getattr(self, name) is not None):
+                raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
+        if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
+            raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
+        if self.adapt == "budget" and self.side == "sampler":
+            raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
+        if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
+            raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
+        return self
+
+    def threshold(self, vocabulary_size: int) -> float:
+        """The rule's number: ln ρ, k or p; 0 for the full vocabulary."""
+        if self.rho is not None:
+            return log_rho(self.rho, vocabulary_size)
+        return self.k or self.p or 0.0
+
+
+THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
+"""Thresholds of a sequence's weight where they are not 2: the rejections' are arXiv 2605.14220's."""
+
+
+class Correction(Settings):
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token times one per sequence, and a veto; a
+    rejection can judge another ratio.
+    """
+
+    token: Literal["none", "tis", "mask"] = Field(
+        "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
+    )
+    token_threshold: float = Field(2.0, gt=1, description="C of the token's weight")
+    sequence: Literal["none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3"] = Field(
+        "none",
+        description="is: exp(Δ_y); tis: at most C of it; mis: 0 above C; geometric: 1 where exp(mean Δ_t) is within "
+        "[1/C, C], else 0; reject_k1, reject_k3: 1 where the sequence's mean of |K1| or K3 is at most C, else 0",
+    )
+    sequence_threshold: float | None = Field(
+        None, gt=0, description="C of the sequence's weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
+    )
+    rejects: Literal["r_corr", "r_ppo"] = Field(
+        "r_corr",
+        description="the ratio that reject_k1 and reject_k3 judge: r_corr = π_train_old/π_rollout_old, the mismatch; "
+        "r_ppo = π_θ/π_train_old, by how far the updates before on the same rollouts have moved the policy",
+    )
+    veto: float | None = Field(
+        None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
+    )
+
+    @model_validator(mode="after")
+    def _useful(self) -> Self:
+        if self.sequence == "geometric" and self.limit <= 1:
+            raise ValueError("sequence: geometric keeps ratios within [1/C, C]: sequence_threshold must exceed 1")
+        if self.sequence in ("none", "is") and self.sequence_threshold is not None:
+            raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
+        if self.rejects == "r_ppo" and self.sequence not in ("reject_k1", "reject_k3"):
+            raise ValueError(f"rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: {self.sequence}")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """C of the sequence's weight, its default filled in."""
+        return THRESHOLDS.get(self.sequence, 2.0) if self.sequence_threshold is None else self.sequence_threshold
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any weight (not only a veto) is in use."""
+        return self.token != "none" or self.sequence != "none"
+
+    @property
+    def ratio(self) -> bool:
+        """Whether a weight is a probability ratio, and does not merely keep or reject."""
+        return self.token != "none" or self.sequence in ("is", "tis", "mis")
+
+
+class Clip(Settings):
+    """PPO's clipped ratio in place of the plain log-prob, for several updates on the same rollouts."""
+
+    ratio: Literal["recompute", "bypass", "decoupled"] = Field(
+        description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
+        "stop-gradient π_train_old/π_rollout_old of the token"
+    )
+    low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient where the advantage is < 0")
+    high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient where the advantage is > 0")
+
+
+class Arm(Settings):
+    """One way to train: a flat record, data and no code."""
+
+    estimator: Literal["rloo", "reinforce", "grpo"] = Field("rloo", description="how rewards become advantages")
+    clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
+    vocabulary: Vocabulary = Vocabulary()
+    correction: Correction = Correction()
+    sampler: SamplerSettings = SamplerSettings()
+    disturbance: Disturbance = Disturbance()
+    training: dict[str, Any] = Field(default_factory=dict, description="training settings that differ in this arm")
+    deliberate: bool = Field(False, description="run it although it is biased by construction, as an ablation")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.vocabulary.outside == "paper_fill" and (self.correction.weighted or self.correction.veto or self.clip):
+            raise ValueError(
+                "vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
+                "which give a sequence with an outside token weight 0"
+            )
+        if self.clip and self.clip.ratio != "recompute" and self.correction.ratio:
+            raise ValueError(
+                f"clip.ratio: {self.clip.ratio} already divides by the sampler's probability; a weight by the ratio "
+                "would do so twice"
+            )
+        if self.disturbance.weights == self.sampler.dtype and self.disturbance.side == "sampler":
+            raise ValueError(
+                f"disturbance.weights: {self.sampler.dtype} has no effect beside sampler.dtype: {self.sampler.dtype}, "
+                "in which the engine holds its weights anyway"
+            )
+        if self.vocabulary.side != "both" and not self.deliberate:
+            raise ValueError(
+                f"vocabulary.side: {self.vocabulary.side} samples from one distribution and trains another, which "
+                "multiplies every ratio by the kept mass; prune on both sides, or say deliberate: true"
+            )
+        return self
+
+    def check(self, training: Training) -> None:
+        """Raises ValueError where the arm does not fit the training settings in full, its own among them."""
+        several = training.minibatches > 1
+        if training.minibatches > training.prompts * training.group_size:
+            raise ValueError("more minibatches than responses a step")
+        if several and self.clip is None and not (self.correction.ratio or self.deliberate):
+            raise ValueError(
+                f"with {training.minibatches} minibatches all but the first train on responses of an older policy; add "
+                "clip or a weight by the ratio, or say deliberate: true"
+            )
+        scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
+        if self.correction.rejects == "r_ppo" and not scored_before:
+            raise ValueError(
+                "correction.rejects: r_ppo is 1 in the first update on a step's rollouts; it needs "
+                "training.minibatches above 1 and clip.ratio: recompute or decoupled"
+            )
+        if several and self.disturbance.staleness and self.disturbance.side == "both":
+            raise ValueError(
+                "with disturbance.side: both, staleness takes one gradient a step, at the engine's old weights; set "
+                "minibatches: 1"
+            )
+        if self.sampler.exact and training.dtype != "float32":
+            raise ValueError(
+                "an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
+                "sample with another engine and without verify"
+            )
+
+
+class Ablation(Settings):
+    """One or more base arms, and the values that one of their fields takes."""
+
+    base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="name of the arm that the ablation starts from; a list: each of them with each value"
+    )
+    field: str = Field(description="dotted path of the field, such as vocabulary.rho")
+    values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+    contrast: tuple[str, str] | None = Field(
+        None,
+        description="two of the base arms: whether the field changes how much higher the first one's score is than the "
+        "second's, each value against the first",
+    )
+    margin: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of samples by which a value may fall short of the base arm's (of the first value, where "
+        "that is not listed) and still do as well: 0.05 asks of each value whether the interval of its change lies "
+        "above -5 points",
+    )
+
+    @model_validator(mode="after")
+    def _contrasted(self) -> Self:
+        if self.contrast is None:
+            return self
+        for arm in self.contrast:
+            if arm not in self.bases:
+                raise ValueError(f"contrast: {arm!r} is none of the base arms")
+        if self.contrast[0] == self.contrast[1] or len(self.values) < 2:
+            raise ValueError("contrast: needs two different base arms and two values")
+        return self
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The arms that it starts from."""
+        return (self.base,) if isinstance(self.base, str) else self.base

@@ -1,0 +1,95 @@
+"""The block of a study that says which engines' whole distributions are held against the trainer's."""
+
+import re
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from tailrl.config.arm import Vocabulary
+from tailrl.config.base import Settings
+from tailrl.config.sampler import Disturbance, SamplerSettings
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
+
+
+class ComparedEngine(Settings):
+    """What samples the responses, and whose distribution is compared with the trainer's there."""
+
+    sampler: SamplerSettings = SamplerSettings()
+    disturbance: Disturbance = Disturbance()
+    rescored: int | None = Field(
+        None,
+        ge=1,
+        description="compare the trainer with itself instead, in micro-batches of at most so many tokens (1: each "
+        "response by itself) against training.token_budget: the noise floor; null: with the engine",
+    )
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.sampler.verify:
+            raise ValueError("sampler.verify draws from the trainer's own distribution: there is nothing to compare")
+        if self.disturbance.staleness:
+            raise ValueError("disturbance.staleness needs earlier steps, which a single policy does not have")
+        if self.rescored is not None and self.disturbance != Disturbance():
+            raise ValueError("rescored compares the trainer with itself: leave out disturbance")
+        return self
+
+
+class DistributionSettings(Settings):
+    """Engines against the trainer over the whole vocabulary, at a share of the places of sampled responses.
+
+    Lengths, temperature and the trainer's micro-batches are those of `training`. Responses are sampled from all tokens;
+    the safe sets are those that either side would choose.
+    """
+
+    engines: dict[str, ComparedEngine] = Field(
+        {
+            "vllm_bf16": ComparedEngine(),
+            "vllm_fp16": ComparedEngine(sampler=SamplerSettings(dtype="float16")),
+            "vllm_fp32": ComparedEngine(sampler=SamplerSettings(dtype="float32")),
+            "transformers_bf16": ComparedEngine(sampler=SamplerSettings(engine="transformers")),
+            "noise_floor": ComparedEngine(rescored=1),
+            "exact": ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")),
+        },
+        min_length=1,
+        description="one job each",
+    )
+    responses: int = Field(1000, ge=1, description="responses that each engine samples")
+    every: int = Field(4, ge=1, description="one place of a response in so many is compared, the first by its seed")
+    rho: tuple[str, ...] = Field(
+        ("e-13", "0.34/V"), min_length=1, description="thresholds of the min-p sets, as an arm's rho is written"
+    )
+    seed: int = Field(0, ge=0, description="seed of the responses")
+
+    @field_validator("engines")
+    @classmethod
+    def _named(cls, engines: dict[str, ComparedEngine]) -> dict[str, ComparedEngine]:
+        for name in engines:
+            if not _NAME.match(name):
+                raise ValueError(f"{name!r} cannot name an engine: letters, digits, _ . + -")
+        return engines
+
+    @field_validator("rho", mode="before")
+    @classmethod
+    def _thresholds(cls, rhos: Any) -> Any:
+        if not isinstance(rhos, list | tuple):
+            return rhos
+        try:
+            return tuple(Vocabulary(rule="min_p", rho=rho).rho for rho in rhos)
+        except ValidationError:
+            raise ValueError("write each as e-13, 1e-6 or 0.34/V, with a value in (0, 1]") from None
+
+
+class Distributions(Settings):
+    """What the job that compares one engine needs of a study."""
+
+    name: str
+    engine: ComparedEngine
+    responses: int
+    every: int
+    rho: tuple[str, ...]
+    seed: int
+    temperature: float
+    max_new_tokens: int
+    token_budget: int
+    rollout_timeout: float

@@ -1,0 +1,59 @@
+"""The block of a study that says how its arms' gradient estimators are held against the exact gradient."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from tailrl.config.arm import Arm
+from tailrl.config.base import Settings
+
+LARGEST = 20_000_000
+"""Most numbers (prompts x sequences x tokens x vocabulary) that a tiny model may enumerate: 160 MB in float64."""
+
+Nats = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Doses(Settings):
+    """Sizes of each kind of mismatch between trainer and sampler; no mismatch at all is always measured too."""
+
+    noise: tuple[Nats, ...] = Field(
+        (0.01, 0.1, 0.3, 1.0), description="standard deviation of iid Gaussian noise on every logit, nats"
+    )
+    floor: tuple[Share, ...] = Field(
+        (1e-4, 1e-3, 1e-2, 1e-1), description="eta: the sampler draws from (1 - eta) pi + eta / V"
+    )
+    bias: tuple[Nats, ...] = Field(
+        (0.01, 0.1, 0.3, 1.0),
+        description="standard deviation of one Gaussian per token, added to its logit in every state, nats",
+    )
+
+
+class GradientQuality(Settings):
+    """Tiny random models, all of whose responses can be written down: bias and variance of an arm are exact sums."""
+
+    models: int = Field(12, ge=1, description="random models; medians and ranges over them are reported")
+    seed: int = Field(0, ge=0, description="seed of the models, of the mismatch and of the draws")
+    vocabulary_size: int = Field(12, ge=4, description="tokens, the last third of them a long tail")
+    length: int = Field(3, ge=1, description="tokens of every response")
+    prompts: int = Field(8, ge=1, description="different prompts of a model, and of a step")
+    group_size: int = Field(8, ge=2, description="responses per prompt of a step")
+    draws: int = Field(400, ge=2, description="steps drawn for the mean cosine, which alone is not exact")
+    doses: Doses = Doses()
+
+    @model_validator(mode="after")
+    def _enumerable(self) -> Self:
+        numbers = self.prompts * self.vocabulary_size**self.length * self.length * self.vocabulary_size
+        if numbers > LARGEST:
+            raise ValueError(
+                f"{self.prompts} prompts with {self.vocabulary_size}^{self.length} responses each are too many to "
+                "enumerate; lower vocabulary_size, length or prompts"
+            )
+        return self
+
+
+class Gradients(Settings):
+    """What the job that measures the estimators needs of a study."""
+
+    arms: dict[str, Arm]
+    quality: GradientQuality

@@ -1,0 +1,85 @@
+"""What each kind of job is given: an evaluation, the problems, the policy, or a training run with its overrides."""
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tailrl.config.arm import Clip, Correction, Vocabulary, log_rho
+from tailrl.config.base import Settings
+from tailrl.config.policy import Policy
+from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.task import (
+    ArithmeticTask,
+    Generated,
+    Task,
+)
+from tailrl.config.training import Training
+from tailrl.runtime.timeouts import MONTH
+
+
+class Evaluation(Settings):
+    """Held-out problems through lm-eval: k samples for each."""
+
+    task: Task = ArithmeticTask(problems=200)
+    samples: int = Field(8, ge=1, description="k: responses per problem, for avg@k and pass@k")
+    sampler: SamplerSettings = SamplerSettings()
+    temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
+    max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
+    seed: int = Field(0, description="seed of the samples: the same for every policy")
+    rollout_timeout: float = Field(
+        14400.0,
+        gt=0,
+        le=MONTH,
+        description="seconds after which the responses of one policy count as hung and the job is ended",
+    )
+
+    @model_validator(mode="after")
+    def _without_trainer(self) -> Self:
+        if self.sampler.verify:
+            raise ValueError("sampler.verify needs a trainer, which an evaluation does not have")
+        if self.sampler.tensor_parallel != 1:
+            raise ValueError("sampler.tensor_parallel is for the ranks of a run: an evaluation is one process")
+        return self
+
+
+class Problems(Settings):
+    """The problems that a study needs: what the first job writes."""
+
+    train: Task
+    evaluation: Task
+    warm_start: tuple[Generated, ...]
+
+
+class PolicyFile(Settings):
+    """The policy alone: what the second job makes."""
+
+    policy: Policy
+
+
+class Run(Settings):
+    """Everything that one training job needs, with the arm's overrides applied."""
+
+    study: str
+    arm: str
+    policy: Policy
+    task: Task
+    estimator: Literal["rloo", "reinforce", "grpo"]
+    clip: Clip | None
+    vocabulary: Vocabulary
+    correction: Correction
+    sampler: SamplerSettings
+    disturbance: Disturbance
+    training: Training
+
+    def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
+        """Whether the disturbance's floor lifts every token over the cut in every state, so that nothing is pruned.
+
+        Under the floor every token has at least η/V and none more than 1 − η + η/V. `entropy` compares with exp(−H),
+        which is no more than the largest probability.
+        """
+        rhos = [log_rho(rho, vocabulary_size) for rho in (self.vocabulary.rho, self.vocabulary.rho_easy) if rho]
+        disturbed = self.vocabulary.side != "trainer" or self.disturbance.side == "both"
+        eta = self.disturbance.floor
+        least = eta / vocabulary_size
+        return bool(rhos) and disturbed and least > 0 and math.log(least) >= max(rhos) + math.log(1 - eta + least)

@@ -1,0 +1,106 @@
+"""Reads a study: the only reader of its YAML, and of the JSON that rules hand to jobs."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from tailrl.config.base import Settings
+from tailrl.config.messages import sentences
+from tailrl.config.study import Study
+from tailrl.runtime.errors import StudyError, one_line, reason
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
+    """A validated study from plain data; raises StudyError with one sentence that names `source` and key."""
+    try:
+        return Study.model_validate(copy.deepcopy(dict(config)))
+    except ValidationError as error:
+        raise StudyError(f"{source}: {sentences(error, Study)}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML of plain data, where a key that is given twice is an error: the first of its blocks would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        given = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted({key for key in given if given.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; raises StudyError where it holds none or a key twice in one block."""
+    try:
+        config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
+    if not isinstance(config, dict):
+        raise StudyError(f"{path}: holds {type(config).__name__}, not a mapping of settings")
+    return config
+
+
+def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping of several, of which the last counts most: as Snakemake merges several files and `--config`.
+
+    A block that names another kind (of task or policy) replaces the one before, whose keys are none of its own.
+    """
+    whole: dict[str, Any] = {}
+    for config in configs:
+        for key, value in config.items():
+            before, after = whole.get(key), value
+            if isinstance(before, Mapping) and isinstance(after, Mapping) and _same_kind(before, after):
+                after = merged(before, after)
+            whole[key] = after
+    return whole
+
+
+def _same_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return all(key not in after or after[key] == before.get(key) for key in ("name", "source"))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """What a study file says, above what the file that it extends says, and so on.
+
+    Raises:
+        StudyError: one of the files cannot be read, holds no mapping or a key twice, or extends itself.
+    """
+    config, file, read = read_yaml(path), Path(path), [Path(path).resolve()]
+    while (base := config.pop("extends", None)) is not None:
+        if not isinstance(base, str):
+            raise StudyError(f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})")
+        file = file.parent / base
+        below = read_yaml(file)
+        if file.resolve() in read:
+            raise StudyError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
+        read.append(file.resolve())
+        try:
+            config = merged(below, config)
+        except RecursionError:
+            raise StudyError(f"{one_line(path)}: holds a mapping that holds itself") from None
+    return config
+
+
+def read_study(path: str | Path) -> Study:
+    """A validated study from a YAML file; raises StudyError where it cannot be read or is not valid."""
+    return parse_study(read_config(path), str(path))
+
+
+def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
+    """One block of settings from JSON text, or from a file that holds it; raises StudyError."""
+    try:
+        data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise StudyError(f"{model.__name__} settings: {sentences(error, model)}") from None
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        name = one_line(text) if text.isprintable() and text else repr(text)
+        raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None

@@ -1,0 +1,59 @@
+"""The block of a study that says which policy to start from."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, Tag, model_validator
+
+from tailrl.config.base import Settings, told_apart_by
+from tailrl.config.task import ArithmeticTask, Generated
+
+# --- policy ------------------------------------------------------------------------------------------
+
+
+class WarmStart(Settings):
+    """Supervised training of a policy made from scratch, so that reinforcement learning has a start.
+
+    The stages follow one another, each worked solution read once. By default the policy learns to calculate, and
+    then to imitate a corpus in which every third step has a slip: a base policy that can do better than it does.
+    """
+
+    stages: tuple[Generated, ...] = Field(
+        (ArithmeticTask(problems=16000, seed=1), ArithmeticTask(problems=3200, slip=0.35, seed=3)),
+        min_length=1,
+        description="worked solutions to learn from, in this order",
+    )
+    batch: int = Field(64, ge=1, description="worked solutions per optimizer step")
+    learning_rate: float = Field(3e-3, gt=0, description="peak of the rate; it falls to zero linearly")
+    seed: int = Field(0, description="seed of the initial weights")
+
+
+class ScratchPolicy(Settings):
+    """A small Llama with its own tokenizer, made and warm-started by the pipeline."""
+
+    source: Literal["scratch"] = "scratch"
+    vocabulary_size: int = Field(2048, ge=512, description="tokens in the tokenizer trained for it")
+    hidden_size: int = Field(128, ge=32, description="width of the residual stream")
+    layers: int = Field(4, ge=1, description="transformer blocks")
+    heads: int = Field(4, ge=1, description="attention heads; hidden_size / heads must be 32, 64 or 128")
+    intermediate_size: int = Field(384, ge=32, description="width of the gated MLP")
+    max_length: int = Field(256, ge=32, description="longest prompt and response together, tokens")
+    warm_start: WarmStart = WarmStart()
+
+    @model_validator(mode="after")
+    def _head_size(self) -> Self:
+        if self.hidden_size % self.heads or self.hidden_size // self.heads not in (32, 64, 128):
+            raise ValueError("hidden_size / heads must be 32, 64 or 128 (what vLLM's attention supports)")
+        return self
+
+
+class PretrainedPolicy(Settings):
+    """A Hugging Face model: a folder on this machine, or a name on the hub."""
+
+    source: Literal["pretrained"]
+    path: str = Field(description="a folder in Hugging Face format, or a model's name on the hub")
+
+
+Policy = Annotated[
+    Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")],
+    told_apart_by("source", "scratch"),
+]

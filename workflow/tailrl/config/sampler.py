@@ -1,0 +1,121 @@
+"""The blocks of an arm that say what samples: the engine, and the disturbance that its distribution gets."""
+
+from typing import Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from tailrl.config.base import Settings
+
+Engine = Literal["vllm", "transformers", "exact"]
+"""Rollout engines; each is the module of `tailrl.rollout` that has its name."""
+
+ENGINES: tuple[str, ...] = get_args(Engine)
+
+
+class SamplerSettings(Settings):
+    """The engine that samples, and the number format it computes in."""
+
+    engine: Engine = Field(
+        "vllm",
+        description="the rollout engine; transformers: the Hugging Face library, which runs where vLLM does not; "
+        "exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
+    )
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
+        "bfloat16",
+        description="dtype of the engine's weights and activations; exact takes the trainer's, float32; float64 is "
+        "transformers'",
+    )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
+    )
+    gpu_memory_utilization: float = Field(
+        0.4,
+        gt=0,
+        lt=1,
+        description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU has the "
+        "rest, an evaluation can take nearly all",
+    )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="ranks that share one vLLM, each with a slice of every weight; a run's ranks are a multiple of it",
+    )
+    enforce_eager: bool | None = Field(
+        None,
+        description="whether vLLM runs its model as it stands; false: it is compiled first, which takes half a minute "
+        "and pays where a run is long; null: true on a CPU, false on a GPU",
+    )
+    verify: bool = Field(
+        False,
+        description="the trainer draws every proposed token again from the same noise, and the engine goes on from the "
+        "first that differs: samples of the trainer's own policy, whatever the engine",
+    )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the log-probs are the trainer's bit for bit, for which it needs batch-invariant operators."""
+        return self.engine == "exact" or self.verify
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if self.engine == "exact" and self.verify:
+            raise ValueError("engine: exact draws what the trainer would draw: leave out verify")
+        if self.engine == "exact" and self.dtype != "float32":
+            raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
+        if self.dtype == "float64" and self.engine != "transformers":
+            raise ValueError(f"engine: {self.engine} does not compute in float64: engine: transformers does")
+        if self.engine == "exact" and self.kv_cache_dtype != "auto":
+            raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
+        if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:
+            raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
+        if self.engine != "vllm" and self.tensor_parallel != 1:
+            raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
+        if self.engine != "vllm" and self.enforce_eager is not None:
+            raise ValueError(f"engine: {self.engine} compiles nothing: leave out enforce_eager")
+        if self.engine == "transformers" and self.kv_cache_dtype != "auto":
+            raise ValueError("engine: transformers caches keys and values in its own dtype: leave out kv_cache_dtype")
+        return self
+
+
+class Disturbance(Settings):
+    """A mismatch of known size between sampler and trainer, one cause a field; all are off by default.
+
+    It comes on top of what the two engines differ by anyway. Causes may be combined:
+    `tailrl.objective.disturbance` says in which order they act.
+    """
+
+    staleness: int = Field(
+        0, ge=0, description="steps: the engine samples with the weights of so many steps ago, at first the base policy"
+    )
+    weights: Literal["float16", "bfloat16", "float8_e4m3"] | None = Field(
+        None,
+        description="the engine's weights are rounded to this dtype when they are handed over; float8_e4m3: matrices "
+        "alone, each scaled to the dtype's range; null: not rounded",
+    )
+    bias: float = Field(
+        0.0,
+        ge=0,
+        description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
+    )
+    floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")
+    side: Literal["sampler", "both"] = Field(
+        "sampler",
+        description="both: the trainer's distribution is disturbed likewise, a control without mismatch; under "
+        "staleness its gradient is taken at the engine's old weights, and delayed as much",
+    )
+
+    @model_validator(mode="after")
+    def _matched(self) -> Self:
+        if self.side == "both" and not (self.on_logits or self.weights or self.staleness):
+            raise ValueError("side: both says nothing where no cause is on")
+        return self
+
+    @property
+    def on_logits(self) -> bool:
+        """Whether any cause acts on the logits, and not on the weights."""
+        return self.bias > 0 or self.noise > 0 or self.floor > 0

@@ -1,0 +1,226 @@
+"""A whole study, as a typed model; `config.load` reads it.
+
+It names a task, a policy, the training settings and a set of arms; `tailrl.config.arm` describes each block.
+"""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from tailrl.config.arm import Ablation, Arm, log_rho
+from tailrl.config.base import Settings
+from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
+from tailrl.config.gradients import GradientQuality, Gradients
+from tailrl.config.jobs import Evaluation, Problems, Run
+from tailrl.config.messages import near, sentences
+from tailrl.config.policy import Policy, ScratchPolicy
+from tailrl.config.sampler import SamplerSettings
+from tailrl.config.task import ArithmeticTask, DataSetTask, GeneratedTask, Task
+from tailrl.config.training import Training
+from tailrl.runtime.errors import StudyError, one_line
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
+BASE_ARM = "base"
+"""The arm that stands for the untrained policy: it is evaluated, never trained."""
+
+
+def _unless_it_extends(schema: dict[str, Any]) -> None:
+    """What a file must say, in the schema: what it does not say itself may stand in the file that it extends."""
+    schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+
+
+SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
+"""Of training, what distributions are compared by too."""
+
+
+class Study(Settings):
+    """A whole study: what `config.yaml` and the files in `studies/` say."""
+
+    model_config = ConfigDict(json_schema_extra=_unless_it_extends)
+
+    name: str = Field(pattern=NAME, description="names the folder results/<name>")
+    description: str = Field("", description="one line for the report")
+    extends: str | None = Field(
+        None,
+        exclude=True,
+        description="another YAML file, by its path from this one: what it says holds where this file says nothing; "
+        "mappings are merged key by key, unless they name another kind of task or policy; anything else is replaced",
+    )
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 2), min_length=1, description="one training run per arm and seed"
+    )
+    task: Task = ArithmeticTask()
+    policy: Policy = ScratchPolicy()
+    training: Training = Training()
+    arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that are compared")
+    ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
+    evaluation: Evaluation = Evaluation()
+    gradient_quality: GradientQuality = GradientQuality()
+    distributions: DistributionSettings = DistributionSettings()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.extends is not None:
+            raise ValueError("extends: only a file can extend another one")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds: the same seed is given twice: {list(self.seeds)}")
+        for name in (*self.arms, *self.ablations):
+            if not re.fullmatch(NAME, name) or name == BASE_ARM:
+                raise ValueError(
+                    f"{name!r} cannot name an arm or ablation: letters, digits, _ . + - (not {BASE_ARM!r})"
+                )
+        for name, ablation in self.ablations.items():
+            for base in ablation.bases:
+                if base not in self.arms:
+                    raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{near(base, self.arms)}")
+            self.ablation_arms(name)
+        if isinstance(self.policy, ScratchPolicy):
+            size = self.policy.vocabulary_size
+            for rho in self.distributions.rho:
+                if log_rho(rho, size) > 0:
+                    raise ValueError(f"distributions.rho: {rho} is above 1 for {size} tokens")
+        for name, arm in self.all_arms().items():
+            self._check_sizes(name, arm, self.run(name))
+        return self
+
+    def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
+        """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
+        if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
+            raise ValueError(
+                f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
+            )
+        if isinstance(self.policy, ScratchPolicy):
+            longest = max(run.training.max_new_tokens, self.evaluation.max_new_tokens)
+            if longest >= self.policy.max_length:
+                raise ValueError(f"arms.{name}: {longest} new tokens do not fit the policy's {self.policy.max_length}")
+            size = self.policy.vocabulary_size
+            for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
+                if log_rho(rho, size) > 0:
+                    raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
+            # A budget moves rho away from where it starts: training warns of that one.
+            certain = arm.vocabulary.adapt != "budget" and not arm.deliberate
+            if certain and run.floor_defeats_pruning(size):
+                raise ValueError(
+                    f"arms.{name}.disturbance: a floor of {run.disturbance.floor:g} gives each of {size} tokens "
+                    f"at least rho times the largest probability, so that {run.vocabulary.rule} prunes nothing; "
+                    "raise rho, lower the floor, or say deliberate: true"
+                )
+
+    def problems(self) -> Problems:
+        """The tasks whose problems the study needs."""
+        warm_start = self.policy.warm_start.stages if isinstance(self.policy, ScratchPolicy) else ()
+        return Problems(train=self.task, evaluation=self.evaluation.task, warm_start=warm_start)
+
+    def gradients(self) -> Gradients:
+        """The study's own arms, and the tiny models on which their gradient estimators are measured."""
+        return Gradients(arms=self.arms, quality=self.gradient_quality)
+
+    def compared(self, engine: str) -> Distributions:
+        """What the job needs that holds one engine's distributions against the trainer's."""
+        return self._distributions(engine, self.distributions.engines[engine])
+
+    def trainers_own(self) -> Distributions:
+        """The same for a job that looks at the trainer's distributions alone, on what it samples itself."""
+        return self._distributions("trainer", ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")))
+
+    def _distributions(self, name: str, engine: ComparedEngine) -> Distributions:
+        block, training = self.distributions, self.training
+        return Distributions(
+            name=name,
+            engine=engine,
+            **{key: getattr(block, key) for key in ("responses", "every", "rho", "seed")},
+            **{key: getattr(training, key) for key in SAMPLED},
+        )
+
+    def local_files(self) -> list[str]:
+        """The data files on this machine that the study names."""
+        tasks = (self.task, self.evaluation.task)
+        return sorted({task.path for task in tasks if isinstance(task, DataSetTask) and task.path})
+
+    def local_policy(self) -> list[str]:
+        """The files of the folder that the policy is read from; none where it is made here or comes from the hub."""
+        folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
+        return (
+            sorted(str(file) for file in folder.iterdir() if file.is_file()) if folder.name and folder.is_dir() else []
+        )
+
+    def check_files(self) -> None:
+        """Raises StudyError where a file or folder that the study names does not exist."""
+        for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
+            if not isinstance(task, DataSetTask) or task.path is None:
+                continue
+            if not Path(task.path).is_file():
+                raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
+            if Path(task.path).suffix not in (".parquet", ".jsonl"):
+                raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
+        if not isinstance(self.policy, ScratchPolicy):
+            path = self.policy.path
+            if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+                raise StudyError(f"policy.path: there is no folder {one_line(path)}")
+
+    def ablation_arms(self, name: str) -> dict[str, Arm]:
+        """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.
+
+        A name is `<ablation>=<value>`, after `<base>+` where there are several bases, or that of an equal arm of the
+        study, which is then not trained twice.
+        """
+        ablation = self.ablations[name]
+        arms: dict[str, Arm] = {}
+        for base, value in itertools.product(ablation.bases, ablation.values):
+            data = self.arms[base].model_dump()
+            *parents, leaf = ablation.field.split(".")
+            block: Any = data
+            for part in parents:
+                block = block.get(part) if isinstance(block, dict) else None
+            known = block if parents != ["training"] else Training.model_fields
+            if not isinstance(block, dict) or leaf not in known:
+                raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}")
+            block[leaf] = value
+            if parents == ["training"] and value == getattr(self.training, leaf):
+                del block[leaf]  # the study's own value overrides nothing
+            try:
+                arm = Arm.model_validate(data)
+            except ValidationError as error:
+                raise ValueError(f"ablations.{name}, value {value!r}: {sentences(error)}") from None
+            if arm in arms.values():
+                raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
+            known = next((known for known, other in self.arms.items() if other == arm), None)
+            prefix = f"{base}+" if len(ablation.bases) > 1 else ""
+            arms[known or f"{prefix}{name}={str(value).replace('/', '-')}"] = arm
+        return arms
+
+    def all_arms(self) -> dict[str, Arm]:
+        """The study's own arms and those of every ablation."""
+        arms = dict(self.arms)
+        for name in self.ablations:
+            arms.update(self.ablation_arms(name))
+        return arms
+
+    def run(self, arm_name: str) -> Run:
+        """The settings of one arm's training job; raises ValueError where its overrides do not fit."""
+        arm = self.all_arms()[arm_name] if arm_name not in self.arms else self.arms[arm_name]
+        try:
+            training = Training.model_validate({**self.training.model_dump(), **arm.training})
+        except ValidationError as error:
+            raise ValueError(f"arms.{arm_name}.training: {sentences(error)}") from None
+        if "snapshot_every" in arm.training:
+            raise ValueError(
+                f"arms.{arm_name}.training.snapshot_every: arms are compared at the same steps; set it in training"
+            )
+        try:
+            arm.check(training)
+        except ValueError as error:
+            raise ValueError(f"arms.{arm_name}: {error}") from None
+        return Run(
+            study=self.name,
+            arm=arm_name,
+            policy=self.policy,
+            task=self.task,
+            training=training,
+            **{
+                name: getattr(arm, name) for name in Run.model_fields if name in Arm.model_fields and name != "training"
+            },
+        )

@@ -1,0 +1,1 @@
+"""Held-out evaluation through lm-eval, and the model card."""

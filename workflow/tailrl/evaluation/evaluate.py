@@ -1,0 +1,182 @@
+"""Held-out evaluation: lm-eval over the engine that trained, k sampled responses for each problem.
+
+lm-eval owns the documents, the repeats, the scoring and the aggregation (the task is eval_tasks/boxed.yaml, which
+calls back into this module); the project's Sampler answers its requests. Every arm is sampled from its full
+distribution, and a response's random stream depends on the problem and the repeat but not on the policy, so that
+policies are compared on common random numbers.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from tailrl.config.jobs import Evaluation
+from tailrl.model.policy import (
+    check_vocabulary,
+    encode_prompt,
+    load_config,
+    load_policy,
+    load_tokenizer,
+    named_weights,
+    required_length,
+)
+from tailrl.rollout import Sampler, make_sampler
+from tailrl.rollout.types import Rollout
+from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.timeouts import guarded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What evaluating an arm gives, ready for JSON.
+
+    Attributes:
+        summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, sampler, seed,
+            lm_eval_version) and `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means
+            over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that ended by
+            themselves; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
+            `snapshots`, where there are any, holds likewise one record each, with the step.
+        samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
+            snapshot its step.
+    """
+
+    summary: dict[str, Any]
+    samples: list[dict[str, Any]]
+
+
+# --- the policies ------------------------------------------------------------------------------------
+
+
+def check_weights(folder: Path) -> None:
+    """Raises StudyError where the folder's safetensors are missing, cut short or not safetensors; reads no tensor."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
+        for name in sorted(set(weight_map.values())) or ["model.safetensors"]:
+            with safe_open(folder / name, framework="pt"):
+                pass
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise StudyError(f"{folder}: no weights could be read from it: {reason(error)}") from None
+
+
+# --- lm-eval's model ---------------------------------------------------------------------------------
+
+
+def evaluate(
+    arm: str,
+    policies: Sequence[tuple[int, Path]],
+    problems_file: Path,
+    settings: Evaluation,
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    snapshots: Sequence[tuple[int, int, Path]] = (),
+) -> Evaluated:
+    """Evaluates the policies of one arm, one after the other, in one engine: every one that it is given, alike.
+
+    Args:
+        arm: name of the arm, for the record.
+        policies: training seed and Hugging Face folder of each policy; all of the architecture that `sampler` holds.
+        problems_file: JSONL as `records.write_problems` makes it.
+        settings: k, temperature, length and the seed of the samples.
+        sampler: the engine; it is left with the last policy's weights.
+        tokenizer: the tokenizer that the policies share.
+        max_length: longest prompt and response together that the engine takes, tokens.
+        snapshots: policies on the way: training seed, steps done, folder.
+
+    Raises StudyError, before anything is sampled, for a problems file, a policy or a prompt that cannot be used.
+    """
+    from lm_eval import evaluate as run
+
+    of_steps = [({"seed": seed, "step": step}, folder) for seed, step, folder in snapshots]
+    every = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
+    for _, folder in every:
+        check_weights(folder)
+    tasks = load_tasks(problems_file, settings)
+    records, samples = [], []
+    for whose, folder in every:
+        # By way of the model, not straight from the file: a tied head is not in the file, and the engine needs it.
+        policy = load_policy(folder)
+        with guarded(settings.rollout_timeout, "the hand-over of the weights"):
+            sampler.load_weights(named_weights(policy))
+        lm = make_lm(sampler, tokenizer, settings, max_length)
+        # Not simple_evaluate, which would add a survey of the machine, 3 s, to each policy.
+        outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
+        scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
+        records.append(_record(whose, outcome["results"][TASK], scored, lm.rollouts))
+        for sample in scored:
+            (responses,) = sample["filtered_resps"]
+            samples.append(
+                {**whose, "id": sample["doc"]["id"], "answer": sample["doc"]["answer"], "responses": responses}
+            )
+    summary = {
+        "arm": arm,
+        "task": settings.task.name,
+        "samples_per_problem": settings.samples,
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+        "sampler": settings.sampler.model_dump(mode="json"),
+        "seed": settings.seed,
+        "policies": records[: len(policies)],
+        **({"snapshots": records[len(policies) :]} if snapshots else {}),
+        "lm_eval_version": version("lm_eval"),
+    }
+    return Evaluated(summary, samples)
+
+
+def _record(
+    whose: Mapping[str, int],
+    aggregates: Mapping[str, Any],
+    scored: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[Rollout],
+) -> dict[str, Any]:
+    """One policy's entry of the summary, from lm-eval's aggregates and scored problems."""
+    return {
+        **whose,
+        "avg_at_k": aggregates[f"avg_at_k,{FILTER}"],
+        "pass_at_k": aggregates[f"pass_at_k,{FILTER}"],
+        "response_length_mean": fmean(len(rollout.tokens) for rollout in rollouts),
+        "stopped_fraction": fmean(rollout.stopped for rollout in rollouts),
+        "per_problem": [{"id": sample["doc"]["id"], "correct": sample["correct"]} for sample in scored],
+    }
+
+
+def evaluate_arm(
+    arm: str,
+    policies: Sequence[tuple[int, Path]],
+    problems_file: Path,
+    settings: Evaluation,
+    snapshots: Sequence[tuple[int, int, Path]] = (),
+) -> Evaluated:
+    """`evaluate` with the tokenizer of the first policy and an engine of its own; raises StudyError likewise."""
+    folder = policies[0][1]
+    check_weights(folder)
+    tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
+    check_vocabulary(config, tokenizer, folder)
+    prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
+    length = required_length(problems, prompts, settings.max_new_tokens, config)
+    with guarded(settings.rollout_timeout, "the engine's start"):
+        sampler = make_sampler(settings.sampler, folder, length, settings.seed)
+    return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length, snapshots)
+
+
+def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:
+    """The summary as one JSON object, the samples as one JSON object a line."""
+    for path in (json_path, samples_path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(json_path):
+        json_path.write_text(json.dumps(evaluated.summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with writing(samples_path), samples_path.open("w", encoding="utf-8") as file:
+        for sample in evaluated.samples:
+            file.write(json.dumps(sample, ensure_ascii=False) + "\n")

@@ -1,0 +1,139 @@
+"""lm-eval's side of the evaluation: the task `boxed`, its documents and scores, and an `LM` over a `Sampler`."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrl.config.jobs import Evaluation
+from tailrl.model.policy import encode_prompt
+from tailrl.rollout import Decoding, Sampler
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.seeding import derive_seed
+from tailrl.runtime.timeouts import guarded
+from tailrl.tasks.problem import Problem, read_problems
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+TASKS_FOLDER = Path(__file__).parents[2] / "eval_tasks"
+TASK = "boxed"
+FILTER = "responses"
+
+
+# --- what the task definition calls ------------------------------------------------------------------
+
+
+def documents(problems_file: str, **_metadata: object) -> dict[str, Any]:
+    """The problems as lm-eval's test split, held in memory; raises StudyError where the file cannot be used.
+
+    Not through the JSON loader of `datasets`: that one writes to a cache shared by all jobs and guesses types.
+    """
+    from datasets import Dataset
+
+    return {"test": Dataset.from_list([asdict(problem) for problem in read_held_out(Path(problems_file))])}
+
+
+def read_held_out(problems_file: Path) -> list[Problem]:
+    """The problems of a file, by ids that differ; raises StudyError where it cannot be used."""
+    problems = read_problems(problems_file)
+    id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
+    if count > 1:
+        raise StudyError(f"{problems_file}: {count} problems share the id {id_!r}, which must be unique")
+    return problems
+
+
+def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Scores of one problem; `results` holds one entry, the problem's k responses.
+
+    pass@k is taken over exactly these k responses: 1 where any of them is right.
+    """
+    from tailrl.tasks.scoring import score
+
+    correct = [int(score(response, doc["answer"], doc["compared"]) == 1.0) for response in results[0]]
+    return {"avg_at_k": sum(correct) / len(correct), "pass_at_k": float(any(correct)), "correct": correct}
+
+
+def count_correct(correct: Sequence[Sequence[int]]) -> int:
+    """Right responses over all problems."""
+    return sum(map(sum, correct))
+
+
+def make_requests(
+    instances: Sequence[Any], tokenizer: "PreTrainedTokenizerBase", seed: int, max_length: int
+) -> list[Request]:
+    """One seeded request per lm-eval instance, in their order.
+
+    lm-eval passes the same instance once for each repeat and keeps the answers in the order it passed them: the
+    n-th time a problem comes is its repeat n. Raises StudyError where prompt and response may not fit `max_length`.
+    """
+    prompts: dict[str, tuple[int, ...]] = {}
+    repeats: Counter[str] = Counter()
+    requests = []
+    for instance in instances:
+        text, options = instance.args
+        problem = instance.doc["id"]
+        if problem not in prompts:
+            prompts[problem] = tuple(encode_prompt(tokenizer, text))
+            if len(prompts[problem]) + options["max_gen_toks"] > max_length:
+                raise StudyError(
+                    f"evaluation: the prompt of problem {problem!r} has {len(prompts[problem])} tokens, which with "
+                    f"max_new_tokens = {options['max_gen_toks']} is more than the {max_length} that the policy supports"
+                )
+        requests.append(Request(prompts[problem], derive_seed("evaluation", seed, problem, repeats[problem])))
+        repeats[problem] += 1
+    return requests
+
+
+def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Evaluation, max_length: int) -> Any:
+    """An lm-eval model that samples from all tokens with `sampler`; its `rollouts` are those of the last call.
+
+    The settings give the seed of the samples, and how long they may take.
+    """
+    from lm_eval.api.model import LM
+
+    class SamplerLM(LM):  # type: ignore[misc]  # lm-eval is untyped
+        rollouts: list[Rollout]
+
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            options = requests[0].args[1]
+            decoding = Decoding(temperature=options["temperature"], max_new_tokens=options["max_gen_toks"])
+            made = make_requests(requests, tokenizer, settings.seed, max_length)
+            with guarded(settings.rollout_timeout, f"a batch of {len(made)} responses"):
+                self.rollouts = sampler.generate(made, decoding)
+            return [tokenizer.decode(list(rollout.tokens), skip_special_tokens=True) for rollout in self.rollouts]
+
+        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+            raise NotImplementedError(f"a sampler does not score given text ({len(requests)} requests to do so)")
+
+        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+            raise NotImplementedError(f"a sampler does not score given text ({len(requests)} requests to do so)")
+
+    return SamplerLM()
+
+
+# --- evaluating --------------------------------------------------------------------------------------
+
+
+def load_tasks(problems_file: Path, settings: Evaluation) -> Any:
+    """lm-eval's tasks by name, here the one, on this file with the study's k, temperature and length."""
+    from lm_eval.tasks import TaskManager
+
+    overrides = {
+        "task": TASK,
+        "dataset_kwargs": {"problems_file": str(problems_file)},
+        "repeats": settings.samples,
+        "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": settings.samples}]}],
+        "generation_kwargs": {
+            "until": [],
+            "do_sample": True,
+            "temperature": settings.temperature,
+            "max_gen_toks": settings.max_new_tokens,
+        },
+    }
+    manager = TaskManager(include_path=str(TASKS_FOLDER), include_defaults=False)
+    # A group is how lm-eval lets one override the fields of a task that a file defines.
+    return manager.load([{"group": "evaluation", "task": [overrides]}])["tasks"]

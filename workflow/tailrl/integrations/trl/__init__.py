@@ -1,0 +1,32 @@
+"""DVP and corrections such as MIS for users of TRL: `with_dvp` brings them to RLOOTrainer and GRPOTrainer.
+
+Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
+Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
+"""
+
+from typing import Any
+
+from tailrl.config.arm import Correction
+from tailrl.integrations.trl.base import GRPOTrainer, RLOOTrainer
+from tailrl.integrations.trl.checks import check_adapter
+from tailrl.integrations.trl.trainer import DVPMixin
+
+__all__ = ["Correction", "with_dvp"]
+
+
+def with_dvp(trainer: type, rho: float, correction: Correction | None = None) -> Any:
+    """A subclass of one of TRL's trainers that follows the constrained objective.
+
+    Args:
+        trainer: RLOOTrainer, GRPOTrainer or a subclass of one.
+        rho: ρ of min-p, 0 < ρ ≤ 1; the trainer's `args.min_p` must be the same number.
+        correction: the weights of the sampled responses, from the sampler's log-probs; None: 1 each.
+
+    Raises:
+        StudyError: at once for a trainer, a ρ or a correction that it cannot serve; when the trainer is made, for
+            settings or a model that it cannot serve.
+    """
+    correction = correction or Correction()
+    check_adapter(trainer, (RLOOTrainer, GRPOTrainer), rho, correction, tokens=issubclass(trainer, GRPOTrainer))
+    fields = {"rho": rho, "correction": correction, "__doc__": trainer.__doc__}
+    return type(f"DVP{trainer.__name__}", (DVPMixin, trainer), fields)

@@ -1,0 +1,122 @@
+"""What the adapter refuses: settings of TRL under which the objective would silently be another one."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from tailrl.config.arm import Correction
+from tailrl.model.forward import head_weight
+from tailrl.runtime.errors import StudyError
+
+LOSSES = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo"})
+"""Losses of GRPOTrainer that are linear in the advantage: a weight times the advantage is a weight times the term."""
+
+HARMLESS = frozenset({"max_tokens", "max_new_tokens", "seed", "cache_implementation", "use_cache"})
+"""Keys of `generation_kwargs` that do not change the distribution of a token."""
+
+SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+"""Names under which a model's configuration says that its logits are more than head times hidden state."""
+
+
+def check_adapter(trainer: type, known: tuple[type, ...], rho: float, correction: Correction, tokens: bool) -> None:
+    """Raises StudyError for what no settings of TRL could make right.
+
+    Args:
+        trainer: to be adapted.
+        known: TRL's trainers that the adapter knows.
+        rho: of min-p.
+        correction: the weights.
+        tokens: whether the trainer's loss is a sum over tokens, so that each can have a weight.
+    """
+    if not issubclass(trainer, known):
+        raise StudyError(f"{trainer.__name__}: with_dvp knows {' and '.join(t.__name__ for t in known)} only")
+    if not 0 < rho <= 1:
+        raise StudyError(f"rho: {rho}: min-p keeps tokens of at least ρ times the largest probability, 0 < ρ ≤ 1")
+    if correction.token != "none" and not tokens:
+        raise StudyError(f"correction.token: {correction.token}: {trainer.__name__}'s ratio is a whole response's")
+    if correction.rejects == "r_ppo":
+        raise StudyError("correction.rejects: r_ppo: it is 1 in the first update on a batch, often TRL's only one")
+
+
+def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:
+    """Where the sampled distribution would not be min-p's at ρ after the temperature."""
+    if args.min_p is None or not math.isclose(args.min_p, rho, rel_tol=1e-9):
+        yield f"min_p: {args.min_p}: the sampler must prune at the ρ of the objective, min_p={rho!r}"
+    for name, off in (("top_p", (1.0,)), ("top_k", (0, -1, None)), ("repetition_penalty", (1.0,))):
+        if getattr(args, name) not in off:
+            yield f"{name}: {getattr(args, name)}: the sampler would prune by more than min_p, and the trainer does not"
+    if other := sorted(set(args.generation_kwargs or {}) - HARMLESS):
+        yield f"generation_kwargs: {', '.join(other)} may change what is sampled from, and the trainer does not follow"
+    if args.vllm_structured_outputs_regex is not None:
+        yield "vllm_structured_outputs_regex: the sampler would prune by more than min_p, and the trainer does not"
+    if args.use_transformers_continuous_batching:
+        yield "use_transformers_continuous_batching: it returns no log-probs of the sampler; leave it out or use vLLM"
+
+
+def _problems_of_objective(args: Any) -> Iterable[str]:
+    """Where TRL would add a term or a weight of its own."""
+    if args.beta:
+        yield f"beta: {args.beta}: the objective has no reference policy, whose safe set is another one; set beta=0.0"
+    if args.use_liger_kernel:
+        yield "use_liger_kernel: the log-probs are the constrained objective's own, not Liger's; leave it out"
+    loss = getattr(args, "loss_type", None)
+    if loss is not None and loss not in LOSSES:
+        yield f"loss_type: {loss}: it has weights of its own; with_dvp serves {', '.join(sorted(LOSSES))}"
+    if getattr(args, "off_policy_mask_threshold", None) is not None:
+        yield "off_policy_mask_threshold: it is a correction of its own; say what to reject by with_dvp's correction"
+    if getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False):
+        yield "entropy_coef: the constrained entropy carries no gradient, and the bonus would do nothing"
+    if args.use_vllm and getattr(args, "vllm_importance_sampling_correction", False):
+        yield (
+            "vllm_importance_sampling_correction: TRL's own ratio would count the mismatch twice; set it to False, and "
+            "say what to correct by with_dvp's correction"
+        )
+
+
+def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
+    """Raises StudyError for settings that make another objective.
+
+    Args:
+        args: RLOOConfig or GRPOConfig; None if the user gave none.
+        rho: of min-p.
+        given: the trainer's other named arguments.
+    """
+    if args is None:
+        raise StudyError(f"args: pass a configuration with min_p={rho!r}")
+    problems = [*_problems_of_sampling(args, rho), *_problems_of_objective(args)]
+    for name in ("rollout_func", "tools", "environment_factory"):
+        if given.get(name):
+            problems.append(f"{name}: how its tokens are sampled is not known here, nor their log-probs")
+    if problems:
+        raise StudyError(problems[0])
+
+
+def check_trainer(trainer: Any, model: Any) -> None:
+    """Raises StudyError for a model or a way of running that the adapter does not know.
+
+    Args:
+        trainer: TRL's, made.
+        model: the causal language model in it.
+    """
+    config = model.config
+    scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
+    if trainer._is_vlm or config.get_text_config() is not config:
+        raise StudyError(f"{type(model).__name__}: multimodal models are not supported")
+    if hasattr(model, "peft_config"):
+        raise StudyError(f"{type(model).__name__}: PEFT's adapters are not supported")
+    if scales:
+        raise StudyError(
+            f"{scales[0]}: {getattr(config, scales[0])}: the objective knows no logits that are scaled after the head"
+        )
+    if trainer.aux_loss_enabled:
+        raise StudyError("router_aux_loss_coef: the objective has no loss of a router; set it to 0.0")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise StudyError("FSDP and DeepSpeed: the adapter reads the head's weight whole, and theirs is sharded")
+    head_weight(model)
+    if trainer.use_vllm and trainer.vllm_mode == "server":
+        mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+        if mode != "processed_logprobs":
+            raise StudyError(
+                f"vllm_mode: the server's log-probs are {mode}, not those of the distribution that it samples from; "
+                "start it with --logprobs-mode processed_logprobs"
+            )

@@ -1,0 +1,46 @@
+"""The trainer's forward: a causal language model that scores tokens under its own constrained distribution."""
+
+import functools
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.kernels.logprobs import constrained_logprobs
+from tailrl.model.forward import head_weight
+
+NOT_SCORED = -1
+
+
+def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float) -> None:
+    """Give the model's forward an argument `scored_NC`, with which it returns log-probs instead of logits.
+
+    It is the model's forward, so that whatever wraps the model (autocast, DDP) runs as for any other loss.
+
+    Args:
+        model: changed in place; called without the argument, it does what it did.
+        log_rho: ln ρ of min-p.
+        temperature: divides the logits before.
+    """
+    plain = model.forward
+
+    # With the signature of the model's own forward, which `generate` holds its arguments to.
+    @functools.wraps(type(model).forward)
+    def forward(self: PreTrainedModel, *args: Any, scored_NC: Tensor | None = None, **kwargs: Any) -> Any:
+        """As the model's own; given int64 [N, C], the last C tokens of each row or `NOT_SCORED`, the fields of
+        `TokenLogprobs` for the T tokens of these that are scored, row by row."""
+        if scored_NC is None:
+            return plain(*args, **kwargs)
+        hidden_NLH = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
+        scored_mask_NC = scored_NC != NOT_SCORED
+        hidden_TH = hidden_NLH[:, -scored_NC.shape[1] - 1 : -1][scored_mask_NC]
+        # Logits in float32, whatever the backbone computes in.
+        with torch.autocast(hidden_TH.device.type, enabled=False):
+            found = constrained_logprobs(
+                hidden_TH, head_weight(self), scored_NC[scored_mask_NC], "min_p", log_rho, temperature
+            )
+        return tuple(getattr(found, name) for name in found.__slots__)
+
+    model.forward = types.MethodType(forward, model)

@@ -1,0 +1,187 @@
+"""The objective inside TRL's trainers: constrained log-probs, and weights on the advantages.
+
+TRL's own losses run unchanged. They are linear in the advantage, so that a weight w ≥ 0 of a term is put on its
+advantage: w min(r A, clip(r) A) = min(r wA, clip(r) wA). A sampled token outside the trainer's safe set has ratio 0;
+where no weight says so, it takes no part in any ratio of TRL's, and its term is a constant.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import log
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tailrl.config.arm import Correction
+from tailrl.integrations.trl.checks import check_settings, check_trainer
+from tailrl.integrations.trl.head import NOT_SCORED, score_constrained
+from tailrl.integrations.trl.sampler import recorded_generate, recorded_vllm
+from tailrl.objective.corrections import Weights
+from tailrl.objective.diagnostics import log_ratio_metrics
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import TokenLogprobs
+
+OLD, SAMPLER = "old_per_token_logps", "sampling_per_token_logps"
+"""Keys of TRL's batches: log-probs [N, C] of the trainer before the first update, −inf outside its set, and of the
+sampler."""
+
+
+def spread(values_T: Tensor, mask_NC: Tensor) -> Tensor:
+    """Values of T tokens to where these stand in padded rows [N, C]; 0 elsewhere."""
+    return values_T.new_zeros(mask_NC.shape).masked_scatter(mask_NC, values_T)
+
+
+class DVPMixin:
+    """Goes before RLOOTrainer or GRPOTrainer among the bases of a class; `with_dvp` does so.
+
+    Attributes:
+        rho: of min-p.
+        correction: the weights of the responses.
+    """
+
+    rho: float
+    correction: Correction
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # model, reward_funcs and args may be given by their places.
+        settings = kwargs.get("args", args[2] if len(args) > 2 else None)
+        check_settings(settings, self.rho, kwargs)
+        super().__init__(*args, **kwargs)
+        trainer = cast(Any, self)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        check_trainer(trainer, model)
+        score_constrained(model, log(self.rho), trainer.temperature)
+        self._found: tuple[Tensor, Tensor, None] | None = None  # what TRL's loss is to get, while it runs
+        self._old_NC: Tensor | None = None
+        self._sampled: list[list[float]] = []
+
+    # --- the sampler's log-probs -------------------------------------------------------------------------
+
+    @contextmanager
+    def _recording(self) -> Iterator[Any]:
+        trainer = cast(Any, self)
+        if trainer.use_vllm:
+            with recorded_vllm(trainer.vllm_generation) as found:
+                yield found
+        else:
+            model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+            with recorded_generate(model, log(self.rho), trainer.temperature) as found:
+                yield found
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Of RLOOTrainer: the responses' tokens; of GRPOTrainer: these and their log-probs."""
+        with self._recording() as found:
+            result = super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+        responses = result[0] if isinstance(result, tuple) else result
+        [rows] = found
+        rows = rows.tolist() if isinstance(rows, Tensor) else rows
+        self._sampled = [list(row[: len(tokens)]) for row, tokens in zip(rows, responses, strict=True)]
+        return (responses, self._sampled) if isinstance(result, tuple) else result
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._old_NC = None
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        if self._old_NC is not None:
+            batch[OLD] = self._old_NC
+        if SAMPLER not in batch:
+            batch[SAMPLER] = torch.zeros_like(batch["completion_ids"], dtype=torch.float32)
+            for row_C, values in zip(batch[SAMPLER], self._sampled, strict=True):
+                row_C[: len(values)] = torch.tensor([float("nan") if x is None else x for x in values])
+        return batch
+
+    # --- the trainer's log-probs -------------------------------------------------------------------------
+
+    def _score(self, model: Any, input_ids: Tensor, attention_mask: Tensor, mask_NC: Tensor) -> TokenLogprobs:
+        """The trainer's, of the T tokens of the mask among the last C of each row."""
+        scored_NC = input_ids[:, -mask_NC.shape[1] :].masked_fill(~mask_NC, NOT_SCORED)
+        # The sampler's positions, from the first token that is not padding; TRL lets the model count the padding too.
+        position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        with cast(Any, self).accelerator.autocast():
+            fields = model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, scored_NC=scored_NC
+            )
+        return TokenLogprobs(*fields)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Log π^mp [N, C] and its entropy; between generation and loss, −inf for a token outside the set."""
+        if self._found is not None:
+            return self._found
+        rows = []
+        size = batch_size or len(input_ids)
+        for ids_NL, attended_NL in zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True):
+            mask_NC = attended_NL[:, -logits_to_keep:].bool()
+            found = self._score(model, ids_NL, attended_NL, mask_NC)
+            rows.append(spread(found.logp_T.masked_fill(found.outside_T, -torch.inf), mask_NC))
+        self._old_NC = torch.cat(rows)
+        return self._old_NC, None, None
+
+    # --- the loss ----------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mask_NC = inputs["completion_mask"].bool()
+        count = len(mask_NC)
+        sequence_T = torch.arange(count, device=mask_NC.device)[:, None].expand_as(mask_NC)[mask_NC]
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        found = self._score(model, input_ids, attention_mask, mask_NC)
+        old_T = inputs[OLD][mask_NC] if OLD in inputs else found.logp_T.detach()
+        outside_T = found.outside_T | old_T.isneginf()
+        logp_T, old_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (found.logp_T, old_T))
+        infer_T = inputs[SAMPLER][mask_NC].to(old_T.dtype)
+        # vLLM may fail to score a token: its ratio counts as 1, as in TRL.
+        infer_T = torch.where(infer_T.isnan(), old_T, infer_T)
+        advantages_N = inputs["advantages"]
+        weights = surrogate(
+            found,
+            infer_T,
+            advantages_N[sequence_T],
+            sequence_T,
+            count,
+            count,
+            self.correction,
+            None,
+            old_T.masked_fill(outside_T, -torch.inf),
+        ).weights
+        weight_NC = spread(weights.weight_T, mask_NC)
+        if "old_logps" in inputs:  # RLOOTrainer: one ratio a response
+            changed = {"advantages": advantages_N * weight_NC.amax(1), "old_logps": spread(old_T, mask_NC).sum(1)}
+        else:
+            changed = {"advantages": advantages_N[:, None] * weight_NC, OLD: spread(old_T, mask_NC)}
+        self._note(found, outside_T, infer_T, sequence_T, weights)
+        self._found = spread(logp_T, mask_NC), spread(found.entropy_T, mask_NC), None
+        try:
+            return cast(Tensor, super()._compute_loss(model, inputs | changed))  # type: ignore[misc]
+        finally:
+            self._found = None
+
+    @torch.no_grad()
+    def _note(
+        self, found: TokenLogprobs, outside_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights
+    ) -> None:
+        """Adds to TRL's metrics, under the names of `tailrl.tracking.metrics`; over processes, the mean."""
+        trainer = cast(Any, self)
+        logp_T = found.logp_T.masked_fill(outside_T, -torch.inf)
+        ratios = log_ratio_metrics(logp_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
+        values: dict[str, Any] = {
+            "dvp/kept_mass_train_mean": found.log_kept_T.exp().mean(),
+            "dvp/sampled_outside_train_support_fraction": outside_T.float().mean(),
+            "dvp/sampled_outside_train_support_count": outside_T.float().sum(),
+            "rollout_corr/k3_kl": ratios["k3_kl"],
+            "rollout_corr/rollout_is_mean": weights.used_N.mean(),
+            "rollout_corr/rollout_rs_seq_masked_fraction": weights.rejected_N.float().mean(),
+            "rollout_corr/veto_seq_fraction": weights.vetoed_N.float().mean(),
+        }
+        own = torch.tensor([float(value) for value in values.values()], device=infer_T.device)
+        means = trainer.accelerator.gather(own[None]).nanmean(0).tolist()
+        mode = "train" if trainer.model.training else "eval"
+        for name, mean in zip(values, means, strict=True):
+            trainer._metrics[mode][name].append(mean)

@@ -1,0 +1,246 @@
+"""Operators whose result for a row depends on that row alone: what the exact engine samples with and the trainer scores
+with, so that both compute the same bits (VeXact, arXiv 2605.14220).
+
+PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
+
+- A matrix product with weights chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same
+  bits, on Intel as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an
+  Intel CPU, cut them by the number of rows: there `product` adds up shorter sums, or takes `BLOCK` rows at a time.
+  Which it is is measured (`at_once`).
+- An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
+  rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
+  (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
+- `scaled_dot_product_attention` cuts queries and keys into blocks by their number. Here keys are padded to a multiple
+  of `KEYS` at their absolute positions; a key beyond the query's own position gets the probability 0, and the
+  products with the values are added block after block, so that blocks beyond it add zeros: how far the padding goes
+  does not matter. One softmax over all keys is row-wise as it stands, since trailing zeros stay zeros in each of its
+  lanes.
+
+The backward is autograd's, correct but not batch-invariant, which it need not be. It keeps the probabilities of every
+layer's attention: memory grows with the square of the length.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import gcd
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from tailrl.kernels.packing import Packing, padded, unpadded
+
+ROWS = 64
+FEWEST_ROWS = 16
+BLOCK = 32
+"""Rows that every kernel seen so far multiplies alike; with more, AMX begins to cut long sums otherwise."""
+
+SUMMANDS = 512
+"""So long a sum in float32 no kernel seen so far cuts; an Intel CPU with two threads begins between 768 and 896."""
+
+MOST_ROWS = 1024
+"""Rows that a product takes at once where they do not mind one another: so many are tried, and no more are taken."""
+
+VECTORS = 128
+"""Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
+
+KEYS = 32
+"""As many numbers as AMX multiplies at once in half precision; what is left of them it adds up in another order."""
+
+VALUES = 256
+"""Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""
+
+QUERIES = 4
+"""Rows of a product within the attention, of which a decoding step has one for each head that shares a key."""
+
+CHUNK_LOGITS = 2**22
+"""Logits that are held at once while a row is scored without a gradient."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
+
+
+def logit_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+    """Runs of rows whose logits are held at once."""
+    size = max(1, CHUNK_LOGITS // (vocabulary * ROWS)) * ROWS
+    for start in range(0, rows, size):
+        yield slice(start, start + size)
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """The smallest multiple that is not below the count."""
+    return -(-count // multiple) * multiple
+
+
+def row_multiple(widths: Iterable[int]) -> int:
+    """A multiple of which any number of rows of any of these widths gives each row the same bits."""
+    return min(ROWS, max(FEWEST_ROWS, VECTORS // gcd(VECTORS, *widths)))
+
+
+def pad_rows(rows_R: Tensor) -> Tensor:
+    """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`."""
+    missing = -len(rows_R) % ROWS
+    return pad(rows_R, (0, 0) * (rows_R.ndim - 1) + (0, missing)) if missing else rows_R
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+@cache
+def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tuple[int, int]:  # noqa: ARG001 - a key
+    """Rows, and summands of each sum, that a product may take at once on this CPU so that no row minds the others.
+
+    All; or shorter sums; or fewer rows. It is tried on sums that cancel, of which half precision shows the rounding,
+    and `exactness.self_test` then tries the whole engine. It may depend on the threads, and the bits depend on it.
+
+    Args:
+        outputs: numbers that each row becomes.
+        inputs: numbers of a row.
+        dtype: of both.
+        threads: that PyTorch computes with now.
+    """
+    # Of a large vocabulary only as many as an engine has in flight: more logits would take the memory of a policy.
+    most = min(MOST_ROWS, max(2 * ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop))
+    # Half precision would round each of several sums.
+    shorter = [SUMMANDS] if dtype == torch.float32 and inputs > SUMMANDS else []
+    generator = torch.Generator().manual_seed(0)
+    halves = [torch.randn(n, (inputs + 1) // 2, generator=generator) for n in (most, outputs)]
+    order_I = torch.randperm(2 * halves[0].shape[1], generator=generator)[:inputs]
+    rows_RI, weight_OI = (
+        torch.cat([half, sign * half], 1)[:, order_I].to(dtype) for half, sign in zip(halves, (1, -1), strict=True)
+    )
+    counts = sorted({most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)})
+    with torch.no_grad():
+        for summands in (inputs, *shorter):
+            expected_RO = _product(rows_RI, weight_OI, None, BLOCK, summands)
+            if all(
+                torch.equal(_product(rows_RI[:count], weight_OI, None, most, summands), expected_RO[:count])
+                for count in counts
+            ):
+                return most, summands
+    return BLOCK, inputs
+
+
+def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`linear`, each row's result its own: [R, O].
+
+    Args:
+        rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. Two dimensions: with three, of which the first is 1,
+            other kernels are chosen, by its stride. On a GPU, where nothing here is exact, it is `linear` itself.
+        weight_OI: [O, I].
+        bias_O: [O].
+    """
+    if rows_RI.device.type != "cpu":
+        return linear(rows_RI, weight_OI, bias_O)
+    return _product(rows_RI, weight_OI, bias_O, *at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads()))
+
+
+def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: int, summands: int) -> Tensor:
+    """`linear` with so many rows, and so many summands of each sum, at once."""
+    if len(rows_RI) > rows:
+        return torch.cat([_product(part, weight_OI, bias_O, rows, summands) for part in torch.split(rows_RI, rows)])
+    if rows_RI.shape[1] <= summands:
+        return linear(rows_RI, weight_OI, bias_O)
+    parts = zip(torch.split(rows_RI, summands, 1), torch.split(weight_OI, summands, 1), strict=True)
+    out_RO = linear(*next(parts), bias_O)
+    for rows_RS, weight_OS in parts:
+        out_RO = torch.addmm(out_RO, rows_RS, weight_OS.t())
+    return out_RO
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+def future_bias(position_NL: Tensor, group: int, keys: int) -> Tensor:
+    """What is added to the scores of the keys 0 to `keys` − 1: −inf beyond a query's position, float32 [N, 1, R, keys].
+
+    Args:
+        position_NL: int64, position of each query in its sequence.
+        group: G, query heads that share a key; R = L × G.
+        keys: M, a multiple of `KEYS`.
+    """
+    position_NR = position_NL.repeat_interleave(group, 1)
+    future_N1RM = torch.arange(keys, device=position_NL.device) > position_NR[:, None, :, None]
+    return torch.zeros(future_N1RM.shape, device=position_NL.device).masked_fill_(future_N1RM, -torch.inf)
+
+
+def causal_attention(
+    query_NLHD: Tensor, key_NKDM: Tensor, value_NKMD: Tensor, bias_N1RM: Tensor, scaling: float
+) -> Tensor:
+    """Attention of L queries over M keys for each of N sequences, [N, L, H, D], in the dtype of the queries.
+
+    Args:
+        query_NLHD: H query heads of size D.
+        key_NKDM: K key heads, each shared by H / K query heads; M is a multiple of `KEYS`. Every entry is finite.
+        value_NKMD: likewise. Keys and values lie in memory as these shapes say, the last dimension densely: that too
+            decides which kernel multiplies them.
+        bias_N1RM: what `future_bias` made for these queries.
+        scaling: multiplies the queries.
+    """
+    batch, length, heads, size = query_NLHD.shape
+    key_heads, keys = value_NKMD.shape[1:3]
+    group = heads // key_heads
+    query_NLKGD = (query_NLHD * scaling).view(batch, length, key_heads, group, size)
+    rows_NKRD = query_NLKGD.transpose(1, 2).flatten(2, 3)
+    rows = length * group
+    missing = -rows % QUERIES
+    score_BRM = torch.bmm(_pad_queries(rows_NKRD.flatten(0, 1), missing), key_NKDM.flatten(0, 1))[:, :rows]
+    score_NKRM = score_BRM.view(batch, key_heads, rows, keys) + bias_N1RM
+    probs_BRM = _pad_queries(score_NKRM.softmax(-1).to(query_NLHD.dtype).flatten(0, 1), missing)
+    value_BMD = value_NKMD.flatten(0, 1)
+    out_BRD = torch.bmm(probs_BRM[..., :VALUES], value_BMD[:, :VALUES])
+    for start in range(VALUES, keys, VALUES):
+        block = slice(start, start + VALUES)
+        out_BRD = out_BRD + torch.bmm(probs_BRM[..., block], value_BMD[:, block])
+    out_NKLGD = out_BRD[:, :rows].view(batch, key_heads, length, group, size)
+    return out_NKLGD.transpose(1, 2).flatten(2, 3)
+
+
+def _pad_queries(rows_BRX: Tensor, missing: int) -> Tensor:
+    return pad(rows_BRX, (0, 0, 0, missing)) if missing else rows_BRX
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Causal attention within each sequence of a packed row, whose end may be padding.
+
+    Attributes:
+        packing: where the sequences lie; their padded view is L long, a multiple of `KEYS`.
+        bias_11RM: the same for every sequence: see `future_bias`.
+    """
+
+    packing: Packing
+    bias_11RM: Tensor
+
+    @classmethod
+    def of(cls, packing: Packing, group: int) -> "PackedAttention":
+        """The attention of a packed row where `group` query heads share a key."""
+        longest = packing.index_NL.shape[1]
+        length = rounded_up(longest, KEYS)
+        widened = replace(
+            packing,
+            index_NL=pad(packing.index_NL, (0, length - longest)),
+            token_P=packing.token_P // longest * length + packing.token_P % longest,
+        )
+        return cls(widened, future_bias(torch.arange(length, device=packing.token_P.device)[None], group, length))
+
+    def view(self, row_PHD: Tensor) -> Tensor:
+        """The padded view [N, L, H, D] of a row."""
+        tokens = len(self.packing.token_P)
+        return padded(row_PHD[:tokens].flatten(1), self.packing).view(*self.packing.index_NL.shape, *row_PHD.shape[1:])
+
+    def keys(self, key_PKD: Tensor) -> Tensor:
+        """Keys of the row as `causal_attention` takes them: [N, K, D, L]."""
+        return self.view(key_PKD).permute(0, 2, 3, 1).contiguous()
+
+    def values(self, value_PKD: Tensor) -> Tensor:
+        """Values of the row as `causal_attention` takes them: [N, K, L, D]."""
+        return self.view(value_PKD).transpose(1, 2).contiguous()
+
+    def attend(self, _: int, query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, scaling: float) -> Tensor:
+        """See `Attend`."""
+        keys, values = self.keys(key_PKD), self.values(value_PKD)
+        out_NLHD = causal_attention(self.view(query_PHD), keys, values, self.bias_11RM, scaling)
+        out_PD = unpadded(out_NLHD.flatten(2), self.packing)
+        return pad(out_PD, (0, 0, 0, len(query_PHD) - len(out_PD))).view(query_PHD.shape)

@@ -1,0 +1,177 @@
+"""The constrained log-prob from hidden states, in chunks of rows: what training calls.
+
+`constrained_logprobs` means what `vocabulary.token_logprobs` means on logits = hidden @ weightᵀ / temperature; that
+plain function is the definition, and tests hold this one to it. This one never holds tokens × vocabulary.
+
+Row t of the gradient by the logits is c_t (1[k = a_t] − p_tk) on the safe set and exactly zero off it. The coefficient
+c_t (the advantage times a weight made from these very log-probs) is known in the backward only, and p must be at hand
+by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
+alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
+matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
+the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are
+skipped either way.
+
+Logits are float32 whatever the inputs are, float64 where one of those is. On a CUDA device `logprobs_triton` takes
+over, but for float64, where every chunk is computed again.
+"""
+
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tailrl.kernels.cpu_chunks import (
+    Entries,
+    Gradients,
+    KeptEntries,
+    Operands,
+    add_dense,
+    add_entries,
+    chunk_sums,
+    chunks,
+)
+from tailrl.kernels.row_sums import RowSums, outputs
+from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.runtime.errors import NumericalError
+
+# Of all entries kept by one call: memory then stops growing with T. The entries of later chunks are found again in
+# the backward, for the price of one of the three matmuls.
+KEPT_BYTES = 64 * 2**20
+
+
+def constrained_logprobs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    tokens_T: Tensor,
+    rule: str,
+    threshold: float | Tensor = 0.0,
+    temperature: float = 1.0,
+    paper_fill: bool = False,
+) -> TokenLogprobs:
+    """Constrained log-probs of the sampled tokens; `logp_T` carries the gradient to the hidden states and the weight.
+
+    Args:
+        hidden_TH: floating [T, H], last hidden states.
+        weight_VH: floating [V, H], the head's weight.
+        tokens_T: int64 [T], the sampled tokens.
+        rule: name of the safe set's rule.
+        threshold: its number, one for all rows or [T, 1]: ln ρ, k or p.
+        temperature: the logits are divided by it, before the rule is applied.
+        paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
+
+    Raises:
+        NumericalError: a hidden state, the weight or a logit is not finite.
+    """
+    for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
+        # One cheap pass: a sum is not finite where a term is not.
+        if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
+            raise NumericalError(f"NaN or Inf in the {name}")
+    float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
+    if hidden_TH.is_cuda and rule in ("full", "min_p") and not float64:
+        from tailrl.kernels import cuda  # a CPU needs no Triton
+
+        cut = -torch.inf if rule == "full" else threshold
+        return cuda.constrained_logprobs(hidden_TH, weight_VH, tokens_T, cut, temperature, paper_fill)
+    dtype = _logits_dtype(hidden_TH, weight_VH)
+    threshold_T1 = torch.as_tensor(threshold, dtype=dtype, device=hidden_TH.device).expand(len(hidden_TH), 1)
+    keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
+    return TokenLogprobs(
+        *cast(
+            tuple[Tensor, ...],
+            _ConstrainedLogprobs.apply(  # type: ignore[no-untyped-call]
+                hidden_TH, weight_VH, tokens_T, threshold_T1, rule, temperature, paper_fill, keep
+            ),
+        )
+    )
+
+
+class _ConstrainedLogprobs(torch.autograd.Function):
+    """The fields of TokenLogprobs as autograd sees them: the first has a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        tokens_T: Tensor,
+        threshold_T1: Tensor,
+        rule: str,
+        temperature: float,
+        paper_fill: bool,
+        keep: bool,
+    ) -> tuple[Tensor, ...]:
+        operands = _operands(hidden_TH, weight_VH, temperature)
+        weight = operands.weight_VH
+        rows_T, ways = RowSums.room(len(hidden_TH), weight), list[str]()
+        kept = KeptEntries(len(hidden_TH), weight, KEPT_BYTES if keep and rule != "full" else 0)
+        for rows, buffer in chunks(len(hidden_TH), weight):
+            scaled_CH = operands.scaled(rows)
+            chunk, entries = chunk_sums(scaled_CH, weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+            rows_T.write(rows, chunk)
+            ways.append("dense" if entries is None else "kept" if kept.add(entries) else "sparse")
+            del chunk, entries  # before the next chunk asks for memory
+        logp_T, norm_T, rest = outputs(rows_T, len(weight), paper_fill)
+        ctx.mark_non_differentiable(*rest)
+        ctx.set_materialize_grads(False)
+        # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
+        stored = kept.written()
+        ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_T, norm_T, rest[-1], *stored)
+        ctx.ways, ctx.ends = ways, kept.ends
+        ctx.settings = (rule, temperature, paper_fill)
+        return logp_T, *rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_T is None:
+            return (None,) * 8
+        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *stored = ctx.saved_tensors
+        row_m, exp_m, count_SV = stored
+        rule, temperature, paper_fill = ctx.settings
+        operands = _operands(hidden_TH, weight_VH, temperature)
+        weight = operands.weight_VH
+        # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
+        inside_T = grad_T.masked_fill(outside_T, 0.0)
+        factor_T = -(grad_T if paper_fill else inside_T)
+        gradients = Gradients(
+            torch.zeros_like(hidden_TH, dtype=weight.dtype) if ctx.needs_input_grad[0] else None,
+            torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
+        )
+        kept = (
+            Entries(row_m[start:end], exp_m[start:end], count_V)
+            for (start, end), count_V in zip(pairwise(ctx.ends), count_SV, strict=False)
+        )
+        dense_T = torch.zeros_like(outside_T)
+        for (rows, buffer), way in zip(chunks(len(hidden_TH), weight, "sparse" in ctx.ways), ctx.ways, strict=True):
+            active_C = factor_T[rows] != 0
+            if way == "dense":
+                dense_T[rows] = active_C
+                continue
+            entries = next(kept) if way == "kept" else None
+            if active_C.any():
+                scaled_CH = operands.scaled(rows)
+                if entries is None:
+                    inputs = (scaled_CH, weight, tokens_T[rows], rule, threshold_T1[rows], buffer)
+                    entries = cast(Entries, chunk_sums(*inputs)[1])
+                scale_C = factor_T[rows] * (-norm_T[rows]).exp()
+                add_entries(gradients, entries, scale_C, scaled_CH, weight, rows)
+        del buffer
+        add_dense(gradients, dense_T, factor_T, max_T + norm_T, rule, threshold_T1, operands)
+        gradients.add_chosen(inside_T, tokens_T, operands)
+        d_hidden, d_weight = gradients.hidden_TH, gradients.weight_VH
+        return (
+            None if d_hidden is None else d_hidden.div_(temperature).to(hidden_TH.dtype),
+            None if d_weight is None else d_weight.to(weight_VH.dtype),
+            *(None,) * 6,
+        )
+
+
+def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
+
+
+def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Operands:
+    """With the weight in the dtype of the logits."""
+    return Operands(hidden_TH, weight_VH.to(_logits_dtype(hidden_TH, weight_VH)), temperature)

@@ -1,0 +1,1 @@
+"""The policy: its model, its tokenizer, and its forward on packed rows."""

@@ -1,0 +1,143 @@
+"""The policy's forward on packed rows: hidden states, then the head, with ordinary or batch-invariant operators."""
+
+from types import MethodType
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from tailrl.kernels import batch_invariant
+from tailrl.kernels.batch_invariant import Attend, PackedAttention, pad_rows
+from tailrl.kernels.packing import Packing, padded, unpadded
+from tailrl.runtime.errors import StudyError
+
+PACKED_ATTENTION = "packed"
+EXACT_ATTENTION = "exact"
+
+
+def _packed_attention(
+    module: nn.Module,  # noqa: ARG001 - part of transformers' interface
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of transformers' interface; the packing replaces it
+    *,
+    scaling: float,
+    packing: Packing,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
+    _refuse_unsupported(others)
+    query_NHLD, key_NHLD, value_NHLD = (
+        padded(tensor[0].transpose(0, 1).flatten(1), packing)
+        .view(*packing.index_NL.shape, tensor.shape[1], tensor.shape[3])
+        .transpose(1, 2)
+        for tensor in (query, key, value)
+    )
+    out_NHLD = nn.functional.scaled_dot_product_attention(
+        query_NHLD, key_NHLD, value_NHLD, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    out_PD = unpadded(out_NHLD.transpose(1, 2).flatten(2), packing)
+    return out_PD.view(1, -1, query.shape[1], query.shape[3]), None
+
+
+def _exact_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of transformers' interface; the caller's attention replaces it
+    *,
+    scaling: float,
+    attend: Attend,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention that the caller of the model gave, over one row: [1, heads, P, d] → [1, P, heads, d]."""
+    _refuse_unsupported(others)
+    query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(cast(int, module.layer_idx), query_PHD, key_PKD, value_PKD, scaling).unsqueeze(0), None
+
+
+def _refuse_unsupported(others: dict[str, Any]) -> None:
+    unsupported = [name for name in ("sliding_window", "softcap", "s_aux") if others.get(name) is not None]
+    if unsupported:
+        raise StudyError(
+            f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
+        )
+
+
+AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
+
+
+def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) -> Tensor:
+    """Last hidden states [P, H] of a packed row of token ids [P]; the head is applied by the caller."""
+    if model.config._attn_implementation == EXACT_ATTENTION:
+        attention = PackedAttention.of(packing, key_group(model.config))
+        row = pad_rows(tokens_P), pad_rows(packing.positions_P)
+        return exact_hidden_states(model, *row, attention.attend)[: len(tokens_P)]
+    output = model.base_model(
+        input_ids=tokens_P.unsqueeze(0),
+        position_ids=packing.positions_P.unsqueeze(0),
+        use_cache=False,
+        packing=packing,
+    )
+    return cast(Tensor, output.last_hidden_state[0])
+
+
+def make_exact(model: PreTrainedModel) -> None:
+    """From now on a token's hidden states are the same whatever shares its row."""
+    model.set_attn_implementation(EXACT_ATTENTION)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = MethodType(_exact_linear, module)  # type: ignore[method-assign]
+
+
+def _exact_linear(module: nn.Linear, rows: Tensor) -> Tensor:
+    """[..., I] → [..., O]: a model's row has a first dimension of 1, and a layer may drop it."""
+    flat_RO = batch_invariant.product(rows.flatten(0, -2), module.weight, module.bias)
+    return flat_RO.view(*rows.shape[:-1], -1)
+
+
+def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    """Last hidden states [R, H] of a row of tokens under a given attention.
+
+    `make_exact` must have seen the model, and the row be padded to a multiple of `row_multiple`. Nothing but
+    `attend` connects the tokens of the row.
+    """
+    output = model.base_model(
+        input_ids=tokens_R.unsqueeze(0),
+        position_ids=positions_R.unsqueeze(0),
+        use_cache=False,
+        attend=attend,
+    )
+    return cast(Tensor, output.last_hidden_state[0])
+
+
+def row_multiple(model: PreTrainedModel) -> int:
+    """See `operators.row_multiple`: for every width at which the model computes, its logits among them."""
+    return batch_invariant.row_multiple(
+        {head_size(model.config), *(size for p in model.parameters() for size in p.shape)}
+    )
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    """Numbers in a key."""
+    return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def key_group(config: PreTrainedConfig) -> int:
+    """Query heads that share a key head."""
+    return cast(int, config.num_attention_heads) // cast(int, config.num_key_value_heads)
+
+
+def head_weight(model: PreTrainedModel) -> Tensor:
+    """The head's weight [V, H]; raises StudyError for a head with a bias, which the objective does not know."""
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise StudyError(f"{type(model).__name__} has an output bias, which the constrained objective does not support")
+    return cast(Tensor, head.weight)

@@ -1,0 +1,115 @@
+"""The loss of an arm on packed tokens (Theorem 5.3): log-probs of both engines, then weights, then one scalar.
+
+Training and the probe of exact gradients (`tailrl.probes.gradients`) call the same `surrogate`. Each loss is a sum over
+tokens, divided by the sequences of the whole step. Rejected sequences count as zeros, so that the micro-batches of a
+step add up to one mean.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tailrl.config.arm import Clip, Correction
+from tailrl.objective.corrections import Weights, correct
+from tailrl.objective.safe_set import TokenLogprobs
+
+
+def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
+    """−(1/B) Σ_t w_t A_t log π(y_t): its gradient is the estimator of Theorem 5.3 (w = 1: naive).
+
+    Args:
+        logp_T: float32 [T] with gradient, log-probs of the sampled tokens; 0 for a token that is dropped.
+        advantage_T: float32 [T], the advantage of the token's sequence.
+        weight_T: float32 [T], stop-gradient.
+        step_sequences: B, all sequences sampled in the step.
+
+    Returns:
+        A scalar with gradient.
+    """
+    return -(weight_T.detach() * advantage_T * logp_T).sum() / step_sequences
+
+
+def clipped_ratio(
+    logp_T: Tensor,
+    logp_old_T: Tensor,
+    advantage_T: Tensor,
+    weight_T: Tensor,
+    clip: tuple[float, float],
+    step_sequences: int,
+) -> tuple[Tensor, Tensor]:
+    """PPO's surrogate −(1/B) Σ_t w_t min(r_t A_t, clip(r_t, 1 − low, 1 + high) A_t) with r = exp(log π − log π_old).
+
+    At r = 1 its gradient is that of `policy_gradient`.
+
+    Args:
+        logp_T: float32 [T] with gradient.
+        logp_old_T: float32 [T], stop-gradient: the trainer's before the first update on these rollouts
+            (recompute, decoupled) or the sampler's (bypass).
+        advantage_T: float32 [T].
+        weight_T: float32 [T], stop-gradient; for decoupled it holds π_train_old / π_rollout_old.
+        clip: (low, high).
+        step_sequences: B.
+
+    Returns:
+        A scalar with gradient, and bool [T]: where the clipped branch is taken, and no gradient flows.
+    """
+    ratio_T = (logp_T - logp_old_T.detach()).exp()
+    free_T = ratio_T * advantage_T
+    clipped_T = ratio_T.clamp(1 - clip[0], 1 + clip[1]) * advantage_T
+    loss = -(weight_T.detach() * torch.minimum(free_T, clipped_T)).sum() / step_sequences
+    return loss, (clipped_T < free_T).detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """The loss (a scalar with gradient), the weights in it, and bool [T]: where the clipped branch is taken."""
+
+    loss: Tensor
+    weights: Weights
+    clipped_T: Tensor
+
+
+def surrogate(
+    logprobs: TokenLogprobs,
+    logp_infer_T: Tensor,
+    advantage_T: Tensor,
+    sequence_T: Tensor,
+    sequences: int,
+    step_sequences: int,
+    correction: Correction,
+    clip: Clip | None,
+    logp_old_T: Tensor | None = None,
+) -> Surrogate:
+    """The share of one micro-batch in the loss of a step.
+
+    Args:
+        logprobs: the trainer's, of T tokens.
+        logp_infer_T: [T] nats, the sampler's log π'^mp of the same tokens.
+        advantage_T: [T], the advantage of each token's sequence.
+        sequence_T: int64 [T], the sequence that each token belongs to, 0 to `sequences` − 1.
+        sequences: N, in this micro-batch.
+        step_sequences: B, in the whole step.
+        correction: the weights of the arm.
+        clip: its clipped ratio; None for the plain policy gradient.
+        logp_old_T: [T] nats, the trainer's before the first update on these rollouts, −inf outside its set; None
+            where this update is the first, and the present log-probs are the old ones.
+    """
+    logp_T = logprobs.logp_T
+    if logp_old_T is None:
+        logp_old_T = logp_T.detach()
+    outside_T = logprobs.outside_T | logp_old_T.isneginf()
+    logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
+    delta_T = logp_old_T - logp_infer_T
+    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, logp_T.detach() - logp_old_T)
+    if clip is None:
+        loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
+        return Surrogate(loss, weights, torch.zeros_like(outside_T))
+    # A token outside the set has ratio 0 in every convention: no term, no gradient.
+    weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
+    if clip.ratio == "decoupled":
+        # Not 0 × exp(Δ): a rejected token may have a ratio that overflows.
+        weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
+    reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
+    loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, (clip.low, clip.high), step_sequences)
+    return Surrogate(loss, weights, clipped_T & ~outside_T)

@@ -1,0 +1,115 @@
+"""Random numbers that are a function of a seed, a position and a token, and of nothing else.
+
+A generator's state makes a draw depend on every draw before it, so that another batch, another order or another engine
+sees other noise. Here each number is a hash of its place: the sampler and the trainer can draw the same noise for the
+same token of the same response, alone or in any batch.
+
+The hash is 32-bit and not cryptographic. A uniform has 31 bits and full relative precision towards 0: the tail of
+an exponential race, where rare tokens win, is right down to probabilities of about 1e-9.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailrl.runtime.seeding import derive_seed
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+BLOCK = 2**18
+"""Numbers made at a time: what their two dozen operations read and write stays in a core's cache."""
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str) -> Tensor:
+    """Uniforms in (0, 1), float32 [T, count].
+
+    Args:
+        seeds: T integers of up to 64 bits, a response's own.
+        positions: T positions in the response, from 0.
+        count: numbers per position, one for each token of the vocabulary.
+        stream: what they are for; different names give independent numbers.
+    """
+    return _drawn(seeds, positions, count, stream, _uniform)
+
+
+def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
+    """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p."""
+    # −ln(−ln(1 − u)): small u, which floats resolve well, make the large values, which decide.
+    return _drawn(seeds, positions, count, stream, lambda bits: _uniform(bits).neg_().log1p_().neg_().log_().neg_())
+
+
+def normal(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "normal") -> Tensor:
+    """Standard normal numbers, float32 [T, count]; exactly symmetric, with tails to 6.3 on both sides."""
+    return _drawn(seeds, positions, count, stream, _normal)
+
+
+def _drawn(
+    seeds: Sequence[int], positions: Sequence[int], count: int, stream: str, law: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Numbers that a law makes of 32 random bits each, float32 [T, count]."""
+    words_T2 = torch.from_numpy(_words(seeds, positions, stream))
+    tokens_V = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9))
+    drawn_TV = torch.empty(len(seeds), count)
+    rows = max(1, BLOCK // max(1, count))
+    for out_BV, words_B2 in zip(torch.split(drawn_TV, rows), torch.split(words_T2, rows), strict=True):
+        out_BV.copy_(law(_bits(tokens_V, words_B2)))
+    return drawn_TV
+
+
+def _bits(tokens_V: Tensor, words_B2: Tensor) -> Tensor:
+    """32 random bits for each token at each position: int32 [B, V]."""
+    bits_BV = tokens_V + words_B2[:, :1]
+    _mix(bits_BV)
+    bits_BV ^= words_B2[:, 1:]
+    _mix(bits_BV)
+    return bits_BV
+
+
+def _normal(bits_BV: Tensor) -> Tensor:
+    # The bit that the uniform leaves over is the sign, so that both tails come from where u is resolved well.
+    half_BV = torch.special.ndtri(_uniform(bits_BV).mul_(0.5))
+    return torch.where(bits_BV < 0, half_BV, -half_BV)
+
+
+def _uniform(bits_BV: Tensor) -> Tensor:
+    """The lower 31 bits as a float32 in (0, 1)."""
+    # The largest would round to 1, where an exponential is infinite.
+    return bits_BV.bitwise_and(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+
+
+def _words(seeds: Sequence[int], positions: Sequence[int], stream: str) -> NDArray[np.int32]:
+    """Two 32-bit words of each position's own: [T, 2]."""
+    state = _mix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
+    # Mixed in one after the other: a mere sum would give a seed's numbers to a neighbouring seed in another stream.
+    state = _mix64(state ^ np.uint64(derive_seed(stream)))
+    state = _mix64(state + np.asarray(positions, dtype=np.uint64) * np.uint64(_GOLDEN))
+    return state.view(np.int32).reshape(-1, 2)
+
+
+def _mix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64 bits in which every input bit moves about half of the output bits (SplitMix64)."""
+    state = state + np.uint64(_GOLDEN)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _mix(bits: Tensor) -> None:
+    """The same for 32 bits, in place."""
+    _fold(bits, 16)
+    bits *= _signed(0x7FEB352D)
+    _fold(bits, 15)
+    bits *= _signed(0x846CA68B)
+    _fold(bits, 16)
+
+
+def _fold(bits: Tensor, shift: int) -> None:
+    # torch's right shift keeps the sign: what it drags in is masked off.
+    bits ^= (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

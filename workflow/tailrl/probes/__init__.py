@@ -1,0 +1,1 @@
+"""Measurements without training: whole distributions of engines, exact gradients of tiny models."""

@@ -1,0 +1,187 @@
+"""How far two distributions over one vocabulary lie apart, state by state, in float64.
+
+With Δ_a = log π_train(a) − log π_infer(a) of token a: nothing here depends on a shift of either side's logits, and
+equal logits give exact zeros. Both divergences are sums of terms that are never negative, so that those of engines that
+nearly agree (1e-14 nats) are not lost in rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailrl.objective.safe_set import safe_set
+
+EDGES = (0.0, 0.1, 0.5, *map(float, range(1, 15)), 16.0, 18.0, 20.0, float("inf"))
+"""Edges of the bins of −ln π_train, nats."""
+
+HEAD, TAIL = 1.0, 5.0
+"""The head is what has −ln π_train below the first, the tail what has at least the second, nats."""
+
+SCALED_BINS = 41
+"""Bins of −Δ / ε_max from −2 to 2, beyond which it cannot lie; an odd number, so that 0 is in the middle of one."""
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two distributions at P states; nats, float64, unless said otherwise.
+
+    Attributes:
+        logp_train_P, logp_infer_P: log-prob of the sampled token; Δ is their difference.
+        tv_P: total variation, ½ Σ |π_train − π_infer|, in [0, 1].
+        kl_train_infer_P, kl_infer_train_P: KL(π_train ‖ π_infer), and the other way round.
+        delta_max_P: largest |Δ| of any token.
+        half_range_P: half of what Δ ranges over: the ε_max of arXiv 2512.23087, Prop. 4.2, which is free of shifts.
+        entropy_train_P, entropy_infer_P: entropies.
+        flip_P: bool, whether greedy decoding would choose another token (of equal ones it chooses the first).
+        kept_train_PS, kept_infer_PS, kept_both_PS: int32, tokens in V_S, in V'_S and in both, for S thresholds.
+        log_kept_train_PS, log_kept_infer_PS: log Z and log Z', the mass of either safe set.
+        outside_PS: Σ π_infer over the tokens outside V_S: how often the engine samples what the trainer would prune.
+        k3_PS: Σ q' (r − 1 − ln r) over the tokens of both sets, with q' = π_infer / Z' and r = (π_train / Z) / q': the
+            expected k3 of a token that the engine samples from V'_S. Those outside V_S add nothing (training's metric
+            leaves them out of its mean); where both sets hold every token it is KL(π_infer ‖ π_train).
+        mass_PB, size_PB, signed_PB: Σ π_infer, Σ π_infer |Δ| and −Σ π_infer Δ over the tokens whose −ln π_train lies
+            in each of B bins (`EDGES`): divided by the first, the others are means over tokens that the engine samples.
+        paper_PB, second_PB: Σ π_infer m over the same bins, m being the mode of −Δ of a sampled token that iid noise of
+            this state's variance predicts (`_predictions`): by arXiv 2512.23087, Prop. 4.3, and to second order.
+        head_PH, tail_PH: Σ π_infer over the tokens of the head and of the tail, by their −Δ / ε_max in H bins; 0 where
+            the two distributions are the same.
+    """
+
+    logp_train_P: Floats
+    logp_infer_P: Floats
+    tv_P: Floats
+    kl_train_infer_P: Floats
+    kl_infer_train_P: Floats
+    delta_max_P: Floats
+    half_range_P: Floats
+    entropy_train_P: Floats
+    entropy_infer_P: Floats
+    flip_P: NDArray[np.bool_]
+    kept_train_PS: Counts
+    kept_infer_PS: Counts
+    kept_both_PS: Counts
+    log_kept_train_PS: Floats
+    log_kept_infer_PS: Floats
+    outside_PS: Floats
+    k3_PS: Floats
+    mass_PB: Floats
+    size_PB: Floats
+    signed_PB: Floats
+    paper_PB: Floats
+    second_PB: Floats
+    head_PH: Floats
+    tail_PH: Floats
+
+    @classmethod
+    def joined(cls, parts: Sequence["Comparison"]) -> "Comparison":
+        """The states of several, one after another."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def compare(
+    logits_train_PV: Tensor, logits_infer_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]
+) -> Comparison:
+    """The comparison of two sets of logits.
+
+    Args:
+        logits_train_PV: float [P, V], finite, after temperature and disturbance.
+        logits_infer_PV: likewise.
+        tokens_P: int64, the sampled tokens.
+        log_rhos: ln ρ of S min-p sets; each side chooses its own from the logits as they are given.
+    """
+    train_PV, infer_PV = logits_train_PV.double().log_softmax(-1), logits_infer_PV.double().log_softmax(-1)
+    delta_PV, mass_PV = train_PV - infer_PV, infer_PV.exp()
+    train_PSV, infer_PSV = (
+        torch.stack([safe_set(logits_PV, "min_p", log_rho) for log_rho in log_rhos], 1)
+        for logits_PV in (logits_train_PV, logits_infer_PV)
+    )
+    log_kept_train_PS, log_kept_infer_PS = _log_mass(train_PV, train_PSV), _log_mass(infer_PV, infer_PSV)
+    both_PSV = train_PSV & infer_PSV
+    found = (
+        train_PV.gather(-1, tokens_P[:, None])[:, 0],
+        infer_PV.gather(-1, tokens_P[:, None])[:, 0],
+        (train_PV.exp() - mass_PV).abs().sum(-1) / 2,
+        _excess(train_PV, infer_PV).sum(-1),
+        _excess(infer_PV, train_PV).sum(-1),
+        delta_PV.abs().amax(-1),
+        (delta_PV.amax(-1) - delta_PV.amin(-1)) / 2,
+        torch.special.entr(train_PV.exp()).sum(-1),
+        torch.special.entr(mass_PV).sum(-1),
+        logits_train_PV.argmax(-1) != logits_infer_PV.argmax(-1),
+        train_PSV.sum(-1, dtype=torch.int32),
+        infer_PSV.sum(-1, dtype=torch.int32),
+        both_PSV.sum(-1, dtype=torch.int32),
+        log_kept_train_PS,
+        log_kept_infer_PS,
+        mass_PV[:, None].masked_fill(train_PSV, 0.0).sum(-1),
+        _masked_k3(train_PV, infer_PV, log_kept_train_PS, log_kept_infer_PS, both_PSV),
+        *_by_probability(train_PV, delta_PV, mass_PV),
+        *_histograms(train_PV, delta_PV, mass_PV),
+    )
+    return Comparison(*(values.cpu().numpy() for values in found))
+
+
+def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:
+    """Terms of KL(p ‖ q) of log-probs, [P, V]: p (e^d − 1 − d) with d = ln q − ln p, since Σ p (e^d − 1) is 0."""
+    d_PV, mass_PV = q_PV - p_PV, p_PV.exp()
+    # Where q is much larger, e^d would overflow; where it is not, q − p would cancel.
+    return torch.where(d_PV < 1, mass_PV * (d_PV.clamp(max=1).expm1() - d_PV), q_PV.exp() - mass_PV * (1 + d_PV))
+
+
+def _masked_k3(
+    train_PV: Tensor, infer_PV: Tensor, log_kept_train_PS: Tensor, log_kept_infer_PS: Tensor, both_PSV: Tensor
+) -> Tensor:
+    """Expected k3 of a token sampled from V'_S, over those that are in V_S too, [P, S]."""
+    found_SP = []
+    for train_P, infer_P, both_PV in zip(log_kept_train_PS.T, log_kept_infer_PS.T, both_PSV.unbind(1), strict=True):
+        # One set at a time: all S at once would be S times what the rest of the comparison holds.
+        excess_PV = _excess(infer_PV - infer_P[:, None], train_PV - train_P[:, None])
+        found_SP.append(excess_PV.masked_fill(~both_PV, 0.0).sum(-1))
+    return torch.stack(found_SP, -1)
+
+
+def _log_mass(log_probs_PV: Tensor, safe_PSV: Tensor) -> Tensor:
+    """ln of the mass of each safe set, [P, S]; exactly 0 where all tokens are safe."""
+    kept_PS = log_probs_PV[:, None].masked_fill(~safe_PSV, -torch.inf).logsumexp(-1)
+    return torch.where(safe_PSV.all(-1), 0.0, kept_PS)
+
+
+def _by_probability(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Tensor, ...]:
+    inner = torch.tensor(EDGES[1:-1], dtype=train_PV.dtype, device=train_PV.device)
+    bin_PV = torch.bucketize(-train_PV, inner, right=True)
+    empty_PB = train_PV.new_zeros(len(train_PV), len(EDGES) - 1)
+    factors = 1.0, delta_PV.abs(), -delta_PV, *_predictions(train_PV.exp(), mass_PV, delta_PV)
+    return tuple(empty_PB.scatter_add(-1, bin_PV, mass_PV * factor) for factor in factors)
+
+
+def _predictions(p_PV: Tensor, q_PV: Tensor, delta_PV: Tensor) -> tuple[Tensor, Tensor]:
+    """The mode of −Δ_a, a having been sampled from q, if the logits differ by iid N(0, σ²): both nats, [P, V].
+
+    σ² is the variance of Δ over all tokens, each counted once. Prop. 4.3 of arXiv 2512.23087 has
+    σ² [(1 − p_a)(1 − q_a) + Σ_{k≠a} p_k q_k]; the expansion of E[−Δ_a | a sampled] to second order in σ is
+    σ² [½ − 2 p_a + (3/2) Σ_k p_k²], which is the mode's too.
+    """
+    variance_P1 = (delta_PV - delta_PV.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    both_PV = p_PV * q_PV
+    paper_PV = (1 - p_PV) * (1 - q_PV) + both_PV.sum(-1, keepdim=True) - both_PV
+    second_PV = 0.5 - 2 * p_PV + 1.5 * p_PV.square().sum(-1, keepdim=True)
+    return variance_P1 * paper_PV, variance_P1 * second_PV
+
+
+def _histograms(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Tensor, Tensor]:
+    half_range_P1 = (delta_PV.amax(-1, keepdim=True) - delta_PV.amin(-1, keepdim=True)) / 2
+    scaled_PV = torch.where(half_range_P1 > 0, -delta_PV / half_range_P1, 0.0)
+    bin_PV = ((scaled_PV + 2) / 4 * SCALED_BINS).long().clamp(0, SCALED_BINS - 1)
+    empty_PH = train_PV.new_zeros(len(train_PV), SCALED_BINS)
+    head_PH, tail_PH = (
+        empty_PH.scatter_add(-1, bin_PV, torch.where(group_PV & (half_range_P1 > 0), mass_PV, 0.0))
+        for group_PV in (-train_PV < HEAD, -train_PV >= TAIL)
+    )
+    return head_PH, tail_PH

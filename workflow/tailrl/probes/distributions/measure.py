@@ -1,0 +1,196 @@
+"""The job that holds one engine's distributions against the trainer's, on the responses that the engine samples.
+
+The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`); the trainer scores the same responses
+in packed micro-batches as training does. For the noise floor the trainer scores them twice, packed in two ways.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.config.arm import log_rho
+from tailrl.config.distributions import Distributions
+from tailrl.config.sampler import Disturbance
+from tailrl.kernels.batch_invariant import pad_rows
+from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.kernels.packing import micro_batches, pack_batch
+from tailrl.model.forward import head_weight, hidden_states, make_exact
+from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
+from tailrl.objective.disturbance import computing_with, disturb, round_weights
+from tailrl.probes.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
+from tailrl.rollout import Decoding, is_kept, make_sampler
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.provenance import provenance
+from tailrl.runtime.seeding import derive_seed
+from tailrl.runtime.timeouts import guarded
+from tailrl.tasks.problem import read_problems
+from tailrl.training.weight_sync import Handover
+
+HELD_LOGITS = 2**26
+"""Logits that an engine keeps before they are compared, at most: 256 MiB, or those of one response."""
+
+COMPARED_LOGITS = 2**21
+"""Logits that are compared at once: 16 MiB in float64, of which the comparison holds a dozen."""
+
+
+def write_distributions(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
+    """Writes out/positions.npz and out/run.json.
+
+    The first has the fields of `Comparison` and, int32 [P], which response each place is of (in the order of the
+    requests), which problem, which place of the response, and its token; the second, settings and provenance.
+
+    Raises:
+        StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
+            that keeps no logits, logits that are not finite, or no place to compare.
+    """
+    begun = time.perf_counter()
+    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
+    vocabulary = model.config.vocab_size
+    log_rhos = read_thresholds(settings, vocabulary)
+    in_time = partial(guarded, settings.rollout_timeout)
+    with in_time("the engine's start"):
+        sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
+    with in_time("the hand-over of the weights"):
+        Handover(sampler, settings.engine.disturbance)(model)
+    decoding = Decoding(
+        settings.temperature,
+        settings.max_new_tokens,
+        disturbance=settings.engine.disturbance,
+        keep_every=0 if settings.engine.rescored else settings.every,
+    )
+    requests = make_requests(settings, prompts)
+    with in_time("the engine's self-test"):
+        tested = sampler.self_test(requests[:8], decoding)
+    at_once = max(1, HELD_LOGITS // (vocabulary * -(-settings.max_new_tokens // settings.every)))
+    compared, where, tokens = [], [], 0
+    for start in range(0, len(requests), at_once):
+        chosen = requests[start : start + at_once]
+        with in_time(f"a batch of {len(chosen)} responses"):
+            rollouts = sampler.generate(chosen, decoding)
+        compared.append(compare_rollouts(model, chosen, rollouts, settings, log_rhos))
+        tokens += sum(len(rollout.tokens) for rollout in rollouts)
+        for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):
+            kept = _kept(request, rollout, settings.every)
+            where += [(index, index % len(prompts), place, rollout.tokens[place]) for place in kept]
+    if not where:
+        raise StudyError(f"distributions: none of {settings.responses} responses has a place to compare; lower every")
+    columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
+    record = {
+        "settings": settings.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "vocabulary": vocabulary,
+        "tokens": tokens,
+        "edges": EDGES[:-1],
+        "head_below": HEAD,
+        "tail_from": TAIL,
+        "sampler_self_test": tested,
+        "wall_seconds": round(time.perf_counter() - begun, 1),
+    }
+    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
+    """ln ρ of the min-p sets; raises StudyError where a ρ is above 1 for so many tokens."""
+    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
+    if max(log_rhos) > 0:
+        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    return log_rhos
+
+
+def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+    """The prompts in turn, each response with a random stream of its own."""
+    return [
+        Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
+        for index in range(settings.responses)
+    ]
+
+
+def read_inputs(
+    settings: Distributions, policy_folder: Path, problems_file: Path
+) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
+    """The trainer's model, the prompts of the first problems, and the longest prompt and response together."""
+    tokenizer = load_tokenizer(policy_folder)
+    problems = read_problems(problems_file)[: settings.responses]
+    prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
+    model = load_policy(policy_folder)
+    if settings.engine.sampler.exact:
+        make_exact(model)
+    return model, prompts, required_length(problems, prompts, settings.max_new_tokens, model.config)
+
+
+def compare_rollouts(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    rollouts: Sequence[Rollout],
+    settings: Distributions,
+    log_rhos: Sequence[float],
+) -> Comparison:
+    """The comparison at every kept place of the rollouts, in order; see `write_distributions` for what it raises."""
+    train_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
+    if settings.engine.rescored:
+        infer_PV = trainer_logits(model, requests, rollouts, settings, settings.engine.rescored).cpu()
+    else:
+        kept = [logits_V for rollout in rollouts for logits_V in rollout.logits_infer_KV]
+        if len(kept) != len(train_PV):
+            raise StudyError(f"the engine {settings.engine.sampler.engine} does not keep the logits that it draws from")
+        infer_PV = torch.from_numpy(np.stack(kept)) if kept else train_PV
+    if not (train_PV.isfinite().all() and infer_PV.isfinite().all()):
+        raise StudyError("the policy's logits are not finite")
+    tokens_P = torch.tensor(
+        [r.tokens[t] for q, r in zip(requests, rollouts, strict=True) for t in _kept(q, r, settings.every)],
+        dtype=torch.int64,
+    )
+    rows = max(1, COMPARED_LOGITS // model.config.vocab_size)
+    parts = [slice(start, start + rows) for start in range(0, max(1, len(tokens_P)), rows)]
+    return Comparison.joined([compare(train_PV[p], infer_PV[p], tokens_P[p], log_rhos) for p in parts])
+
+
+@torch.no_grad()
+def trainer_logits(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    rollouts: Sequence[Rollout],
+    settings: Distributions,
+    token_budget: int,
+) -> Tensor:
+    """The trainer's logits at every kept place of the rollouts, in order: float32 [P, V], after the temperature.
+
+    With an exact engine they come from its operators; in a matched control they are disturbed as the engine's are.
+    """
+    dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
+    scoring = Scoring("full", settings.temperature, disturbance=dial)
+    found: dict[int, Tensor] = {}
+    with computing_with(model, round_weights(named_weights(model), dial.weights)):
+        weight_VH = head_weight(model)
+        prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
+        for group in micro_batches(prompts, lengths, token_budget):
+            chosen = [rollouts[i] for i in group]
+            batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
+            places = [_kept(requests[i], rollouts[i], settings.every) for i in group]
+            starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
+            kept = [start + place for start, own in zip(starts, places, strict=True) for place in own]
+            hidden_PH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T[kept]]
+            seeds = [requests[i].seed for i, own in zip(group, places, strict=True) for _ in own]
+            flat = [place for own in places for place in own]
+            if settings.engine.sampler.exact:
+                logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
+            else:
+                logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
+            found.update(zip(group, torch.split(logits_PV, [len(own) for own in places]), strict=True))
+    return torch.cat([found[i] for i in range(len(rollouts))])
+
+
+def _kept(request: Request, rollout: Rollout, every: int) -> list[int]:
+    return [place for place in range(len(rollout.tokens)) if is_kept(request.seed, place, every)]

@@ -1,0 +1,134 @@
+"""Tiny models of sequences: all K prompts and N = V^T responses are written down, and every expectation is a sum.
+
+The policy is a table of logits in float64, a row for each state: one per prompt for the first token, then one per
+place and previous token. No response reads a row twice, so that its tokens' gradients lie in different rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tailrl.objective.safe_set import safe_set
+from tailrl.runtime.seeding import derive_seed
+
+MODULUS = 3
+"""A response is right if its tokens' digits add up to the prompt's target modulo this."""
+
+TAIL_DEPTH = (3.0, 15.0)
+"""How far the tail's first and last token lie below the head, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceModel:
+    """A trainer's policy and the reward of every response; `sequence_model` makes one.
+
+    Attributes:
+        logits_SV: float64, S = K + (T − 1) V states.
+        reward_KN: float64, 1 for a right response to the prompt, else 0.
+        tokens_NT: int64, every response.
+        state_KNT: int64, the row of the table that each token is drawn from.
+    """
+
+    logits_SV: Tensor
+    reward_KN: Tensor
+    tokens_NT: Tensor
+    state_KNT: Tensor
+
+    def gather(self, values_SV: Tensor) -> Tensor:
+        """What a table over states and tokens holds for each token of each response: [K, N, T]."""
+        return values_SV[self.state_KNT, self.tokens_NT.expand_as(self.state_KNT)]
+
+
+def sequence_model(logits_SV: Tensor, reward_KN: Tensor, length: int) -> SequenceModel:
+    """The model with its responses and their states written down; `length` is T."""
+    prompts, vocabulary = len(reward_KN), logits_SV.shape[1]
+    tokens_NT = all_sequences(vocabulary, length)
+    place_X = torch.arange(length - 1)
+    later_NX = prompts + place_X * vocabulary + tokens_NT[:, :-1]
+    first_KN1 = torch.arange(prompts)[:, None, None].expand(-1, len(tokens_NT), 1)
+    state_KNT = torch.cat([first_KN1, later_NX.expand(prompts, -1, -1)], dim=-1)
+    return SequenceModel(logits_SV, reward_KN, tokens_NT, state_KNT)
+
+
+def all_sequences(vocabulary_size: int, length: int) -> Tensor:
+    """Every sequence of that length: int64 [V^T, T]."""
+    return torch.cartesian_prod(*[torch.arange(vocabulary_size)] * length).reshape(-1, length)
+
+
+def random_model(vocabulary_size: int, length: int, prompts: int, seed: int) -> SequenceModel:
+    """A random policy whose last third of the vocabulary is a long tail, and a reward as arithmetic has one.
+
+    Logits are standard normal; those of the tail lie TAIL_DEPTH lower, evenly spaced. Each token stands for a random
+    digit; a response is right if its digits add up to the prompt's target modulo MODULUS and no token is of the tail.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tail = vocabulary_size // 3
+    states = prompts + (length - 1) * vocabulary_size
+    logits_SV = torch.randn(states, vocabulary_size, dtype=torch.float64, generator=generator)
+    logits_SV[:, -tail:] -= torch.linspace(*TAIL_DEPTH, tail, dtype=torch.float64)
+    digit_V = torch.randint(MODULUS, (vocabulary_size,), generator=generator)
+    target_K = torch.randint(MODULUS, (prompts,), generator=generator)
+    tokens_NT = all_sequences(vocabulary_size, length)
+    clean_N = (tokens_NT < vocabulary_size - tail).all(-1)
+    right_KN = (digit_V[tokens_NT].sum(-1) % MODULUS == target_K[:, None]) & clean_N
+    return sequence_model(logits_SV, right_KN.double(), length)
+
+
+# --- mismatch: the trainer's logits to the sampler's, by a dose and a direction that the seed fixes ---------
+
+
+def noise(logits_SV: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    """Independent Gaussian noise on every logit: the same in a state whenever it is read, as one engine's is."""
+    return logits_SV + sigma * torch.randn(logits_SV.shape, dtype=logits_SV.dtype, generator=generator)
+
+
+def floor(logits_SV: Tensor, eta: float, _: torch.Generator) -> Tensor:
+    """π_infer = (1 − η) π + η/V: a tail that is too heavy."""
+    return ((1 - eta) * logits_SV.softmax(-1) + eta / logits_SV.shape[1]).log()
+
+
+def bias(logits_SV: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """One Gaussian per token, added in every state: an error that does not average out over a response."""
+    return logits_SV + size * torch.randn(logits_SV.shape[1], dtype=logits_SV.dtype, generator=generator)
+
+
+MISMATCHES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
+    "noise": noise,
+    "floor": floor,
+    "bias": bias,
+}
+
+
+def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object) -> Tensor:
+    """The sampler's logits; the direction depends on the kind and the seed alone, the dose stretches it."""
+    generator = torch.Generator().manual_seed(derive_seed("mismatch", mismatch, *seed))
+    return MISMATCHES[mismatch](logits_SV, dose, generator)
+
+
+# --- expectations ---------------------------------------------------------------------------------------
+
+
+def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
+    """log π^mp of every token in every state, −inf outside the safe set, which is chosen without gradient: [S, V]."""
+    return logits_SV.masked_fill(~safe_set(logits_SV, rule, threshold), -torch.inf).log_softmax(-1)
+
+
+def return_gradient(model: SequenceModel, rule: str = "full", threshold: float = 0.0) -> Tensor:
+    """∇ of the mean over prompts of Σ_y π^mp(y) R(y), with respect to the table of logits: float64 [S, V].
+
+    With the full vocabulary it is ∇J; with another rule ∇J_mp, the objective that pruning follows.
+    """
+    logits_SV = model.logits_SV.clone().requires_grad_()
+    chance_KN = model.gather(constrained(logits_SV, rule, threshold)).sum(-1).exp()
+    (gradient_SV,) = torch.autograd.grad((chance_KN * model.reward_KN).sum(-1).mean(), logits_SV)
+    return gradient_SV
+
+
+def divergence(model: SequenceModel, logits_infer_SV: Tensor) -> float:
+    """KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3."""
+    logp_train_KNT = model.gather(model.logits_SV.log_softmax(-1))
+    logp_infer_KNT = model.gather(logits_infer_SV.log_softmax(-1))
+    chance_KN = logp_infer_KNT.sum(-1).exp()
+    return (chance_KN * (logp_infer_KNT - logp_train_KNT).mean(-1)).sum(-1).mean().item()

@@ -1,0 +1,191 @@
+"""Bias, variance and direction of every arm's gradient, by model, kind of mismatch and dose."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tailrl.config.arm import Arm
+from tailrl.config.gradients import GradientQuality, Gradients
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import safe_set, token_logprobs
+from tailrl.probes.gradients.enumeration import (
+    SequenceModel,
+    constrained,
+    divergence,
+    random_model,
+    return_gradient,
+    sampler_logits,
+)
+from tailrl.probes.gradients.moments import Terms, draw_steps, mean_and_variance
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.provenance import provenance
+from tailrl.runtime.seeding import derive_seed
+
+NO_MISMATCH = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One arm's gradient ĝ of one step, on one model at one dose; lengths are in units of |∇J|.
+
+    Attributes:
+        model: number of the random model.
+        mismatch, dose: none, noise, floor or bias, and its size.
+        arm: name of the arm.
+        divergence: KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3.
+        bias: |E ĝ − ∇J|.
+        bias_constrained: |E ĝ − ∇J_mp| in units of |∇J_mp|, J_mp the return of the trainer's own pruned policy; nan
+            where J_mp is flat.
+        lacking: share of the states in which the sampler's set lacks a token of the trainer's: Thm 5.3 assumes none.
+        deviation: root of the trace of ĝ's covariance.
+        error: root mean squared |ĝ − ∇J|.
+        direction: cosine between E ĝ and ∇J; nan where E ĝ is 0.
+        cosine: mean cosine between ĝ and ∇J over drawn steps, where ĝ = 0 counts as 0.
+        cosine_half_width: of its 95 % interval over the draws.
+    """
+
+    model: int
+    mismatch: str
+    dose: float
+    arm: str
+    divergence: float
+    bias: float
+    bias_constrained: float
+    lacking: float
+    deviation: float
+    error: float
+    direction: float
+    cosine: float
+    cosine_half_width: float
+
+
+def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Terms:
+    """What every response adds to a step's gradient under an arm, and its chance under the arm's sampler.
+
+    The arm's own functions give both: the safe set of either engine by its own logits, log-probs, weights, loss. An
+    adaptive threshold stands where it starts.
+    """
+    vocabulary, settings = model.logits_SV.shape[1], arm.vocabulary
+    threshold = settings.threshold(vocabulary)
+    rule_train, rule_infer = _rules(arm)
+    logp_infer_KNT = model.gather(constrained(logits_infer_SV, rule_infer, threshold))
+    logits_TV = model.logits_SV[model.state_KNT.flatten()].requires_grad_()
+    tokens_T = model.tokens_NT.expand_as(model.state_KNT).flatten()
+    logprobs = token_logprobs(logits_TV, tokens_T, rule_train, threshold, settings.outside == "paper_fill")
+    responses, length = model.reward_KN.numel(), model.tokens_NT.shape[1]
+    sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
+    part = surrogate(
+        logprobs,
+        # A response that the sampler cannot draw has chance 0, and any finite number will do.
+        logp_infer_KNT.flatten().nan_to_num(neginf=0.0),
+        sign_T,
+        torch.arange(responses).repeat_interleave(length),
+        responses,
+        1,
+        arm.correction,
+        arm.clip,
+    )
+    (slope_TV,) = torch.autograd.grad(part.loss, logits_TV)
+    return Terms(
+        term_KNTV=-slope_TV.view(*model.state_KNT.shape, vocabulary),
+        state_KNT=model.state_KNT,
+        chance_KN=logp_infer_KNT.sum(-1).exp(),
+        right_KN=model.reward_KN.long(),
+        states=len(model.logits_SV),
+    )
+
+
+def measure(settings: Gradients) -> Iterator[Quality]:
+    """Every model, mismatch, dose and arm, in this order.
+
+    Raises:
+        StudyError: an arm whose ρ is above 1 in so small a vocabulary, or a model whose gradient is zero.
+    """
+    quality = settings.quality
+    for name, arm in settings.arms.items():
+        if arm.vocabulary.rho is not None and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
+            raise StudyError(
+                f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rho} is above 1 for the "
+                f"{quality.vocabulary_size} tokens of gradient_quality"
+            )
+    doses = [(NO_MISMATCH, 0.0)]
+    doses += [(kind, dose) for kind, values in quality.doses.model_dump().items() for dose in values]
+    for index in range(quality.models):
+        seed = derive_seed("gradient model", quality.seed, index)
+        model = random_model(quality.vocabulary_size, quality.length, quality.prompts, seed)
+        if not return_gradient(model).any():
+            raise StudyError(f"gradient_quality: all responses of model {index} have the same reward; raise length")
+        for kind, dose in doses:
+            if kind == NO_MISMATCH:
+                logits_infer_SV = model.logits_SV
+            else:
+                logits_infer_SV = sampler_logits(model.logits_SV, kind, dose, quality.seed, index)
+            nats = divergence(model, logits_infer_SV)
+            for name, arm in settings.arms.items():
+                values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
+                yield Quality(index, kind, dose, name, nats, **values)
+
+
+def estimator_quality(
+    model: SequenceModel, logits_infer_SV: Tensor, arm: Arm, quality: GradientQuality, seed: int
+) -> dict[str, float]:
+    """The numbers of a `Quality`, from bias on, of one arm at one mismatch; `seed` is that of the draws."""
+    terms = response_terms(model, logits_infer_SV, arm)
+    mean_SV, variance = mean_and_variance(terms, arm.estimator, quality.group_size)
+    exact_SV = return_gradient(model)
+    rule_train, rule_infer = _rules(arm)
+    threshold = arm.vocabulary.threshold(quality.vocabulary_size)
+    constrained_SV = return_gradient(model, rule_train, threshold)
+    kept_SV, drawn_SV = (
+        safe_set(logits_SV, rule, threshold)
+        for logits_SV, rule in ((model.logits_SV, rule_train), (logits_infer_SV, rule_infer))
+    )
+    length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()
+    bias, bias_constrained = (mean_SV - exact_SV).norm().item(), (mean_SV - constrained_SV).norm().item()
+    generator = torch.Generator().manual_seed(derive_seed("steps", seed))
+    drawn_DX = draw_steps(terms, arm.estimator, quality.group_size, quality.draws, generator).flatten(1)
+    norm_D = drawn_DX.norm(dim=1)
+    cosine_D = torch.where(norm_D > 0, drawn_DX @ exact_SV.flatten() / (norm_D * length), 0.0)
+    mean_length = mean_SV.norm().item()
+    return {
+        "bias": bias / length,
+        "bias_constrained": bias_constrained / length_constrained if length_constrained else math.nan,
+        "lacking": (kept_SV & ~drawn_SV).any(-1).double().mean().item(),
+        "deviation": math.sqrt(variance) / length,
+        "error": math.sqrt(variance + bias**2) / length,
+        "direction": (mean_SV * exact_SV).sum().item() / (mean_length * length) if mean_length else math.nan,
+        "cosine": cosine_D.mean().item(),
+        "cosine_half_width": 1.96 * cosine_D.std().item() / math.sqrt(quality.draws),
+    }
+
+
+def _rules(arm: Arm) -> tuple[str, str]:
+    """The rule of the trainer's safe set and that of the sampler's."""
+    settings = arm.vocabulary
+    return (
+        "full" if settings.side == "sampler" else settings.rule,
+        "full" if settings.side == "trainer" else settings.rule,
+    )
+
+
+def write_qualities(settings: Gradients, out: Path) -> None:
+    """Writes out/quality.jsonl, one `Quality` a line (null for nan), and out/run.json with settings and provenance."""
+    start = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "quality.jsonl").open("w", encoding="utf-8") as file:
+        for quality in measure(settings):
+            finite = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(quality).items()}
+            file.write(json.dumps(finite) + "\n")
+    record = {
+        "settings": settings.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "wall_seconds": round(time.perf_counter() - start, 1),
+    }
+    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,168 @@
+"""The report: tables, figures and a summary in words, from the files that training and evaluation left.
+
+It reads files only and needs neither torch nor an engine. `results` is always the study's own folder,
+results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrl.analysis import arm_kinds, scores, tables
+from tailrl.analysis.describe import arm_rows
+from tailrl.analysis.survival import survival_curve
+from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.results import Results, read_results
+from tailrl.claims.decide import judge
+from tailrl.claims.distributions import judge_distributions
+from tailrl.claims.evidence import read_shown
+from tailrl.claims.gradients import judge_gradients
+from tailrl.config.study import Study
+from tailrl.report import ablation, distributions, figures, gradients, snapshots
+from tailrl.report.across import write_across
+from tailrl.report.axes import save_svg
+from tailrl.report.early_warning import write_early_warning
+from tailrl.report.page import Drawing, page
+from tailrl.report.paper import claims_page, write_paper
+from tailrl.report.summary import summarize
+from tailrl.report.survival import survival_figure
+from tailrl.stats.intervals import problem_interval
+
+__all__ = [
+    "CAPTIONS",
+    "claims_page",
+    "read_shown",
+    "write_ablation",
+    "write_across",
+    "write_distribution_report",
+    "write_early_warning",
+    "write_gradients",
+    "write_paper",
+    "write_report",
+]
+
+FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
+CAPTIONS = Path(__file__).parents[2] / "report"
+"""Where the captions are that Snakemake's report shows too."""
+
+
+def write_report(study: Study, results: Path, out: Path) -> None:
+    """Writes out/summary.md, the same with the figures in it as out/summary.html, out/figures/*.svg and, with what
+    each of them shows, out/tables/*.csv.
+
+    Args:
+        study: its arms and seeds are what is reported.
+        results: the study's results folder.
+        out: where the report goes; the same inputs give the same bytes.
+
+    Raises:
+        StudyError: a result is missing, unreadable or empty.
+    """
+    read = read_results(study, results, study.arms)
+    pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
+    _write_curves(read, pruned, out)
+    tables.write_csv(out / "tables" / "arms.csv", arm_rows(read))
+    bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
+    tables.write_csv(out / "tables" / "delta.csv", tables.flat_rows(bins))
+    save_svg(figures.delta_figure(bins, read.arms), out / "figures" / "delta.svg")
+    shares = [row for arm in read.arms for row in tables.time_shares(read.runs[arm])]
+    tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
+    save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
+    _write_evaluation(read, out)
+    drawn_too = _write_snapshots(read, out)
+    survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]
+    tables.write_csv(out / "tables" / "survival.csv", tables.flat_rows(survival))
+    save_svg(survival_figure(read), out / "figures" / "survival.svg")
+    verdicts = judge(read)
+    tables.write_csv(out / "tables" / "claims.csv", tables.flat_rows(verdicts))
+    summary = summarize(study, read, verdicts)
+    (out / "summary.md").write_text(summary, encoding="utf-8")
+    drawn = [
+        Drawing(
+            out / "figures" / f"{name}.svg",
+            (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
+            tuple(f"tables/{table}.csv" for table in BEHIND.get(name, (name,))),
+        )
+        for name in (*FIGURES, *drawn_too)
+    ]
+    (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
+
+
+def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
+    """Writes the ablation's table and figure, out/ablations/<name>.{md,csv,svg}, and beside them its verdicts and the
+    differences between its arms.
+
+    Raises:
+        StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
+    """
+    ablation.write(study, name, results, out / "ablations")
+
+
+def write_gradients(results: Path, out: Path) -> None:
+    """Writes the tables and the figure of the measured gradients, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
+    """
+    verdicts = judge_gradients(*gradients.write_gradients(results, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+
+
+def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
+    """Writes the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
+
+    Raises:
+        StudyError: a file of an engine's job is missing or cannot be used.
+    """
+    verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
+    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+
+
+def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
+    """The figures over the steps: training, mismatch and, for the arms that prune, what is kept."""
+    window = tables.window_of(results.all_runs())
+    training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
+    keys = (*figures.MISMATCH, figures.VETO)
+    mismatch = [tables.curve(results.runs[arm], key) for key in keys for arm in results.arms]
+    kept = [
+        tables.curve(results.runs[arm], pattern.removeprefix("1 - ").format(side), lost=pattern.startswith("1 - "))
+        for pattern in figures.KEPT
+        for side in ("train", "rollout")
+        for arm in pruned
+    ]
+    drawn = {
+        "training": (training, figures.training_figure),
+        "mismatch": (mismatch, figures.mismatch_figure),
+        "kept": (kept, figures.kept_figure),
+    }
+    for name, (curves, draw) in drawn.items():
+        tables.write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
+        save_svg(draw(curves, results.arms), out / "figures" / f"{name}.svg")
+
+
+def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
+    """Held-out scores over the steps, where policies were kept on the way; returns the figure's name, or nothing."""
+    if not any(evaluation.snapshots for evaluation in results.evaluations.values()):
+        return ()
+    points = snapshots.score_points(results)
+    tables.write_csv(out / "tables" / "figure1.csv", tables.flat_rows(points))
+    window = tables.window_of(results.all_runs())
+    curves = [
+        tables.curve(results.runs[arm], key, window=window)
+        for key in (snapshots.REWARD, snapshots.KL)
+        for arm in results.arms
+    ]
+    save_svg(snapshots.figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
+    return ("figure1",)
+
+
+def _write_evaluation(results: Results, out: Path) -> None:
+    """The held-out scores: per arm, per policy and between arms."""
+    gains = scores.gains_over_base(results)
+    base = results.base.scores[0]
+    policies = scores.policy_scores(results)
+    tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
+    tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
+    comparisons = scores.compare_arms(results, arm_kinds.references(results))
+    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(comparisons))
+    figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
+    save_svg(figure, out / "figures" / "evaluation.svg")

@@ -1,0 +1,109 @@
+"""What self-tests compare: recorded log-probs with the trainer's bits, or with the engine's own logits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.objective.safe_set import safe_set, set_size
+from tailrl.rollout import Decoding
+from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.errors import StudyError
+
+SEQUENCES = 96
+TOKENS = 24
+
+Generate = Callable[[Sequence[Request], Decoding], list[Rollout]]
+
+
+@torch.no_grad()
+def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[Request], decoding: Decoding) -> float:
+    """Whether the trainer's packed forward gives every sampled token the very bits that it was sampled with.
+
+    The requests are sampled together with repetitions under other seeds, and one of them alone; the trainer scores
+    the responses all in one row, in another order, and three at a time.
+
+    Returns:
+        0, the largest difference in nats.
+
+    Raises:
+        StudyError: a bit differs: on this machine the operators are not what they are meant to be.
+    """
+    repeats = -(-SEQUENCES // len(requests))
+    tested = [replace(request, seed=request.seed + turn) for turn in range(repeats) for request in requests]
+    short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, TOKENS))
+    sampled = list(zip(tested, generate(tested, short), strict=True))
+    few = sampled[: len(requests)]
+    alone = [(tested[0], generate(tested[:1], short)[0])]
+    for group in (sampled[::-1], alone + few[::-1], *(few[i : i + 3] for i in range(0, len(few), 3))):
+        wrong = differing_tokens(trainer, group, short)
+        if wrong:
+            raise StudyError(
+                f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from those that "
+                f"were sampled with, in a packed row of {len(group)} responses"
+            )
+    return 0.0
+
+
+@torch.no_grad()
+def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, Rollout]], decoding: Decoding) -> int:
+    """Tokens of which the trainer's log π^mp, log Z or |V_S| has other bits than the rollout's, in one packed row."""
+    rollouts = [rollout for _, rollout in sampled]
+    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+    hidden_TH = hidden_states(trainer, batch.tokens_P, batch.packing)[batch.predict_T]
+    threshold_T1 = torch.tensor([request.threshold for request, _ in sampled])[batch.sequence_T, None]
+    where = (batch.of_tokens([request.seed for request, _ in sampled]), batch.places())
+    scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
+    weight_VH = head_weight(trainer)
+    scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where)
+    same_T = np.ones(len(batch.targets_T), bool)
+    for name, values_T in (
+        ("logp_infer_T", scored.logp_T),
+        ("log_kept_infer_T", scored.log_kept_T),
+        ("kept_vocab_infer_T", scored.kept_vocab_T.int()),
+    ):
+        theirs_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
+        same_T &= theirs_T.view(np.int32) == values_T.numpy().view(np.int32)
+    return int((~same_T).sum())
+
+
+def tolerance(vocabulary: int) -> float:
+    """Nats that a float32 log-softmax over so many tokens may be off by.
+
+    1e-5; where the vocabulary is large, one rounding for each of the additions in a lane of 16: measured were 2e-5 of
+    49,152 tokens and 5e-5 of 151,936. Raw log-probs in place of processed ones are off by −log Z, 1e-4 and more.
+    """
+    return max(1e-5, vocabulary / 16 * 2**-24)
+
+
+def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, rule: str) -> float:
+    """Largest difference, nats, of a rollout's log π'^mp and log Z' from a float64 log-softmax of the engine's logits.
+
+    Args:
+        request: whose response it is.
+        rollout: what the engine recorded of T tokens.
+        logits_TV: float32, after temperature and disturbance, before the mask. The caller has disturbed the engine's
+            own anew, by the request's seed: a row that got another response's noise shows.
+        rule: of the safe set.
+
+    Returns:
+        inf where |V'_S| differs, a number is none, or a token has no logits.
+    """
+    count = len(rollout.tokens)
+    if len(logits_TV) != count:
+        return np.inf
+    safe_TV = safe_set(logits_TV, rule, request.threshold)
+    exact_TV = logits_TV.double()
+    log_sum_safe_T = exact_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
+    chosen_T = exact_TV[torch.arange(count), list(rollout.tokens)]
+    logp_error_T = (chosen_T - log_sum_safe_T).numpy() - rollout.logp_infer_T
+    kept_error_T = (log_sum_safe_T - exact_TV.logsumexp(-1)).numpy() - rollout.log_kept_infer_T
+    worst = float(np.abs([logp_error_T, kept_error_T]).max())
+    same_sizes = bool((set_size(safe_TV, rule).numpy() == rollout.kept_vocab_infer_T).all())
+    return worst if same_sizes and np.isfinite(worst) else np.inf

@@ -1,0 +1,203 @@
+"""vLLM as the rollout engine: samples from the safe vocabulary and records what vLLM does not return.
+
+vLLM returns the log-prob of a sampled token under the distribution that it was drawn from, but neither the
+mass nor the size of a safe set, and one mode of log-probs serves the whole engine. So a logits processor of
+our own does the masking inside the engine, after the temperature, and keeps log Z' and |V'_S| of every
+sampled token; then log π_infer = log π'^mp + log Z'. A disturbance comes first: it changes what π_infer is.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from vllm import LLM, SamplingParams, TokensPrompt
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.objective.disturbance import disturb
+from tailrl.rollout import Decoding
+from tailrl.rollout.sampling import stop_tokens
+from tailrl.rollout.self_test import record_error, tolerance
+from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.runtime import distributed
+from tailrl.runtime.errors import StudyError, reason
+
+SEQUENCES_IN_FLIGHT = 128
+BATCHED_TOKENS = 4096
+
+
+class WorkerExtension:
+    """What vLLM adds to its worker, so that the sampler can reach it."""
+
+    model_runner: Any
+
+    def take_safe_set_record(self) -> SafeSetRecord:
+        """The record of this worker's logits processor."""
+        processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
+        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
+
+    def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
+        self.model_runner.reload_weights(weights_iterator=weights)
+
+
+class VllmSampler:
+    """A `Sampler` over one vLLM engine in this process."""
+
+    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
+        """See `make_sampler`."""
+        sharing, eager = settings.tensor_parallel, settings.enforce_eager
+        if distributed.count() % sharing:
+            raise StudyError(
+                f"sampler.tensor_parallel: {sharing} ranks are to share an engine, and there are "
+                f"{distributed.count()}: their number must be a multiple"
+            )
+        try:
+            self.llm = LLM(
+                model=str(policy_folder),
+                trust_remote_code=False,
+                dtype=settings.dtype,
+                kv_cache_dtype=settings.kv_cache_dtype,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                # Among several ranks each is a worker on its own GPU, alone or with those that it shares an engine
+                # with: vLLM's word for that is a launcher outside of it, whose process group it then uses. Each has a
+                # scheduler, and all that share decide the same by the same requests.
+                distributed_executor_backend="external_launcher" if distributed.count() > 1 else None,
+                tensor_parallel_size=sharing,
+                # The engine starts empty and is handed every weight, head included: where a reload leaves out a
+                # tied head, vLLM's packed copy of the old one stays in place.
+                load_format="dummy",
+                hf_overrides={"tie_word_embeddings": False},
+                max_model_len=max_length,
+                max_num_seqs=SEQUENCES_IN_FLIGHT,
+                seed=seed,
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # nothing but the study decides how responses are drawn
+                logprobs_mode="processed_logprobs",
+                logits_processors=[SafeSetProcessor],
+                worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
+                enforce_eager=not torch.cuda.is_available() if eager is None else eager,
+                async_scheduling=False,  # the processor reads the tokens sampled so far
+                # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
+                enable_chunked_prefill=False,
+                max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
+                disable_log_stats=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        self.dtype = getattr(torch, settings.dtype)
+        self.max_length = max_length
+        self.stop_tokens = stop_tokens(policy_folder)
+        self.has_weights = False
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        if not requests:
+            return []
+        longest = max(len(request.prompt_tokens) for request in requests)
+        if longest >= self.max_length:
+            raise StudyError(f"a prompt of {longest} tokens leaves no room in the policy's {self.max_length} tokens")
+        disturbance = decoding.disturbance.model_dump()
+        params = [
+            SamplingParams(
+                temperature=decoding.temperature,
+                max_tokens=min(decoding.max_new_tokens - request.start, self.max_length - len(request.prompt_tokens)),
+                seed=request.seed,
+                stop_token_ids=self.stop_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                extra_args={
+                    "request": index,
+                    "seed": request.seed,
+                    "start": request.start,
+                    "rule": decoding.rule,
+                    "threshold": request.threshold,
+                    "disturbance": disturbance,
+                    "shared_noise": decoding.shared_noise,
+                    "keep_every": decoding.keep_every,
+                },
+            )
+            for index, request in enumerate(requests)
+        ]
+        prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_tokens)) for request in requests]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        record = self.llm.collective_rpc("take_safe_set_record")[0]
+        shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
+        log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+        # Positions recorded twice: numpy keeps the last, which is the one that counts.
+        log_kept[record.request, record.position] = record.log_kept
+        kept_vocab[record.request, record.position] = record.kept_vocab
+        logits: list[dict[int, NDArray[np.float32]]] = [{} for _ in requests]
+        for index, position, raw_V in record.logits:
+            # Disturbed here anew, by the request: `self_test` holds it against what the processor made of them.
+            place = requests[index].start + position
+            drawn_1V = disturb(raw_V[None], [requests[index].seed], [place], decoding.disturbance)
+            logits[index][position] = drawn_1V[0].cpu().numpy()
+        return [
+            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index])
+            for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
+        ]
+
+    def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
+        """Whether the engine's log-probs are those of the masked, renormalised distribution that it samples from.
+
+        The engine's logits are taken as they come and disturbed here anew, by the requests' seeds: a row that got
+        another response's noise would show.
+
+        Returns:
+            The largest difference, nats, of a log π'^mp or log Z' from a float64 log-softmax of these logits.
+
+        Raises:
+            StudyError: it exceeds `self_test.tolerance` or is no number, |V'_S| differs, or a token was not seen: every
+                ratio would be off, in silence.
+        """
+        rollouts = self.generate(requests, replace(decoding, keep_every=1))
+        worst = max(
+            record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
+            for request, rollout in zip(requests, rollouts, strict=True)
+        )
+        vocabulary = max((len(logits_V) for rollout in rollouts for logits_V in rollout.logits_infer_KV), default=0)
+        if not worst <= tolerance(vocabulary):
+            raise StudyError(
+                f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
+            )
+        return worst
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`; what was cached under the old weights is dropped."""
+        # One at a time: the engine is in this process, and a second copy of the policy may not fit beside it.
+        cast = ((name, weight.to(self.dtype)) for name, weight in weights)
+        self.llm.collective_rpc("set_weights", args=(cast,))
+        self.llm.reset_prefix_cache()
+        self.has_weights = True
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
+
+
+def _rollout(
+    request: Request,
+    output: Any,
+    log_kept: NDArray[np.float32],
+    kept_vocab: NDArray[np.int32],
+    logits: dict[int, NDArray[np.float32]],
+) -> Rollout:
+    length = len(output.token_ids)
+    return Rollout(
+        prompt_tokens=request.prompt_tokens,
+        tokens=tuple(output.token_ids),
+        logp_infer_T=np.array(output.logprobs.logprobs, dtype=np.float32),
+        log_kept_infer_T=log_kept[:length],
+        kept_vocab_infer_T=kept_vocab[:length],
+        stopped=output.finish_reason == "stop",
+        logits_infer_KV=tuple(logits[position] for position in sorted(logits) if position < length),
+    )

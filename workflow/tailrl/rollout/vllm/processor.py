@@ -1,0 +1,141 @@
+"""The logits processor inside vLLM: it disturbs, masks, and records log Z' and |V'_S|."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from tailrl.config.sampler import Disturbance
+from tailrl.objective.disturbance import disturb
+from tailrl.objective.noise import gumbel
+from tailrl.objective.safe_set import logit_cut
+from tailrl.rollout import is_kept
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of the engine's batch: whose it is, what is done to it, and its running list of sampled tokens."""
+
+    request: int
+    seed: int
+    start: int
+    rule: str
+    threshold: float
+    disturbance: Disturbance
+    shared_noise: bool
+    keep_every: int
+    tokens: list[int]
+
+    @property
+    def place(self) -> int:
+        """Which token of its response comes next."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SafeSetRecord:
+    """log Z' and |V'_S| of sampled tokens: entry i is about token `position[i]` of request `request[i]`.
+
+    `logits` has request, position and logits [V], not disturbed yet, of the places that are kept (`rollout.is_kept`).
+    """
+
+    request: NDArray[np.int64]
+    position: NDArray[np.int64]
+    log_kept: NDArray[np.float32]
+    kept_vocab: NDArray[np.int32]
+    logits: Sequence[tuple[int, int, Tensor]] = ()
+
+
+class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
+    """Disturbs the logits, masks those outside the safe set, and records log Z' and |V'_S| of every row and step.
+
+    A row that vLLM runs again (a preempted request) records the same position again; the last entry is the one that
+    was sampled from.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
+        self.rows: dict[int, _Row] = {}
+        self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
+        self.kept: list[tuple[int, int, Tensor]] = []
+
+    def is_argmax_invariant(self) -> bool:
+        """Said so that vLLM calls it after the temperature. The most probable token is always safe; noise may make
+        another one the most probable, but no request is greedy, and only those would skip the processor."""
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests as vLLM adds, removes and moves them; the order is part of its contract."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self.rows.pop(index, None)
+        for index, params, _, tokens in batch_update.added:
+            given = params.extra_args or {}
+            self.rows[index] = _Row(
+                request=given.get("request", -1),
+                seed=given.get("seed", 0),
+                start=given.get("start", 0),
+                rule=given.get("rule", "full"),
+                threshold=given.get("threshold", 0.0),
+                disturbance=Disturbance.model_validate(given.get("disturbance", {})),
+                shared_noise=given.get("shared_noise", False),
+                keep_every=given.get("keep_every", 0),
+                tokens=tokens,
+            )
+        for source, target, direction in batch_update.moved:
+            moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
+            if moved is not None:
+                self.rows[target] = moved
+            if displaced is not None and direction == MoveDirectionality.SWAP:
+                self.rows[source] = displaced
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Disturb and mask float32 logits [rows, V] in place; each row's settings came with its request."""
+        rows = [self.rows[index] for index in range(logits.shape[0])]
+        for index, row in enumerate(rows):
+            if is_kept(row.seed, row.place, row.keep_every):
+                self.kept.append((row.request, len(row.tokens), logits[index].clone()))
+        for disturbance in {row.disturbance for row in rows if row.disturbance.on_logits}:
+            chosen = [index for index, row in enumerate(rows) if row.disturbance == disturbance]
+            seeds, places = [rows[index].seed for index in chosen], [rows[index].place for index in chosen]
+            logits[chosen] = disturb(logits[chosen], seeds, places, disturbance)
+        log_kept = torch.zeros(len(rows), device=logits.device)
+        kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
+        rules = {row.rule for row in rows} - {"full"}
+        if rules:
+            cut = torch.full((len(rows), 1), -torch.inf, device=logits.device)
+            for rule in rules:
+                chosen = [index for index, row in enumerate(rows) if row.rule == rule]
+                threshold = torch.tensor([[rows[index].threshold] for index in chosen], device=logits.device)
+                cut[chosen] = logit_cut(logits[chosen], rule, threshold)
+            safe = logits >= cut
+            log_sum = logits.logsumexp(-1)
+            logits.masked_fill_(~safe, -torch.inf)
+            log_kept = logits.logsumexp(-1) - log_sum
+            kept_vocab = safe.sum(-1, dtype=torch.int32)
+        self.records.append(([row.request for row in rows], [len(row.tokens) for row in rows], log_kept, kept_vocab))
+        drawn = [index for index, row in enumerate(rows) if row.shared_noise]
+        if drawn:
+            seeds, places = [rows[index].seed for index in drawn], [rows[index].place for index in drawn]
+            noise = gumbel(seeds, places, logits.shape[1]).to(logits.device)
+            token = (logits[drawn] + noise).argmax(-1)
+            # One token is left: vLLM can draw no other.
+            logits[drawn] = -torch.inf
+            logits[drawn, token] = 0.0
+        return logits
+
+    def take(self) -> SafeSetRecord:
+        """Everything recorded since the last call."""
+        (records, self.records), (kept, self.kept) = (self.records, []), (self.kept, [])
+        return SafeSetRecord(
+            request=np.array([i for requests, *_ in records for i in requests], dtype=np.int64),
+            position=np.array([t for _, positions, *_ in records for t in positions], dtype=np.int64),
+            log_kept=torch.cat([record[2] for record in records]).cpu().numpy(),
+            kept_vocab=torch.cat([record[3] for record in records]).cpu().numpy(),
+            logits=kept,
+        )

@@ -1,0 +1,1 @@
+"""What every room uses: errors, seeds, files, processes. Knows nothing of reinforcement learning."""

@@ -1,0 +1,93 @@
+"""Starts the ranks of a job on this machine, and ends as they end.
+
+It is torchrun's own agent, called as a library. As a command torchrun ends with 1 whatever became of its processes, and
+the rule that trains repeats a job that was killed or hung, but none that said what must be mended. On several machines
+torchrun starts the same processes: `torchrun --no-python ... tailrl train ...`.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from tailrl.runtime.errors import StudyError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+ENDED_BY_AGENT = -15
+"""SIGTERM, which the others get when one rank has failed."""
+
+
+def launch(ranks: int, command: Sequence[str]) -> None:
+    """Run a command as so many ranks, each of which knows its own number from the environment, as torchrun sets it.
+
+    Where one fails, the others are ended, and this process ends with its code.
+
+    Args:
+        ranks: how many, on this machine.
+        command: a program and its arguments.
+
+    Raises:
+        StudyError: a rank told what must be mended (`tell_launcher`).
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        program, *arguments = command
+        logging.disable(logging.ERROR)  # what the agent says in many lines is said below in one
+        try:
+            elastic_launch(config, program)(*arguments)
+        except ChildFailedError as error:
+            # Whoever was ended before the agent saw it fail has told too.
+            for file in sorted(Path(folder).rglob("error.json")):
+                raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"]) from None
+            rank, failure = _cause(error.failures)
+        except SignalException as error:
+            # By the same signal, not with a code: a shell then knows that it was asked to stop too.
+            signal.signal(error.sigval, signal.SIG_DFL)
+            os.kill(os.getpid(), error.sigval)
+        else:
+            return
+        finally:
+            logging.disable(logging.NOTSET)
+    print(f"tailrl: rank {rank} of {ranks} ended with {failure.exitcode}", file=sys.stderr)
+    sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+
+
+def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailure"]:
+    """The failure that explains the others: a process that was killed, for those that waited for it fail with 1; or the
+    first."""
+
+    def order(item: tuple[int, "ProcessFailure"]) -> tuple[bool, int]:
+        return item[1].exitcode in (1, ENDED_BY_AGENT), item[1].timestamp
+
+    return min(failures.items(), key=order)
+
+
+def tell_launcher(sentence: str) -> bool:
+    """Give the sentence that ends this rank to whoever launched it, who says it once; False where nobody did."""
+    if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) is None:
+        return False
+    Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")
+    return True

@@ -1,0 +1,125 @@
+"""Snakemake's lock of a folder, where the Snakemake that took it was killed: SIGKILL leaves it there."""
+
+import platform
+import re
+import sys
+import time
+from pathlib import Path
+
+from tailrl.runtime.errors import StudyError
+
+LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
+"""Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on and, in a second line, the
+executor that its jobs go to if they run elsewhere."""
+PROCESSES = Path("/proc")
+OPTION = re.compile(r"-[a-zA-Z]*?([mcXW])(.*)")
+"""Options of Python's that take a value, alone or behind others: -m, -Im, -Xdev, -c."""
+PAUSE = 0.2
+"""Seconds between two looks at the jobs that are waited for."""
+
+
+def remove_stale_lock(folder: Path) -> bool:
+    """Removes the lock of a Snakemake that runs no more; says so on stderr. False where there is none.
+
+    Waits first for the jobs that outlived their Snakemake: two processes would write the same files. Not for training,
+    which keeps a second process out by itself (`Checkpoints.held`), so that other arms need not wait.
+
+    Raises:
+        StudyError: a Snakemake runs in the folder; or it ran on another machine, or its jobs on a cluster, where nobody
+            can look from here.
+    """
+    locks = sorted((folder / LOCKS).glob("*.lock"))
+    if not locks:
+        return False
+    noted = (folder / HOST).read_text(encoding="utf-8") if (folder / HOST).exists() else platform.node()
+    host, _, executor = noted.strip().partition("\n")
+    if host != platform.node():
+        raise StudyError(
+            f"{folder}: locked by a Snakemake on {host}; where none runs there any more, say snakemake --unlock"
+        )
+    for process in running_snakemakes(folder):
+        if _works_in(process, folder) is None:
+            raise StudyError(
+                f"{folder}: another user's Snakemake is running, as process {process}, here or elsewhere; where it is "
+                "not here, say snakemake --unlock"
+            )
+        raise StudyError(f"{folder}: a Snakemake is running here already, as process {process}")
+    if executor:
+        raise StudyError(
+            f"{folder}: locked by a Snakemake that gave its jobs to {executor}, where they may still run and write; "
+            "when none of them is left, say snakemake --unlock"
+        )
+    said: set[int] = set()
+    while jobs := running_jobs(folder):
+        for process in jobs.keys() - said:
+            _say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
+        said |= jobs.keys()
+        time.sleep(PAUSE)
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+    _say(f"{folder}: the lock of a Snakemake that was killed is removed")
+    return True
+
+
+def running_snakemakes(folder: Path) -> list[int]:
+    """The processes of this machine that run Snakemake in the folder and hold its lock."""
+    return [process for process, command in _processes(folder) if is_snakemake(command) and "--nolock" not in command]
+
+
+def running_jobs(folder: Path) -> dict[int, str]:
+    """The processes of this machine that write results in the folder, training apart, with what they are."""
+    found = {}
+    for process, command in _processes(folder):
+        if is_snakemake(command) and "--report" in command:
+            found[process] = "report.html"
+        elif len(command) > 2 and Path(command[1]).name == "tailrl" and "--out" in command and command[2] != "train":
+            found[process] = f"tailrl {command[2]}"
+    return found
+
+
+def is_snakemake(command: list[str]) -> bool:
+    """Whether the words run Snakemake: its script or its module, in a Python with whatever options."""
+    words = iter(command)
+    if not Path(next(words, "")).name.startswith("python"):
+        words = iter(command)
+    for word in words:
+        if not word.startswith("-"):
+            return Path(word).name == "snakemake"
+        if match := OPTION.fullmatch(word):
+            value = match[2] or next(words, "")
+            if match[1] == "m":
+                return value.partition(".")[0] == "snakemake"
+            if match[1] == "c":
+                return False
+    return False
+
+
+def _processes(folder: Path) -> list[tuple[int, list[str]]]:
+    """The processes of this machine that work in the folder, with the words of their commands.
+
+    A Snakemake of another user is among them, wherever it works: that nobody else may know.
+    """
+    found = []
+    for process in (int(path.name) for path in PROCESSES.glob("[0-9]*")):
+        try:
+            command = (PROCESSES / f"{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended
+        here = _works_in(process, folder)
+        if here or (here is None and is_snakemake(command)):
+            found.append((process, command))
+    return found
+
+
+def _works_in(process: int, folder: Path) -> bool | None:
+    """Whether it does; None where the system does not tell, of another user's process."""
+    try:
+        return (PROCESSES / f"{process}/cwd").samefile(folder)
+    except PermissionError:
+        return None
+    except OSError:
+        return False  # it has ended
+
+
+def _say(sentence: str) -> None:
+    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Intervals, tests and power: arrays in, numbers out. Knows nothing of studies."""

@@ -1,0 +1,102 @@
+"""Scores of every seed on every problem: what other training runs *and* other problems would show.
+
+Seeds and problems are crossed: each policy answers the same problems. With X_sp the mean of k samples, the model is
+X_sp = μ + a_s + b_p + e_sp with independent effects of seeds, problems and the rest (k samples' chance among it). The
+variance of the grand mean is (MS_seeds + MS_problems − MS_rest) / (S P), the mean squares being those of the two-way
+analysis of variance; it is what clustering by seed and by problem at once gives (Cameron, Gelbach and Miller, 2011),
+and t has Satterthwaite's degrees of freedom. Where chance puts MS_rest above the smaller of the other two, the larger
+one stands alone, so that neither kind of repetition is ever said to have less error than it shows by itself.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from tailrl.stats.intervals import CONFIDENCE, Interval, problem_interval
+from tailrl.stats.tests import Difference, unvaried
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Squared standard errors of a mean over S seeds and P problems; `rest` is part of both of the others."""
+
+    seeds: float
+    problems: float
+    rest: float
+    freedom: tuple[int, int, int]
+
+
+def crossed_interval(scores_SP: ArrayLike) -> Interval:
+    """The interval of an arm's mean score over seeds and problems.
+
+    Args:
+        scores_SP: (S, P), the mean over a policy's samples of each problem; n counts seeds, and a single one gives no
+            interval.
+    """
+    scores = np.asarray(scores_SP, dtype=np.float64)
+    mean = float(scores.mean())
+    if mean in (0.0, 1.0) and len(scores) > 1:
+        ends = problem_interval(scores.T)
+        return Interval(mean, ends.low, ends.high, len(scores))
+    found = _difference(mean, [_errors(scores)], None, len(scores))
+    return Interval(found.mean, found.low, found.high, found.n)
+
+
+def crossed_gain(scores_SP: ArrayLike, reference_P: ArrayLike) -> Difference:
+    """An arm's mean score less that of one fixed policy, such as the untrained one, on the same problems.
+
+    Args:
+        scores_SP: (S, P), as `crossed_interval` takes them.
+        reference_P: (P,), the fixed policy's.
+    """
+    scores = np.asarray(scores_SP, dtype=np.float64) - np.asarray(reference_P, dtype=np.float64)
+    return _difference(float(scores.mean()), [_errors(scores)], None, len(scores))
+
+
+def crossed_difference(first_SP: ArrayLike, second_SP: ArrayLike) -> Difference:
+    """The mean score of one arm less that of another: seeds are each arm's own, problems are shared.
+
+    Args:
+        first_SP: (S, P), as `crossed_interval` takes them.
+        second_SP: (S', P), the same problems; n is the smaller number of seeds.
+    """
+    first, second = np.asarray(first_SP, dtype=np.float64), np.asarray(second_SP, dtype=np.float64)
+    by_problem_P = first.mean(axis=0) - second.mean(axis=0)
+    shared = float(by_problem_P.var(ddof=1)) / by_problem_P.size if by_problem_P.size > 1 else math.nan
+    errors = [_errors(first), _errors(second)]
+    return _difference(float(by_problem_P.mean()), errors, shared, min(len(first), len(second)))
+
+
+def _errors(scores_SP: NDArray[np.float64]) -> _Errors:
+    seeds, problems = scores_SP.shape
+    if min(seeds, problems) < 2:
+        return _Errors(math.nan, math.nan, math.nan, (0, 0, 0))
+    by_seed_S, by_problem_P = scores_SP.mean(axis=1), scores_SP.mean(axis=0)
+    rest_SP = scores_SP - by_seed_S[:, None] - by_problem_P + scores_SP.mean()
+    freedom = (seeds - 1, problems - 1, (seeds - 1) * (problems - 1))
+    return _Errors(
+        float(by_seed_S.var(ddof=1)) / seeds,
+        float(by_problem_P.var(ddof=1)) / problems,
+        float((rest_SP**2).sum()) / freedom[2] / (seeds * problems),
+        freedom,
+    )
+
+
+def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int) -> Difference:
+    """t from the arms' squared errors; `shared` is that of problems where the arms have them in common."""
+    problems = errors[0].problems if shared is None else shared
+    parts = [(problems, errors[0].freedom[1])]
+    parts += [(e.seeds, e.freedom[0]) for e in errors] + [(e.rest, e.freedom[2]) for e in errors]
+    if any(math.isnan(square) for square, _ in parts):
+        return Difference(mean, math.nan, math.nan, math.nan, n)
+    seeds, rest = sum(e.seeds for e in errors), sum(e.rest for e in errors)
+    square = max(seeds + problems - rest, seeds, problems)
+    if square < 1e-24:
+        return unvaried(mean, n)
+    freedom = square**2 / sum(part**2 / degrees for part, degrees in parts)
+    error = math.sqrt(square)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)

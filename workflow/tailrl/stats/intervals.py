@@ -1,0 +1,119 @@
+"""Means and shares with their confidence intervals, on plain arrays; scipy has the distributions."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+CONFIDENCE = 0.95
+"""The level of every interval in the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, its interval (NaN where there is none) and the number n of units that it rests on."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+"""Where nothing was measured."""
+
+
+def mean_interval(values_N: ArrayLike) -> Interval:
+    """The t interval of a mean over N independent values, such as one score per seed.
+
+    Args:
+        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    if values.size == 0:
+        return NO_INTERVAL
+    return _t_interval(float(values.mean()), _standard_error(values), values.size)
+
+
+def problem_interval(correct_PK: ArrayLike) -> Interval:
+    """The interval of one policy's avg@k over P problems with k samples each; problems are the clusters.
+
+    A t interval of the per-problem means: with equal k that is the cluster-robust interval, and unlike a
+    bootstrap it needs no random numbers. Where all samples are right (or all wrong) there is no variance
+    to estimate from, and the exact binomial interval of P problems stands in: wide, not empty.
+
+    Args:
+        correct_PK: (P, K), 0 or 1.
+    """
+    score_P = np.asarray(correct_PK, dtype=np.float64).mean(axis=1)
+    score = float(score_P.mean())
+    if score in (0.0, 1.0) and score_P.size > 1:
+        exact = stats.binomtest(round(score) * score_P.size, score_P.size).proportion_ci(CONFIDENCE)
+        return Interval(score, float(exact.low), float(exact.high), score_P.size)
+    return mean_interval(score_P)
+
+
+def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
+    """The interval of a mean over T values that are alike within a cluster, such as tokens of one step.
+
+    The mean is a ratio (sum of values over number of values), so its error is that of the clusters'
+    residual sums, with t on (clusters - 1) degrees of freedom.
+
+    Args:
+        values_T: (T,), any unit.
+        clusters_T: (T,), the cluster of each value; n counts clusters.
+    """
+    values = np.asarray(values_T, dtype=np.float64)
+    return ratio_interval(values, np.ones_like(values), clusters_T)
+
+
+def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
+    """The interval of a ratio of two sums, Σ above / Σ below, whose terms are alike within a cluster.
+
+    Args:
+        above_T: (T,), any unit.
+        below_T: (T,), such as weights; NaN where they sum to 0.
+        clusters_T: (T,), the cluster of each term; n counts clusters.
+    """
+    above, below = np.asarray(above_T, dtype=np.float64), np.asarray(below_T, dtype=np.float64)
+    names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)
+    if not below.sum():
+        return NO_INTERVAL
+    ratio = float(above.sum() / below.sum())
+    residual_G = np.bincount(cluster_T, weights=above - ratio * below, minlength=names.size).astype(np.float64)
+    return _t_interval(ratio, _standard_error(residual_G) * names.size / float(below.sum()), names.size)
+
+
+def share_interval(count: int, n: int) -> Interval:
+    """A share of n independent trials with Wilson's interval, right at shares of 0 and 1 too."""
+    return Interval(*_wilson(count, n), n)
+
+
+def share_difference(first: tuple[int, int], second: tuple[int, int]) -> Interval:
+    """Newcombe's interval of a difference of two shares, from Wilson's of each: right at shares of 0 and 1 too.
+
+    Args:
+        first: how many of how many; at least one of which.
+        second: likewise; n is the smaller number.
+    """
+    (p, low, high), (q, below, above) = _wilson(*first), _wilson(*second)
+    ends = math.hypot(p - low, above - q), math.hypot(high - p, q - below)
+    return Interval(p - q, p - q - ends[0], p - q + ends[1], min(first[1], second[1]))
+
+
+def _wilson(count: int, n: int) -> tuple[float, float, float]:
+    ends = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")
+    return count / n, float(ends.low), float(ends.high)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(stats.sem(values)) if values.size > 1 else math.nan
+
+
+def _t_interval(mean: float, standard_error: float, n: int) -> Interval:
+    # Not stats.t.interval: it gives NaN, not an empty width, where the standard error is zero.
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * standard_error if n > 1 else math.nan
+    return Interval(mean, mean - half, mean + half, n)

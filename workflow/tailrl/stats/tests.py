@@ -1,0 +1,154 @@
+"""Intervals and differences for the report, on plain arrays; scipy has the distributions.
+
+Each function names its unit of repetition, since that is what an interval is about: seeds (another
+training run), problems (another set of held-out problems) or clusters of tokens (another batch of
+rollouts). A single unit gives no interval: its ends are NaN, and so is p.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from tailrl.stats.intervals import CONFIDENCE
+
+SPLITS = 9_999
+"""Splits of the runs that a permutation test looks at, at most."""
+
+CONSTANT = 1e-12
+"""Values that differ by less than this are equal: rounding, not a variance to divide by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of first minus second, its interval and two-sided p (NaN where there is none), units n."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+NO_DIFFERENCE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
+"""Where there is nothing to compare: nothing was measured, or it is what the others are held against."""
+
+
+def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
+    """Two policies on the same P problems, paired: what other problems would say about *these policies*.
+
+    Args:
+        first_P: (P,), the score of each problem under the first policy.
+        second_P: (P,), the same problems under the second.
+    """
+    return difference_from(np.asarray(first_P, dtype=np.float64) - np.asarray(second_P, dtype=np.float64), 0.0)
+
+
+def difference_from(values_N: ArrayLike, reference: float) -> Difference:
+    """The mean of N independent values, such as one a seed, minus a fixed number.
+
+    Args:
+        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
+        reference: the number, in the same unit.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return NO_DIFFERENCE
+    mean = float(values.mean()) - reference
+    if values.size < 2 or np.ptp(values) < CONSTANT:
+        return _constant_difference(mean, values.size, repeated=values.size > 1)
+    test = stats.ttest_1samp(values - reference, 0.0)
+    return _difference(mean, test, values.size)
+
+
+def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
+    """Two arms by their seeds' scores: what other training runs would say about *these arms*.
+
+    Welch's test: two runs with one seed start from the same rollouts but part after a few updates, so
+    pairing would buy little and halve the degrees of freedom of a handful of seeds. What positive
+    correlation is left makes Welch wider than needed, never narrower.
+
+    Args:
+        first_S: (S,), one score per seed of the first arm.
+        second_S: (S',), the same for the second; n is the smaller number.
+    """
+    first, second = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
+    mean, n = float(first.mean() - second.mean()), min(first.size, second.size)
+    if n < 2 or max(np.ptp(first), np.ptp(second)) < CONSTANT:
+        return unvaried(mean, n)
+    with warnings.catch_warnings():
+        # scipy warns where the seeds of one arm agree exactly; Welch's formula is right there too.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        test = stats.ttest_ind(first, second, equal_var=False)
+    return _difference(mean, test, n)
+
+
+def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> Difference:
+    """A weighted sum of arms' means, such as a difference of two differences, by their seeds' scores.
+
+    Welch's test for any number of arms: the squared errors add up, with Satterthwaite's degrees of freedom. Of two arms
+    with weights 1 and -1 it is `arm_difference`.
+
+    Args:
+        scores_A: for each arm (S,), one score per seed; n is the smallest number of them.
+        weights_A: for each arm, not 0.
+    """
+    scores = [np.asarray(scores_S, dtype=np.float64) for scores_S in scores_A]
+    mean = float(sum(w * s.mean() for s, w in zip(scores, weights_A, strict=True)))
+    n = min(s.size for s in scores)
+    if n < 2 or max(np.ptp(s) for s in scores) < CONSTANT:
+        return unvaried(mean, n)
+    squares_A = np.array([w**2 * s.var(ddof=1) / s.size for s, w in zip(scores, weights_A, strict=True)])
+    error = math.sqrt(squares_A.sum())
+    freedom = squares_A.sum() ** 2 / sum(square**2 / (s.size - 1) for s, square in zip(scores, squares_A, strict=True))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)
+
+
+def holm(p_M: ArrayLike) -> NDArray[np.float64]:
+    """Holm's adjusted p of M tests, (M,): below α each with probability at most α that any of them is wrong.
+
+    NaN entries are tests that could not be made: they stay NaN and do not count.
+    """
+    p = np.asarray(p_M, dtype=np.float64)
+    order = np.argsort(p)[: int((~np.isnan(p)).sum())]
+    adjusted = np.full(p.size, math.nan)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(order.size, 0, -1)), 1.0)
+    return adjusted
+
+
+def one_sided(difference: Difference) -> tuple[float, float]:
+    """p of the two one-sided tests behind a two-sided one: that the difference is above 0, and that it is below."""
+    seen, other = difference.p / 2, 1 - difference.p / 2
+    return (seen, other) if difference.mean > 0 else (other, seen)
+
+
+def all_hold(*parts: tuple[float, float]) -> tuple[float, float]:
+    """p of a claim whose parts have to hold all, and of its opposite, from those of each part: an intersection-union
+    test; any one part that fails refutes it, by Bonferroni. NaN where one of a part's is."""
+    holds, fails = zip(*parts, strict=True)
+    return float(np.max(holds)), float(np.minimum(1.0, len(parts) * np.min(fails)))
+
+
+def _difference(mean: float, test: Any, n: int) -> Difference:
+    interval = test.confidence_interval(CONFIDENCE)
+    return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue), n)
+
+
+def unvaried(mean: float, n: int) -> Difference:
+    """A difference of arms whose seeds agree exactly, or are one each: scores are counts, of which two agree by chance,
+    and say nothing of how much others would differ. Without any difference p is 1."""
+    return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and abs(mean) < CONSTANT else math.nan, n)
+
+
+def _constant_difference(mean: float, n: int, *, repeated: bool) -> Difference:
+    """The same difference each time, as of exact zeros: t would be 0/0 or infinite. A single one has no known error."""
+    if not repeated:
+        return Difference(mean, math.nan, math.nan, math.nan, n)
+    return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, n)

@@ -1,0 +1,39 @@
+"""The problems of a study: what its first job writes."""
+
+import json
+from pathlib import Path
+
+from tailrl.config.jobs import Problems
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.loaded import canonical
+from tailrl.tasks.problem import write_problems
+from tailrl.tasks.registry import load_task
+
+
+def write_all_problems(settings: Problems, out: Path) -> None:
+    """Writes train.jsonl, evaluation.jsonl, warm_start.jsonl (empty without a warm start) and problems.json.
+
+    A problem that is evaluated is taken out of what is trained on; problems.json counts it, and lists the rows
+    of the sources that could not be used.
+
+    Raises:
+        StudyError: a source cannot be read or gives nothing.
+    """
+    evaluation = load_task(settings.evaluation)
+    held_out = {canonical(problem.prompt) for problem in evaluation.problems}
+    report: dict[str, object] = {"evaluation": _describe(len(evaluation.problems), 0, evaluation.skipped)}
+    write_problems(evaluation.problems, out / "evaluation.jsonl")
+    for name, tasks in (("train", (settings.train,)), ("warm_start", settings.warm_start)):
+        loaded = [load_task(task) for task in tasks]
+        every = [problem for part in loaded for problem in part.problems]
+        kept = [problem for problem in every if canonical(problem.prompt) not in held_out]
+        if loaded and not kept:
+            raise StudyError(f"every {name} problem is also an evaluation problem")
+        write_problems(kept, out / f"{name}.jsonl")
+        skipped = {reason: rows for part in loaded for reason, rows in part.skipped.items()}
+        report[name] = _describe(len(kept), len(every) - len(kept), skipped)
+    (out / "problems.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _describe(kept: int, held_out: int, skipped: dict[str, list[str]]) -> dict[str, object]:
+    return {"problems": kept, "removed_because_evaluated": held_out, "skipped": skipped}

@@ -1,0 +1,56 @@
+"""A problem with a verifiable answer, and the JSONL file of problems."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tailrl.runtime.errors import StudyError, one_line, reason
+
+COMPARED = ("math", "text")
+"""How an answer may be compared: as a number or formula, or as text; `tailrl.tasks.scoring` does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One verifiable problem: its prompt as the policy reads it, its answer and how that is compared, and, where the
+    task makes worked solutions, one (what a warm start learns from)."""
+
+    id: str
+    prompt: str
+    answer: str
+    solution: str = ""
+    compared: str = "math"
+
+
+def write_problems(problems: Iterable[Problem], path: Path) -> None:
+    """One JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for problem in problems:
+            file.write(json.dumps(asdict(problem), ensure_ascii=False) + "\n")
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """The problems of a JSONL file; raises StudyError naming the file and line that cannot be used."""
+    problems = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    problem = Problem(**json.loads(line))
+                    if not all(isinstance(value, str) for value in asdict(problem).values()):
+                        raise TypeError("every field must be text")
+                    if not problem.prompt:
+                        raise ValueError("its prompt is empty")
+                    if problem.compared not in COMPARED:
+                        raise ValueError(f"compared must be one of {', '.join(COMPARED)}")
+                    "".join(asdict(problem).values()).encode()  # half a character is JSON, but no tokenizer reads it
+                    problems.append(problem)
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+    if not problems:
+        raise StudyError(f"{path}: holds no problem")
+    return problems

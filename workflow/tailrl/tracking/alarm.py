@@ -1,0 +1,72 @@
+"""When a metric of a run is said to raise an alarm: one definition, for the report that looks for early warnings of a
+collapse and for the rule that ends a run at one."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tailrl.tracking.metrics import METRICS
+
+START, FEWEST = 0.1, 5
+"""A run's own level is its mean over this share of its steps from the first on, and over so many at least."""
+
+WINDOW = 5
+"""Steps of the trailing mean that is held against it."""
+
+SKEW = "c_skew"
+"""|C(r)|, summed over tokens of either sign of the advantage: 0 where the mismatch does not know that sign."""
+
+SKEWED = ("rollout_corr/c_positive_advantage", "rollout_corr/c_negative_advantage")
+"""The two parts of it."""
+
+SIGNALS = (*METRICS, SKEW)
+"""What can raise an alarm."""
+
+
+def signal(metrics: Mapping[str, float | None], name: str) -> float:
+    """The size of a step's signal; NaN where the step did not record it.
+
+    Args:
+        metrics: the step's metrics, null where one is not finite.
+        name: one of SIGNALS.
+    """
+    keys = SKEWED if name == SKEW else (name,)
+    values = [metrics.get(key) for key in keys]
+    return abs(math.fsum(math.nan if value is None else value for value in values))
+
+
+def start_steps(steps: int) -> int:
+    """The steps that a run's own level is taken from.
+
+    Args:
+        steps: of the whole run, as it was planned.
+    """
+    return max(FEWEST, math.ceil(START * steps))
+
+
+def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int) -> int | None:
+    """The first step, from 0, at which a signal's trailing mean over WINDOW steps is beyond `factor` times its level.
+
+    Beyond is above for a factor over 1 and below for one under 1; steps that recorded nothing are left out. A level of
+    0 has no multiple that is larger, so that nothing is above it.
+
+    Args:
+        values_N: (N,), the signal at each step until now.
+        factor: positive, not 1.
+        start: steps that the level is the mean of; none of them raises an alarm.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    known = ~np.isnan(values[:start])
+    limit = factor * float(values[:start][known].mean()) if known.any() else 0.0
+    if values.size <= start or not limit:
+        return None
+    totals, counts = (np.concatenate([[0.0], np.cumsum(part)]) for part in (np.nan_to_num(values), ~np.isnan(values)))
+    end_M = np.arange(start, values.size) + 1
+    first_M = np.maximum(end_M - WINDOW, 0)
+    count_M = counts[end_M] - counts[first_M]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_M = (totals[end_M] - totals[first_M]) / count_M
+    beyond_M = (mean_M > limit) if factor > 1 else (mean_M < limit)
+    return int(end_M[np.argmax(beyond_M)]) - 1 if beyond_M.any() else None

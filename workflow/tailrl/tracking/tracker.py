@@ -1,0 +1,148 @@
+"""Tracking: `metrics.jsonl` is the truth; a process of its own mirrors it to Weights & Biases (`wandb_mirror`)."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.tracking.wandb_mirror import FINISH_SECONDS
+
+if TYPE_CHECKING:
+    from tailrl.config.jobs import Run
+
+SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
+
+
+class Tracker:
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, a sign of life on the terminal."""
+
+    def __init__(
+        self, run: "Run", seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """Args:
+        run: the job's settings, stored in W&B as the run's configuration.
+        seed: part of the run's name.
+        out: folder that gets `metrics.jsonl`.
+        wandb_folder: folder that gets `wandb/`, shared by the runs of a study.
+        earlier: the steps of a run that was interrupted, which goes on: they stand in the file again.
+        """
+        metrics = out / "metrics.jsonl"
+        with writing(metrics):
+            # A file that is there may have a second name, by which a finished run still has it.
+            metrics.unlink(missing_ok=True)
+            self.file = metrics.open("w", encoding="utf-8", buffering=1)
+            for step in earlier:
+                self.file.write(json_line(step))
+        record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": run.model_dump(mode="json")}
+        self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
+        self.name = f"{run.arm} seed {seed}"
+        self.steps = run.training.steps
+        self.progress = _progress() if sys.stderr.isatty() else None
+        self.bar = None
+        if self.progress:
+            self.bar = self.progress.add_task(self.name, total=self.steps, completed=len(earlier), shown="")
+
+    def __enter__(self) -> Self:
+        if self.progress:
+            self.progress.start()
+        return self
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Write one step; a value that is not finite becomes null (JSON has no nan).
+
+        Raises:
+            StudyError: the disk refuses.
+        """
+        line = json_line(metrics)
+        try:
+            self.file.write(line)
+        except OSError as error:
+            raise StudyError(
+                f"{self.file.name}: a step's metrics, {len(line)} bytes, could not be written: {reason(error)}"
+            ) from None
+        shown = "  ".join(f"{label} {metrics[key]:.3g}" for key, label in SHOWN.items())
+        if self.progress and self.bar is not None:
+            self.progress.update(self.bar, advance=1, shown=shown)
+        else:
+            print(
+                f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress:
+            self.progress.stop()
+        try:
+            self.file.close()
+        except OSError:
+            # What a full disk did not take is still to be written; of that the error in hand has spoken.
+            if kind is None:
+                raise
+        self.mirror.close(0 if kind is None else 1)
+
+
+def json_line(metrics: Mapping[str, float]) -> str:
+    """A step as `metrics.jsonl` has it."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
+
+
+class Mirror:
+    """The process that mirrors a run; nothing that becomes of it reaches the training job, but for a warning."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        """Start it, unless WANDB_MODE is disabled; `given` is its first line of input."""
+        self.folder = given["folder"]
+        self.process: subprocess.Popen[str] | None = None
+        if os.environ.get("WANDB_MODE") == "disabled":
+            return
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tailrl.tracking.wandb_mirror"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # to be ended with all that it started
+            )
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(given) + "\n")  # far less than a pipe takes at once
+            self.process.stdin.flush()
+        except OSError as error:
+            self._warn(reason(error))
+
+    def close(self, exit_code: int) -> None:
+        """Let it come to an end, and end it where it has not after `FINISH_SECONDS`."""
+        if self.process is None:
+            return
+        try:
+            self.process.communicate(f"{exit_code}\n", timeout=FINISH_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self._warn(f"it was not done {FINISH_SECONDS} s after the last step")
+        else:
+            if self.process.returncode:
+                self._warn(f"its process ended with {self.process.returncode}")
+
+    def _warn(self, why: str) -> None:
+        print(
+            f"tailrl: warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"`tailrl mirror {self.folder}` sends it later",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[shown]}"), console=Console(stderr=True))

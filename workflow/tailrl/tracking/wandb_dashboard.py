@@ -1,0 +1,127 @@
+"""A study's workspace and report on a W&B server, made by code: the same panels for every study, its arms as groups."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tailrl.runtime.errors import StudyError, reason
+
+STEP = "train/step"
+
+SECTIONS: dict[str, dict[str, tuple[str, bool]]] = {
+    "Training": {
+        "reward": ("reward/mean", False),
+        "policy entropy, nats": ("policy/entropy", False),
+        "gradient norm": ("train/grad_norm", True),
+        "response length, tokens": ("response/length_mean", False),
+    },
+    "Mismatch": {
+        "k3 KL, masked, nats": ("rollout_corr/k3_kl", True),
+        "k3 KL, unmasked, nats": ("rollout_corr_unmasked/k3_kl", True),
+        "mean weight before clipping": ("rollout_corr_raw/rollout_is_mean", True),
+        "effective sample size, of batch": ("rollout_corr_raw/rollout_is_eff_sample_size", False),
+    },
+    "Pruning": {
+        "kept mass in the trainer": ("dvp/kept_mass_train_mean", False),
+        "size of the trainer's set, tokens": ("dvp/kept_vocab_per_token_train", True),
+        "sampled tokens outside it": ("dvp/sampled_outside_train_support_fraction", False),
+        "sequences vetoed": ("rollout_corr/veto_seq_fraction", False),
+    },
+}
+"""The panels: title, metric, and whether its axis is logarithmic."""
+
+
+def make_dashboard(results: Path) -> None:
+    """Makes the workspace and the report of a study on the server, and prints where they are.
+
+    Without WANDB_MODE=online nothing is sent: what shows the study without a server is printed instead.
+
+    Args:
+        results: the study's results folder, with its finished runs; `tailrl mirror` sends them.
+
+    Raises:
+        StudyError: there is no finished run, or the server refuses.
+    """
+    study = _study(results)
+    if os.environ.get("WANDB_MODE") != "online":
+        print(
+            f"W&B is offline. In the terminal: wandb leet {results}/wandb/offline-run-*; in a browser: "
+            f"{results}/summary.html. For a server: wandb login, tailrl mirror {results}, then this with "
+            "WANDB_MODE=online."
+        )
+        return
+    import wandb
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+
+    try:
+        entity = os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
+        place = {"entity": entity, "project": os.environ.get("WANDB_PROJECT", "tailrl")}
+        workspace = _workspace(workspaces, reports, study, place)
+        workspace.save()
+        report = _report(reports, study, place)
+        report.save()
+    except Exception as error:  # of wandb's own, of its HTTP library, of the system
+        raise StudyError(f"W&B does not take the dashboard: {reason(error)}; it can be tried again") from None
+    print(f"workspace: {workspace.url}\nreport: {report.url}")
+
+
+def _study(results: Path) -> str:
+    """The name of the study, as its runs have it in their configuration."""
+    for path in sorted(results.glob("train/*/seed*/run.json")):
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["study"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StudyError(f"{path}: is no record of a run: {reason(error)}") from None
+    raise StudyError(f"{results}: holds no finished run, train/<arm>/seed<seed>/run.json")
+
+
+def _panels(reports: Any, section: str) -> list[Any]:
+    """Line plots of one section: the mean over an arm's seeds, with a band from the smallest to the largest."""
+    return [
+        reports.LinePlot(
+            title=title,
+            x=STEP,
+            y=[metric],
+            log_y=log,
+            groupby=reports.Config("arm"),
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+        )
+        for title, (metric, log) in SECTIONS[section].items()
+    ]
+
+
+def _workspace(workspaces: Any, reports: Any, study: str, place: dict[str, str]) -> Any:
+    return workspaces.Workspace(
+        **place,
+        name=study,
+        sections=[
+            workspaces.Section(name=name, panels=_panels(reports, name), is_open=True, pinned=True) for name in SECTIONS
+        ],
+        settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=100),
+        runset_settings=workspaces.RunsetSettings(
+            filters=f"Config('study') = '{study}'", groupby=[workspaces.Config("arm")]
+        ),
+    )
+
+
+def _report(reports: Any, study: str, place: dict[str, str]) -> Any:
+    blocks = [
+        reports.P(
+            "Lines are means over an arm's seeds, bands reach from the smallest to the largest. Scores, intervals and "
+            "the papers' claims are in the study's own page, summary.html."
+        ),
+        reports.TableOfContents(),
+    ]
+    for name in SECTIONS:
+        runs = reports.Runset(**place, name=study, filters=f"Config('study') = '{study}'", groupby=["config.arm"])
+        blocks += [reports.H1(name), reports.PanelGrid(runsets=[runs], panels=_panels(reports, name))]
+    return reports.Report(
+        **place,
+        title=f"{study}: training under a mismatch",
+        description="Runs of one study, grouped by arm.",
+        blocks=blocks,
+        width="fluid",
+    )

@@ -1,0 +1,221 @@
+"""Weights & Biases, as a mirror of the files that training writes. The only module that imports wandb.
+
+    python -m tailrl.tracking.wandb_mirror   started by `tracker` beside a training job: follows metrics.jsonl
+    tailrl mirror results/NAME               afterwards: sends what the server lacks of the finished runs
+
+A server may be out of reach, slow or refuse the key. So W&B never shares a process with training, which writes its
+file, waits for nobody while it runs, and for this process at its end no longer than `FINISH_SECONDS`.
+
+Offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where runs are filed. Runs are grouped by
+study and arm. A run's id ends with a digest of its first step, whose seconds no two runs share: what is mirrored again
+is continued after the last step that the server has, and a seed that is trained again is another run.
+"""
+
+import json
+import math
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.seeding import derive_seed
+
+FINISH_SECONDS = 60
+"""What a mirror may take after the last step of a training job, before it is ended."""
+
+UPLOAD_SECONDS = 600.0
+"""What `tailrl mirror` waits for one run to be taken."""
+
+Mode = Literal["offline", "online"]
+POLL_SECONDS = 0.5
+STEP = "train/step"
+
+
+# --- one run -------------------------------------------------------------------------------------------
+
+
+def run_name(record: Mapping[str, Any]) -> str:
+    """Names the study, the arm and the seed in the few characters that W&B takes: no two of them alike."""
+    plain = f"{record['study']}-{record['arm']}-seed{record['seed']}"
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in plain)
+    return safe if safe == plain else f"{safe}-{derive_seed(plain):08x}"
+
+
+def run_id(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """The run's id: its name, and a digest of the first step."""
+    return f"{run_name(record)}-{derive_seed(json.dumps(first, sort_keys=True)):08x}"
+
+
+def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mode: Mode) -> Any:
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
+    settings = record["settings"]
+    vocabulary, correction = settings["vocabulary"]["rule"], settings["correction"]["sequence"]
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "tailrl"),
+        mode=mode,
+        dir=folder,
+        id=run_id(record, first),
+        resume="allow" if mode == "online" else None,
+        name=f"{record['arm']}-seed{record['seed']}",
+        group=f"{record['study']}/{record['arm']}",
+        job_type="train",
+        tags=[record["arm"], settings["estimator"], f"vocabulary-{vocabulary}", f"correction-{correction}"],
+        config={**settings, "seed": record["seed"]},
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            x_disable_stats=True,
+            x_disable_meta=True,
+            finish_timeout=UPLOAD_SECONDS,
+            finish_timeout_raises=True,
+        ),
+    )
+    run.define_metric(STEP)
+    run.define_metric("*", step_metric=STEP)
+    return run
+
+
+def mirror_run(
+    record: Mapping[str, Any],
+    points: Iterator[Mapping[str, float | None]],
+    folder: Path,
+    mode: Mode,
+    exit_code: Callable[[], int] = lambda: 0,
+) -> int:
+    """Makes one run in W&B, or continues it; how many steps were sent.
+
+    Args:
+        record: study, arm, seed and settings, as run.json has them.
+        points: the run's steps, from the first one on; null stands for what is not finite.
+        folder: gets `wandb/`.
+        mode: where W&B writes it.
+        exit_code: called after the last step: 0 where the training ended well.
+    """
+    first = next(points, None)
+    if first is None:
+        return 0
+    if mode == "offline":
+        # It cannot be continued: this one has all steps of the earlier one, or is of another training.
+        for earlier in (folder / "wandb").glob(f"offline-run-????????_??????-{run_name(record)}-????????"):
+            shutil.rmtree(earlier, ignore_errors=True)
+    run = _start(record, first, folder, mode)
+    known, sent = run.starting_step, 0
+    for number, point in enumerate(_chain(first, points)):
+        if number >= known:
+            run.log({key: math.nan if value is None else value for key, value in point.items()}, step=number)
+            sent += 1
+    run.finish(exit_code=exit_code())
+    return sent
+
+
+def _chain(first: Mapping[str, Any], rest: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    yield first
+    yield from rest
+
+
+# --- afterwards ----------------------------------------------------------------------------------------
+
+
+def mirror(results: Path) -> None:
+    """Sends a server what it has not got of the finished runs under a study's results, and says so.
+
+    Nothing is sent twice. WANDB_MODE=offline writes the files that a W&B server would be sent, in `results/wandb`.
+
+    Raises:
+        StudyError: there is no finished run, its files cannot be read, or W&B does not take it.
+    """
+    records = sorted(results.glob("train/*/seed*/run.json"))
+    if not records:
+        raise StudyError(f"{results}: holds no finished run, train/<arm>/seed<seed>/run.json")
+    mode: Mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
+    for path in records:
+        record, points = _read_record(path), _read_points(path.with_name("metrics.jsonl"))
+        try:
+            # What W&B writes beside an online run is of no use afterwards: all of it is in our files.
+            with tempfile.TemporaryDirectory() as scratch:
+                sent = mirror_run(record, iter(points), results if mode == "offline" else Path(scratch), mode)
+        except Exception as error:  # of wandb's own, of its HTTP library, of the system
+            raise StudyError(f"{path.parent}: W&B does not take it: {reason(error)}; it can be tried again") from None
+        print(f"{run_id(record, points[0])}: {sent} of {len(points)} steps sent")
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("study", "arm", "seed"):
+            record[key]
+        for key, inner in (("settings", "estimator"), ("vocabulary", "rule"), ("correction", "sequence")):
+            (record if key == "settings" else record["settings"])[key][inner]
+    except KeyError as error:
+        raise StudyError(f"{path}: {error.args[0]} is missing") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise StudyError(f"{path}: is no record of a run: {reason(error)}") from None
+    return record
+
+
+def _read_points(path: Path) -> list[dict[str, float | None]]:
+    points: list[dict[str, float | None]] = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            point = json.loads(line)
+            if point[STEP] != len(points):
+                raise ValueError(f"{STEP} is {point[STEP]}, and not {len(points)}")
+            points.append(point)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StudyError(f"{path}, line {len(points) + 1}: is no step of a run: {reason(error)}") from None
+    if not points:
+        raise StudyError(f"{path}: holds no step")
+    return points
+
+
+# --- beside a training job -----------------------------------------------------------------------------
+
+
+class _Caller:
+    """What the training job says on standard input after its first line: its exit code, or nothing if it was killed."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def ended(self) -> bool:
+        """Whether it ended by now; waits a little where it has not."""
+        if self.code is None and select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+            self.code = int(sys.stdin.readline().strip() or 1)
+            # Nobody ends this process where the job was killed.
+            signal.alarm(FINISH_SECONDS + 1)
+        return self.code is not None
+
+
+def follow(path: Path, ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file that grows, each when its line is whole, until its writer has ended."""
+    with path.open(encoding="utf-8") as file:
+        part, over = "", False
+        while not over:
+            over = ended()  # before the reading: what was written until then is read
+            *lines, part = (part + file.read()).split("\n")
+            yield from map(json.loads, lines)
+
+
+def main() -> None:
+    """Mirrors the run that the first line on standard input names, until the line after it."""
+    given = json.loads(sys.stdin.readline())
+    caller = _Caller()
+    mode: Mode = "online" if os.environ.get("WANDB_MODE") == "online" else "offline"
+    points = follow(Path(given["metrics"]), caller.ended)
+    try:
+        mirror_run(given["record"], points, Path(given["folder"]), mode, lambda: caller.code or 0)
+    except Exception as error:
+        print(f"tailrl: W&B: {reason(error)}", file=sys.stderr, flush=True)
+        os._exit(1)  # at an ordinary exit wandb would wait for its server
+
+
+if __name__ == "__main__":
+    main()

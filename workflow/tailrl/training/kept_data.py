@@ -1,0 +1,180 @@
+"""What grows with the steps of a run: their metrics, and the per-token records of those that are kept.
+
+It lies in files beside the run's checkpoints until the run is finished. Neither the trainer's memory nor a checkpoint
+holds more of it than lengths and checksums. The files' names have the run's: what a run with other settings has kept is
+no part of this one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from tailrl.runtime.atomic_files import DamagedError, write_whole
+from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.training.step import Sample
+
+ASIDE = "writing-tokens.safetensors"
+
+
+class KeptMetrics:
+    """The metrics of every step until now, a line of JSON each.
+
+    The file may be longer than `length`: what an earlier process wrote after its last checkpoint is written over.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = folder / f"metrics-{name}.jsonl"
+        self.length = 0
+        self.hash = hashlib.sha256()
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Write the next step's; raises StudyError where the disk refuses, or has lost what was written."""
+        line = json.dumps(metrics).encode() + b"\n"
+        try:
+            self.file.touch()
+            with self.file.open("r+b") as file:
+                # To go on beyond the end would fill the gap with zeros.
+                if file.seek(0, os.SEEK_END) < self.length:
+                    raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
+                file.truncate(self.length)
+                file.seek(self.length)
+                file.write(line)
+        except OSError as error:
+            raise StudyError(
+                f"{self.file}: a step's metrics, {len(line)} bytes, could not be kept: {reason(error)}"
+            ) from None
+        self.length += len(line)
+        self.hash.update(line)
+
+    def read(self) -> list[dict[str, float]]:
+        """Those of every step until now; raises StudyError as `check` does."""
+        return [json.loads(line) for line in self.check(self._state()).splitlines()]
+
+    def settle(self) -> dict[str, Any]:
+        """Bring the lines to the disk; returns what a checkpoint holds of them, ready for JSON. Raises OSError."""
+        if self.length:
+            with self.file.open("rb") as file:
+                os.fsync(file.fileno())
+        return self._state()
+
+    def check(self, settled: Mapping[str, Any]) -> bytes:
+        """The lines of which `settle` spoke.
+
+        Raises:
+            DamagedError: they are not there any more, or others are.
+            StudyError: they may be there, but cannot be read.
+        """
+        lines = self._bytes(settled["length"])
+        if hashlib.sha256(lines).hexdigest() != settled["checksum"]:
+            raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
+        return lines
+
+    def restore(self, lines: bytes) -> None:
+        """Go on from these lines, which `check` gave."""
+        self.length, self.hash = len(lines), hashlib.sha256(lines)
+
+    def _state(self) -> dict[str, Any]:
+        return {"length": self.length, "checksum": self.hash.hexdigest()}
+
+    def _bytes(self, length: int) -> bytes:
+        if not length:
+            return b""
+        try:
+            with self.file.open("rb") as file:
+                return file.read(length)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StudyError(f"{self.file}: cannot be read: {reason(error)}") from None
+
+
+class KeptTokens:
+    """The per-token records of the steps that are kept, a file each.
+
+    Attributes:
+        checksums: SHA-256 of each step's file, by the step, in the steps' order.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.checksums: dict[int, str] = {}
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Write the arrays of a step, which have a length in common; raises StudyError where the disk refuses."""
+        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        try:
+            write_whole(data, self.folder / ASIDE, self._file(step))
+        except OSError as error:
+            (self.folder / ASIDE).unlink(missing_ok=True)
+            raise StudyError(
+                f"{self.folder}: the tokens of step {step} could not be kept ({reason(error)}): they need "
+                f"{len(data) / 1e6:.1f} MB"
+            ) from None
+        self.checksums[step] = hashlib.sha256(data).hexdigest()
+
+    def joined(self) -> dict[str, NDArray[np.generic]]:
+        """All arrays, one step after the other; none where no step was kept. Raises StudyError as `check` does."""
+        parts = [load(self._bytes(step, digest)) for step, digest in self.checksums.items()]
+        return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+    def state(self) -> list[tuple[int, str]]:
+        """What a checkpoint holds of it, ready for JSON."""
+        return list(self.checksums.items())
+
+    def check(self, state: Iterable[tuple[int, str]]) -> dict[int, str]:
+        """`checksums` as `state` gave them.
+
+        Raises:
+            DamagedError: a file is missing or damaged.
+            StudyError: one may be whole, but cannot be read.
+        """
+        given = {int(step): str(digest) for step, digest in state}
+        for step, digest in given.items():
+            self._bytes(step, digest)
+        return given
+
+    def _bytes(self, step: int, digest: str) -> bytes:
+        file = self._file(step)
+        try:
+            data = file.read_bytes() if file.exists() else b""
+        except OSError as error:
+            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DamagedError(file, f"the tokens of step {step} in {file.name} are damaged")
+        return data
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"tokens-{step:08d}-{self.name}.safetensors"
+
+
+def write_batch(samples: Sequence[Sample], file: Path) -> None:
+    """Writes the N samples of a step as npz.
+
+    Arrays: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64; seed_N, int64;
+    and, all responses after one another, prompt_tokens (with lengths as said) and tokens_T, int64; logp_infer_T and
+    log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32.
+    """
+    rollouts = [sample.rollout for sample in samples]
+    arrays = {
+        "prompt_length_N": np.array([len(rollout.prompt_tokens) for rollout in rollouts]),
+        "response_length_N": np.array([len(rollout.tokens) for rollout in rollouts]),
+        "advantage_N": np.array([sample.advantage for sample in samples]),
+        "threshold_N": np.array([sample.threshold for sample in samples], dtype=np.float64),
+        "seed_N": np.array([sample.seed for sample in samples]),
+        "prompt_tokens": np.concatenate([np.array(rollout.prompt_tokens) for rollout in rollouts]),
+        "tokens_T": np.concatenate([np.array(rollout.tokens) for rollout in rollouts]),
+        "logp_infer_T": np.concatenate([rollout.logp_infer_T for rollout in rollouts]),
+        "log_kept_infer_T": np.concatenate([rollout.log_kept_infer_T for rollout in rollouts]),
+        "kept_vocab_infer_T": np.concatenate([rollout.kept_vocab_infer_T for rollout in rollouts]),
+    }
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, allow_pickle=False, **arrays)
