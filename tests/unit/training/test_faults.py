@@ -309,7 +309,7 @@ HANGING = {
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     script = (
         "import ctypes, time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 1.0\n"
-        f"with guard.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
+        f"with timeouts.deadline(1.0, 'a batch of 8 responses'):\n    {HANGING[how]}\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == (os.EX_SOFTWARE if how == "asleep" else -signal.SIGALRM)
@@ -321,7 +321,7 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
 def test_what_ends_in_time_is_left_alone() -> None:
     script = (
         "import time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 0.1\n"
-        "with guard.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
+        "with timeouts.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
