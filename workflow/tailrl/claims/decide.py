@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tailrl.claims.finding import (
     UNTESTABLE,
     Claim,
     Finding,
+    words_of,
 )
 from tailrl.stats.intervals import CONFIDENCE
 from tailrl.stats.tests import Difference, holm
@@ -33,6 +34,7 @@ class Verdict:
     """A line of the report: the claim, its verdict, where that holds, and what was seen.
 
     Attributes:
+        id: of the claim; claim: its words, which are the id's.
         policy, task, dose, arms, seeds: the scope; seeds are the runs of the arm with fewest.
         effect, low, high, unit: the endpoint with its interval over seeds.
         p, p_holm: two-sided, raw and by Holm over the tests of the claim's family; NaN where no test decides.
@@ -40,7 +42,8 @@ class Verdict:
         endpoint: the primary endpoint, fixed beforehand.
     """
 
-    claim: str
+    id: str
+    claim: str = field(init=False)
     source: str
     verdict: str
     policy: str
@@ -56,6 +59,12 @@ class Verdict:
     p_holm: float
     seen: str
     endpoint: str
+
+    def __post_init__(self) -> None:
+        words = words_of(self.id)
+        if not words:
+            raise ValueError(f"no claim has the id {self.id!r}")
+        object.__setattr__(self, "claim", words)
 
 
 def judge(results: Results) -> list[Verdict]:
@@ -76,12 +85,12 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def change_verdict(
-    claim: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
+    id: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
     seen: str, endpoint: str,
 ) -> Verdict:  # fmt: skip
     """The line on a question without a direction: whether something changes, by the p of its change."""
     return Verdict(
-        claim=claim,
+        id=id,
         source=OPEN,
         verdict=CHANGES if p_holm <= 1 - CONFIDENCE else UNDECIDED,
         policy=arm_kinds.policy_name(settings),
@@ -113,7 +122,7 @@ def _verdict(results: Results, claim: Claim, finding: Finding, p_for: float, p_a
     tested = REPRODUCED if p_for <= LEVEL else CONTRADICTED if p_against <= LEVEL else UNDECIDED
     settings = arm_kinds.settings_of(results, (*finding.arms, results.arms[0])[0])
     return Verdict(
-        claim=claim.statement,
+        id=claim.id,
         source=claim.source,
         verdict=finding.outcome or tested,
         policy=arm_kinds.policy_name(settings),

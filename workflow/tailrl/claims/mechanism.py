@@ -47,7 +47,7 @@ REWARDS = 1.0
 
 
 @claim(
-    "The veto acts in every step with a token outside the trainer's set",
+    "dvp.veto.catches",
     f"{DVP}, veto",
     unit="share of steps",
     family="veto",
@@ -76,7 +76,7 @@ def veto_catches_outside(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP lowers the unmasked k3 of what it samples, too",
+    "open.fair_kl",
     OPEN,
     unit="ratio",
     family="fair",
@@ -93,7 +93,7 @@ def unmasked_divergence_falls(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "K3 grows more under bypass than under recompute",
+    "vexact.b.k3",
     f"{VEXACT}, finding (b)",
     unit="ratio",
     family="conventions",
@@ -106,7 +106,7 @@ def bypass_shows_what_recompute_hides(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "K1 grows more under bypass than under recompute",
+    "vexact.b.k1",
     f"{VEXACT}, finding (b)",
     unit="ratio",
     family="conventions",
@@ -126,7 +126,7 @@ def _grows_more(results: Results, name: str, key: str) -> Iterator[Finding]:
 
 
 @claim(
-    "Under recompute the reward falls while K3 stays flat",
+    "vexact.b.reward",
     f"{VEXACT}, finding (b)",
     unit="reward",
     family="flat",
@@ -156,7 +156,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Under recompute C(r) is skewed by the sign of the advantage",
+    "vexact.b.skew",
     f"{VEXACT}, finding (b)",
     unit="advantage",
     family="skew",
@@ -174,7 +174,7 @@ def skewed_by_advantage(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "The measured bias bound is not empty",
+    "dvp.prop5_5.bound",
     f"{DVP}, Prop. 5.5",
     unit="reward",
     family="bound",
@@ -191,7 +191,7 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",
+    "open.rho.binds",
     OPEN,
     unit="tokens a response",
     family="binds",

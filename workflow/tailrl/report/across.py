@@ -13,9 +13,9 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.format import LOST, count, p_value, table
 from tailrl.analysis.tables import flat_rows, mean_of, write_csv
 from tailrl.artifacts.results import FloatArray, Results, read_evaluation, read_results
+from tailrl.claims import finding
 from tailrl.claims.decide import Verdict, change_verdict
 from tailrl.claims.finding import interval
-from tailrl.claims.statements import ACROSS
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     arm_legend,
@@ -156,7 +156,7 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
         change = place.change
         found.append(
             change_verdict(
-                f"{ACROSS}{place.quantity}",
+                f"across.{finding.QUANTITIES[place.quantity]}",
                 arm_kinds.settings_of(results[place.study], place.arm),
                 place.arm,
                 place.value.n,

@@ -94,11 +94,13 @@ def _what_it_is(study: Study, results: Results) -> str:
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> str:
-    header = ("claim", "source", "verdict", "at", "arms", "seeds", "seen", "p", "p, Holm")
+    header = ("claim", "source", "verdict", "at", "arms", "seeds", "seen", "p", "p, Holm", "id")
     rows = []
     for v in filter(lambda v: v.arms, verdicts):
         scope = [v.dose, v.arms, str(v.seeds or "")]
-        rows.append([v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, p_value(v.p), p_value(v.p_holm)])
+        rows.append(
+            [v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, p_value(v.p), p_value(v.p_holm), f"`{v.id}`"]
+        )
     unspoken = "; ".join(v.claim for v in verdicts if not v.arms)
     rest = f"The study has no arms for these (`tables/claims.csv` says which it takes): {unspoken}." if unspoken else ""
     return "\n\n".join(part for part in (table(header, rows) if rows else "", rest) if part)
