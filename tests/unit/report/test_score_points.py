@@ -68,7 +68,7 @@ def test_the_report_shows_them_where_there_are_any(make_study: Make) -> None:
     assert not (folder / "figures").exists()
     for arm in study.arms:
         add_snapshots(folder, arm, study.seeds, {30: 0.5})
-    study.write_report(study, folder, folder)
+    report_study.write_report(study, folder, folder)
     with (folder / "tables" / "figure1.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["arm"], row["step"]) for row in rows[:3]] == [("naive", "0"), ("naive", "30"), ("naive", "60")]
