@@ -24,7 +24,7 @@ class Placed:
 
 
 def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """Places a trainer's shard and an engine (or its slice) on one of n devices. The study sets vLLM's share of a GPU."""
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
     trainer = training_memory(shape, run, work, machine, devices)
     engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":

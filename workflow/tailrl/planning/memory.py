@@ -55,9 +55,9 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
 def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
     """Numbers that autograd keeps of the largest micro-batch, plus those of the layer that the backward pass is in.
 
-    A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values and
-    the attention's output in the padded view, and the output again in the row. The MLP keeps four (gate, its SiLU, up,
-    their product). The last norm keeps two. Cosine and sine of the positions are kept once.
+    A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
+    and the attention's output in the padded view, and the output again in the row. The MLP keeps four (gate, its SiLU,
+    up, their product). The last norm keeps two. Cosine and sine of the positions are kept once.
     """
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
@@ -69,7 +69,7 @@ def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
 
 
 def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:
-    """Bytes of the logits held at once, the logits kept for the backward, and the head's gradient before it is added."""
+    """Bytes of the logits held at once, of those kept for the backward, and of the head's gradient."""
     tokens = work.batch_sequences * work.response
     pruned = run.vocabulary.rule != "full"
     if machine.gpu:

@@ -1,9 +1,9 @@
 """Seconds of one step, by phase, on one of n devices: counted work over the machine's throughput.
 
-Matrix products: six operations a parameter and token for forward and backward, eight with activation checkpointing, and
-eight times the width a logit, because the log-probs' forward is done twice. The rest is memory traffic
-(`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus a
-fixed cost a layer.
+Matrix products: six operations a parameter and token for forward and backward, eight with activation checkpointing,
+and eight times the width a logit, because the log-probs' forward is done twice. The rest is memory traffic
+(`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus
+a fixed cost a layer.
 """
 
 from tailrl.config.jobs import Run

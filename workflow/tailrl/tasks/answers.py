@@ -38,7 +38,8 @@ def last_boxed(text: str) -> str | None:
 def integer(text: str) -> int | None:
     r"""The integer that the whole text writes, or None.
 
-    Allowed around the digits: spaces (LaTeX's too), one sign, one pair of `$`. Leading zeros are ignored: `070` is 70. Not allowed: decimals, units, words, equations, formulas, more than MAX_DIGITS digits.
+    Allowed around the digits: spaces (LaTeX's too), one sign, one pair of `$`. Leading zeros are ignored: `070` is 70.
+    Not allowed: decimals, units, words, equations, formulas, more than MAX_DIGITS digits.
     """
     inside = _MATH_MODE.fullmatch(text)
     match = _INTEGER.fullmatch(inside.group(1) if inside else text)

@@ -6,8 +6,8 @@ The generator is our own because a warm start needs worked solutions; reasoning-
     prompt     17+15-12=
     solution   17+15=32,32-12=20,\\boxed{20}
 
-A corpus with slips (wrong digits, carried on to the end) makes a base policy of known accuracy: it can calculate, but it
-imitates a corpus with errors.
+A corpus with slips (wrong digits, carried on to the end) makes a base policy of known accuracy: it can calculate, but
+it imitates a corpus with errors.
 """
 
 import random

@@ -2,8 +2,8 @@
 
 math-verify calls sympy, which a short answer can keep busy for hours. Its own time limit is SIGALRM: that interrupts no
 long step in C, and works in the main thread only. So `MathVerifier` sends pairs to a worker, one JSON line each, and
-kills a worker that is late. The worker is a script, not a `multiprocessing` child. It inherits no state of torch or vLLM,
-imports nothing of the caller's main module, and gets no credentials.
+kills a worker that is late. The worker is a script, not a `multiprocessing` child. It inherits no state of torch or
+vLLM, imports nothing of the caller's main module, and gets no credentials.
 """
 
 import json
