@@ -59,8 +59,8 @@ KEPT = {
     (keys.KEPT_MASS_TRAIN_MIN, keys.KEPT_MASS_ROLLOUT_MIN): "largest 1 − Z at a position",
     (keys.KEPT_VOCAB_TRAIN, keys.KEPT_VOCAB_ROLLOUT): "size of the set (tokens)",
 }
-"""The panels of the kept-mass figure: a metric in the trainer (line) and in the sampler (dots). A mass is shown as what it
-lacks of 1."""
+"""The panels of the kept-mass figure: a metric in the trainer (line) and in the sampler (dots). Of a mass, one minus it
+is shown."""
 
 PHASE_COLOURS = {
     "rollout": "#332288",

@@ -1,16 +1,21 @@
 """Every metric that training logs: its key, unit, meaning, and the function that computes it.
 
 No other module writes a key as a string. `tailrl metrics` prints the table, docs/metrics.md.
-
-π_infer is the sampler, π_train the trainer before the step's first update, and ℓ = log π_train − log π_infer of a
-sampled token. One case differs: with several minibatches and nothing that scores the rollouts before the first update
-(no clip, or bypass), a later minibatch is scored after the updates on the earlier ones. What is read as mismatch then
-holds the policy's own movement too.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Self
+
+NOTATION = """\
+π_infer is the sampler, π_train the trainer before the step's first update, and ℓ = log π_train − log π_infer of a
+sampled token. One case differs: with several minibatches and nothing that scores the rollouts before the first update
+(no clip, or bypass), a later minibatch is scored after the updates on the earlier ones. What is read as mismatch then
+holds the policy's own movement too.
+
+Constrained distributions are renormalised on the safe set, each side on its own; unmasked ones are the full ones. A
+fraction is of the tokens, responses or prompts that the meaning names.
+"""
 
 
 class Metric(str):
@@ -129,7 +134,7 @@ _ratios(
     "mean over responses of (π_train/π_infer)² − 1 (constrained distributions); a response with a token outside the "
     "trainer's set has ratio 0",
 )
-_group(_ratios, CORR_UNMASKED, _OF_RATIOS, " (unmasked distributions, the same tokens)")
+_group(_ratios, CORR_UNMASKED, _OF_RATIOS, " (unmasked distributions, tokens inside the trainer's set)")
 _ratios(
     "rollout_corr_unmasked/chi2_seq",
     "ratio",
@@ -161,9 +166,7 @@ SKEW_POSITIVE = _skew(
     "reward",
     "C(r) = −(r − 1) A with r = π_train/π_infer, over the tokens with A > 0, as a mean over all tokens",
 )
-SKEW_NEGATIVE = _skew(
-    "rollout_corr/c_negative_advantage", "reward", "C(r) over the tokens with A < 0, as a mean over all tokens"
-)
+SKEW_NEGATIVE = _skew("rollout_corr/c_negative_advantage", "reward", "the same C(r) over the tokens with A < 0")
 MASKED_TOKENS = _record(
     "rollout_corr/rollout_rs_masked_fraction", "fraction", "tokens that the correction's token threshold masks"
 )
@@ -190,7 +193,7 @@ LOST_MASS = _lost(
 BIAS_BOUND = _bounds(
     "dvp/bias_bound_paper",
     "rewards' range",
-    "that bound as the paper has it, T (1 − Z_min): the longest response and the smallest Z",
+    "the bias bound as the paper has it, T (1 − Z_min): the longest response and the smallest Z",
 )
 TOTAL_VARIATION = _bounds(
     "dvp/total_variation",
@@ -208,9 +211,11 @@ KEPT_VOCAB_ROLLOUT = _record(
 OUTSIDE = _record(
     "dvp/sampled_outside_train_support_fraction", "fraction", "sampled tokens outside the trainer's safe set"
 )
-OUTSIDE_COUNT = _record("dvp/sampled_outside_train_support_count", "tokens", "number of these tokens")
+OUTSIDE_COUNT = _record("dvp/sampled_outside_train_support_count", "tokens", "number of sampled tokens outside it")
 OUTSIDE_DELTA = _record(
-    "dvp/outside_delta_abs_mean", "nats", "mean |ℓ| of these tokens (unmasked distributions); null where there is none"
+    "dvp/outside_delta_abs_mean",
+    "nats",
+    "mean |ℓ| of sampled tokens outside it (unmasked distributions); null without any",
 )
 
 # --- time --------------------------------------------------------------------------------------------
