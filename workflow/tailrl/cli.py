@@ -206,6 +206,13 @@ def schema(_: argparse.Namespace) -> None:
     print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
 
 
+def metrics(_: argparse.Namespace) -> None:
+    """Print the table of all metrics that training logs, as docs/metrics.md has it."""
+    from tailrl.report.metrics import metrics_page
+
+    print(metrics_page(), end="")
+
+
 def unlock(_: argparse.Namespace) -> None:
     """Remove the lock that a killed Snakemake left in this folder; the lock of a running one stays."""
     from tailrl.runtime.snakemake_lock import remove_stale_lock
@@ -293,6 +300,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--response": {"type": _positive, "help": "tokens of a response; max_new_tokens"},
         },
         schema: {},
+        metrics: {},
         unlock: {},
     }
     for function, arguments in options.items():

@@ -254,7 +254,7 @@ def test_a_run_over_an_exact_engine(
     assert [line["train/step"] for line in metrics] == [0, 1, 2]
     assert [line["train/learning_rate"] for line in metrics] == pytest.approx([5e-4, 1e-3, 1e-3])
     for line in metrics:
-        assert line.keys() == METRICS.keys()
+        assert [*line] == [*METRICS]
         # The sampler is the trainer: nothing differs but the order of float32 sums.
         assert 0 <= line["rollout_corr/k3_kl"] < 1e-6 and line["rollout_corr_unmasked/k3_kl"] < 1e-6
         assert line["rollout_corr_raw/rollout_is_mean"] == pytest.approx(1, abs=1e-3)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.survival import REWARD
 from tailrl.artifacts.results import Results
 from tailrl.claims.endpoints import UNMASKED, UNMASKED_K1, first_and_last, growth, log10, mean, powers, ratio_of_runs
 from tailrl.claims.finding import (
@@ -28,13 +27,14 @@ from tailrl.claims.finding import (
     opposite,
 )
 from tailrl.stats.tests import all_hold, difference_from, one_sided
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEWED
 
 __all__ = ["CLAIMS"]
 
-BOUND, LOST = "dvp/bias_bound_paper", "dvp/lost_mass_per_response"
+BOUND, LOST = keys.BIAS_BOUND, keys.LOST_MASS
 
-KEPT, LENGTH = "dvp/kept_mass_train_mean", "response/length_mean"
+KEPT, LENGTH = keys.KEPT_MASS_TRAIN, keys.LENGTH
 
 BINDS = 0.01
 """A set binds where it leaves out a token of one response in so many: of a hundred."""
@@ -57,8 +57,8 @@ def veto_catches_outside(results: Results) -> Iterator[Finding]:
     """Of the steps in which a sampled token lay outside the trainer's set, the share in which the veto discarded a
     sequence: all of them, which a single step refutes."""
     for arm in arm_kinds.arms_as(results, arm_kinds.both(arm_kinds.is_pruned, arm_kinds.has_veto)):
-        outside = np.concatenate([run.metric("dvp/sampled_outside_train_support_count") for run in results.runs[arm]])
-        vetoed = np.concatenate([run.metric("rollout_corr/veto_seq_fraction") for run in results.runs[arm]])
+        outside = np.concatenate([run.metric(keys.OUTSIDE_COUNT) for run in results.runs[arm]])
+        vetoed = np.concatenate([run.metric(keys.VETOED) for run in results.runs[arm]])
         met = (outside > 0) & ~np.isnan(vetoed)
         steps, caught = int(met.sum()), int((met & (vetoed > 0)).sum())
         if not steps:
@@ -137,7 +137,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
     0; and its mean unmasked k3 there less than twice as large, as a geometric mean. The effect is the reward's; where
     no run's reward falls there is nothing to test."""
     for arm in arm_kinds.arms_as(results, arm_kinds.both(arm_kinds.clips_by("recompute"), arm_kinds.is_mismatched)):
-        change_S = [last - first for first, last in (first_and_last(run, REWARD) for run in results.runs[arm])]
+        change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
         grown_S = [growth(run) for run in results.runs[arm]]
         reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
         fewest = min(reward, times, key=lambda part: part.n)

@@ -14,6 +14,7 @@ from tailrl.artifacts.results import Results
 from tailrl.claims.endpoints import log10, mean, ratio_of_runs, scores
 from tailrl.claims.finding import CLAIMS, DVP, MEASURED, OPEN, VEXACT, Finding, claim
 from tailrl.stats.tests import all_hold, arm_difference, one_sided
+from tailrl.tracking.metrics import STEP_SECONDS
 
 __all__ = ["CLAIMS"]
 
@@ -193,6 +194,6 @@ def _times(
     results: Results, first: arm_kinds.Role, second: arm_kinds.Role, *, apart: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     for arms in arm_kinds.pairs(results, first, second, apart=apart):
-        logs = [log10([mean(run.metric("time/step")) for run in results.runs[arm]]) for arm in arms]
+        logs = [log10([mean(run.metric(STEP_SECONDS)) for run in results.runs[arm]]) for arm in arms]
         found = ratio_of_runs(arms, logs, "a step of {} takes {} times as long as one of {}")
         yield replace(found, p_for=math.nan, p_against=math.nan, outcome=found.outcome or MEASURED)

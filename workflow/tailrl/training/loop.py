@@ -34,7 +34,7 @@ from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tasks.scoring import score
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.gather import of_all_ranks
@@ -200,29 +200,30 @@ def take_step(
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         engine.hand_over(state.model)
     with watch.phase("metrics"):
-        metrics = dict.fromkeys(METRICS, math.nan) | {
-            "train/step": float(step),
-            "train/skipped": float(fault is not None),
-            "train/learning_rate": state.optimizer.param_groups[0]["lr"],
-            "dvp/threshold": float(np.mean(thresholds)),
+        metrics = dict.fromkeys(keys.METRICS, math.nan) | {
+            keys.STEP: float(step),
+            keys.SKIPPED: float(fault is not None),
+            keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],
+            keys.THRESHOLD: float(np.mean(thresholds)),
             **reward_metrics(rewards_PG),
             **response_metrics(rollouts),
             **engine.sampler.metrics(),
         }
         if updated is not None:
             loss, norm, record = updated
-            metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
+            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 kept = record.tokens()
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
-    metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
-    metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
+    metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
+    metrics[keys.STEP_SECONDS] = elapsed
+    metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
     # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
     metrics = distributed.said(metrics)[0]
     if updated is not None:
-        lost_mass = metrics["dvp/lost_mass_per_response"]
+        lost_mass = metrics[keys.LOST_MASS]
         state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
     return metrics, fault
 
