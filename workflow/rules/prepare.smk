@@ -20,7 +20,7 @@ rule problems:
     message:
         "problems of the study {results}"
     shell:
-        "tailrl problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
 
 rule policy:
@@ -43,7 +43,7 @@ rule policy:
     message:
         "base policy"
     shell:
-        "tailrl policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
+        "tailrl job policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
 
 
 rule download:
@@ -57,4 +57,4 @@ rule download:
     message:
         "data sets and model into the Hugging Face cache"
     shell:
-        "tailrl download --study {params.study:q} 2> {log:q}"
+        "tailrl download {params.study:q} 2> {log:q}"

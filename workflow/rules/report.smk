@@ -69,7 +69,7 @@ rule summarise:
     message:
         "tables, figures and summary"
     shell:
-        "tailrl report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
+        "tailrl job report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
 
 
 if has_snapshots:
@@ -129,7 +129,7 @@ rule early_warning:
     message:
         "early warnings of a collapse"
     shell:
-        "tailrl early_warning {params.studies:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
 # It has no output: what it makes is on the server, and what it says is for the terminal.
@@ -170,7 +170,7 @@ rule paper:
     message:
         "page over all studies"
     shell:
-        "tailrl paper {params.roots:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:
@@ -198,7 +198,7 @@ for ablation in study.ablations:
         message:
             "table and figure of the ablation {params.name}"
         shell:
-            "tailrl ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
+            "tailrl job ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
             "--out {params.results:q} 2> {log:q}"
 
 
