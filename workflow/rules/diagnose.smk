@@ -2,7 +2,7 @@
 # distributions against the trainer's, and thresholds of other rules that prune as much as min-p.
 
 
-rule gradients:
+rule measure_gradients:
     input:
         code=source_files("tailrl.probes.gradients.quality"),
     output:
@@ -24,10 +24,10 @@ rule gradients:
         "tailrl job gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
 
-rule gradient_quality:
+rule gradients:
     input:
-        qualities=rules.gradients.output.qualities,
-        run=rules.gradients.output.run,
+        qualities=rules.measure_gradients.output.qualities,
+        run=rules.measure_gradients.output.run,
         code=source_files("tailrl.report.study"),
     output:
         table=f"{results}/gradients/gradient_quality.csv",

@@ -150,17 +150,17 @@ rule dashboard:
         "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
 
 
-rule paper:
+rule overview:
     input:
         claims=known_claims,
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
         style="workflow/report/page.css",
         code=source_files("tailrl.report.study"),
     output:
-        page="results/paper/index.html",
-        claims=["results/paper/claims.md", "results/paper/statements.csv"],
+        page="results/overview/index.html",
+        claims=["results/overview/claims.md", "results/overview/statements.csv"],
     log:
-        "results/paper/paper.log",
+        "results/overview/overview.log",
     localrule: True
     conda:
         conda_env
@@ -177,7 +177,7 @@ for ablation in study.ablations:
 
     rule:
         name:
-            f"ablate_{ablation}"
+            f"ablation_{ablation}"
         input:
             results=arm_results(study.ablation_arms(ablation)),
             code=source_files("tailrl.report.study"),
@@ -188,7 +188,7 @@ for ablation in study.ablations:
             claims=f"{results}/ablations/{ablation}_claims.csv",
             differences=f"{results}/ablations/{ablation}_differences.csv",
         log:
-            f"{results}/logs/ablate_{ablation}.log",
+            f"{results}/logs/ablation_{ablation}.log",
         conda:
             conda_env
         params:
