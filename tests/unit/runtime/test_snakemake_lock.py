@@ -63,7 +63,7 @@ def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) 
 
 OTHERS = {
     "a Snakemake elsewhere": ("elsewhere", "snakemake", ("--cores", "all")),
-    "training, which keeps others out by itself": (".", "tailrl", ("train", "--out", "results")),
+    "training, which keeps others out by itself": (".", "tailrl", ("job", "train", "--out", "results")),
     "a command that writes no results": (".", "tailrl", ("mirror", "results")),
 }
 
@@ -83,7 +83,7 @@ def test_other_processes_are_not_in_the_way(locked: Path, other: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("tailrl", ("evaluate", "--out", "results/eval/naive.json"), "tailrl evaluate"),
+        ("tailrl", ("job", "evaluate", "--out", "results/eval/naive.json"), "tailrl job evaluate"),
         ("snakemake", ("--report", "report.html", "--nolock"), "report.html"),
     ],
 )

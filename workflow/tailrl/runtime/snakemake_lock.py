@@ -72,8 +72,8 @@ def running_jobs(folder: Path) -> dict[int, str]:
     for process, command in _processes(folder):
         if is_snakemake(command) and "--report" in command:
             found[process] = "report.html"
-        elif len(command) > 2 and Path(command[1]).name == "tailrl" and "--out" in command and command[2] != "train":
-            found[process] = f"tailrl {command[2]}"
+        elif len(command) > 3 and Path(command[1]).name == "tailrl" and "--out" in command and command[3] != "train":
+            found[process] = f"tailrl {command[2]} {command[3]}" if command[2] == "job" else f"tailrl {command[2]}"
     return found
 
 
