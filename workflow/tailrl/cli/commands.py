@@ -1,6 +1,7 @@
 """What a person types: one function a command, whose docstring is its help."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,7 @@ def claims(
 
 
 def metrics() -> None:
-    """Print the table of all metrics that training logs, as docs/metrics.md has it."""
+    """Print the table of all metrics, as docs/metrics.md has it."""
     from tailrl.report.metrics import metrics_page
 
     print(metrics_page(), end="")
@@ -117,7 +118,7 @@ def unlock() -> None:
     remove_stale_lock(Path.cwd())
 
 
-PANELS = {
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download),
     "Results": (across, card, claims, mirror, dashboard),
     "Snakemake": (unlock,),
