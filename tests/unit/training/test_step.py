@@ -26,7 +26,8 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
-from tailrl.training.loop import problem_order, rewards, step_requests, train
+from tailrl.training.loop import train
+from tailrl.training.rollouts import problem_order, rewards, step_requests
 from tailrl.training.step import Sample, accumulate_gradients
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -234,7 +235,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path

@@ -12,7 +12,7 @@ from tailrl.artifacts.results import Results
 from tailrl.claims.decide import Verdict, change_verdict
 from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
 from tailrl.config.arm import Ablation
-from tailrl.stats.intervals import CONFIDENCE, Interval
+from tailrl.stats.intervals import LEVEL, Interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, holm
 
 
@@ -193,7 +193,7 @@ def _tested(changed_B: Sequence[Changed]) -> list[Changed]:
 
 
 def _decided(changed_B: Sequence[Changed]) -> list[Changed]:
-    return [one for one in changed_B if one[2] <= 1 - CONFIDENCE]
+    return [one for one in changed_B if one[2] <= LEVEL]
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:

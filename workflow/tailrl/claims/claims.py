@@ -30,14 +30,13 @@ from tailrl.claims.finding import (
     nothing,
     opposite,
 )
+from tailrl.config.distributions import SAMPLED_HEAD_BELOW as HEAD
+from tailrl.config.distributions import TAIL_FROM as TAIL
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import all_hold, difference_from, one_sided
 
 __all__ = ["CLAIMS"]
-
-TAIL, HEAD = 5.0, -math.log(0.9)
-"""-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
 
 STABLE = 1e-3
 """k3, nats per token, that the paper's DVP stays below."""

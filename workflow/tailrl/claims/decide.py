@@ -23,11 +23,9 @@ from tailrl.claims.finding import (
     Finding,
     words_of,
 )
-from tailrl.stats.intervals import CONFIDENCE
+from tailrl.stats.intervals import LEVEL as TWO_SIDED_LEVEL
+from tailrl.stats.intervals import ONE_SIDED_LEVEL as LEVEL
 from tailrl.stats.tests import Difference, holm
-
-LEVEL = (1 - CONFIDENCE) / 2
-"""Of each of the two one-sided tests behind a verdict, after Holm's correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def change_verdict(
     return Verdict(
         id=id,
         source=OPEN,
-        verdict=CHANGES if p_holm <= 1 - CONFIDENCE else UNDECIDED,
+        verdict=CHANGES if p_holm <= TWO_SIDED_LEVEL else UNDECIDED,
         policy=arm_kinds.policy_name(settings),
         task=_task(settings),
         dose=arm_kinds.dose(settings),

@@ -10,13 +10,12 @@ import numpy as np
 from scipy import stats
 
 from tailrl.analysis.distributions import Compared
-from tailrl.claims.decide import LEVEL, Verdict
+from tailrl.claims.decide import Verdict
 from tailrl.claims.finding import CONTRADICTED, DVP, REPRODUCED, UNDECIDED, UNTESTABLE, VEXACT, interval
+from tailrl.config.distributions import TAIL_FROM as TAIL
 from tailrl.stats.intervals import CONFIDENCE, Interval, ratio_interval
+from tailrl.stats.intervals import ONE_SIDED_LEVEL as LEVEL
 from tailrl.stats.tests import holm
-
-TAIL = 5.0
-"""-ln π_train from which on a token is in the tail, as in the claims on training runs."""
 
 BOUND = "dvp.prop4_2.bound"
 SIGN = "dvp.prop4_3.sign.whole"

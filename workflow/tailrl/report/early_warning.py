@@ -38,7 +38,7 @@ from tailrl.report.axes import (
     style,
 )
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import CONFIDENCE, Interval
+from tailrl.stats.intervals import LEVEL, Interval
 from tailrl.stats.tests import holm
 
 PLATEAU = (30, 50)
@@ -216,7 +216,7 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
     for one, p in zip(judged, _adjusted(judged), strict=True):
         lead = f", median lead {_lead(one.lead)} steps" if one.warned else ""
         true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
-        shown = p <= 1 - CONFIDENCE and one.skill > 0
+        shown = p <= LEVEL and one.skill > 0
         line = replace(
             _untested(cases, one.metric),
             verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if shown else UNDECIDED,

@@ -13,15 +13,12 @@ from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.results import Results
 from tailrl.claims.decide import Verdict
 from tailrl.config.study import Study
-from tailrl.stats.intervals import CONFIDENCE, problem_interval
+from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.stats.power import MOST
 from tailrl.tracking import metrics as keys
 
 LAST = 0.1
 """The share of the steps, from the end, that the final reward is the mean of."""
-
-LEVEL = round(1 - CONFIDENCE, 9)
-"""The adjusted p up to which a difference is claimed."""
 
 TRAINING_COLUMNS = {
     "k3 masked": keys.K3_MASKED,
@@ -113,7 +110,7 @@ def _claims_note(verdicts: Sequence[Verdict]) -> str:
         f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
         "claim holds, by Holm over the tests of its family (the survival comparisons of a mismatch; those of scores by "
         "question: a mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections "
-        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; "
+        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * LEVEL:.1f} %; "
         "contradicted: the same of its opposite. The table's p are two-sided. They are over seeds, and one question at "
         "a time: the differences between arms below are over seeds and problems, and over every pair of that table, so "
         "that a claim can hold where that table shows no difference. Measured: a question whose answer is a figure. "

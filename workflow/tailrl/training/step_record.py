@@ -2,10 +2,9 @@
 log-probs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
-from tailrl.runtime import distributed
 from tailrl.tracking import metrics as keys
 
 
@@ -61,43 +59,6 @@ class Part:
     advantage_T: Tensor
     clipped_T: Tensor
     weights: Weights
-
-
-_INNER: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
-"""The fields of a part that are records themselves."""
-
-Kind = TypeVar("Kind", bound=Part | TokenLogprobs | Weights)
-
-
-def of_all_ranks(parts: Sequence[Part]) -> list[Part]:
-    """The parts of every rank, in the order that they had before `ranks.dealt`; each rank gives its own."""
-    given = distributed.gathered({name: tensor for i, part in enumerate(parts) for name, tensor in flat(part, f"{i}.")})
-    return distributed.in_turns(
-        [
-            [from_flat(Part, tensors, f"{i}.") for i in range(sum(n.endswith(".loss") for n in tensors))]
-            for tensors in given
-        ]
-    )
-
-
-def flat(record: Part | TokenLogprobs | Weights, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a record, also of the records in it, with the names that `ranks.gathered` takes."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            yield prefix + item.name, value.detach()
-        else:
-            yield from flat(value, f"{prefix}{item.name}.")
-
-
-def from_flat(kind: type[Kind], tensors: Mapping[str, Tensor], prefix: str) -> Kind:
-    """The record that `flat` took apart."""
-
-    def value(name: str) -> Any:
-        inner = _INNER.get(name)
-        return from_flat(inner, tensors, f"{prefix}{name}.") if inner else tensors[prefix + name]
-
-    return kind(*(value(item.name) for item in fields(kind)))
 
 
 @dataclass(slots=True)
