@@ -133,12 +133,12 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[cuda_passes.Kept]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[cuda_passes.KeptEntries]:
     """What each forward kept."""
-    seen: list[cuda_passes.Kept] = []
+    seen: list[cuda_passes.KeptEntries] = []
     trimmed = cuda_passes._trimmed
 
-    def watched(found: cuda_passes.Kept, used: int) -> cuda_passes.Kept:
+    def watched(found: cuda_passes.KeptEntries, used: int) -> cuda_passes.KeptEntries:
         seen.append(trimmed(found, used))
         return seen[-1]
 
@@ -195,7 +195,7 @@ def test_inputs_of_two_dtypes_are_multiplied_in_float32() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_rows_without_room_are_computed_again(
-    share: float, dtype: torch.dtype, kept: list[cuda_passes.Kept], monkeypatch: pytest.MonkeyPatch
+    share: float, dtype: torch.dtype, kept: list[cuda_passes.KeptEntries], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make_case(dtype=dtype, rows=2 * ALIGNED + 1)
     entry_bytes = 4 if dtype == torch.bfloat16 else 8
@@ -205,7 +205,7 @@ def test_rows_without_room_are_computed_again(
     assert again_T.any() and again_T.all() == (share == 0.0)
 
 
-def test_what_is_kept_is_the_safe_set(kept: list[cuda_passes.Kept]) -> None:
+def test_what_is_kept_is_the_safe_set(kept: list[cuda_passes.KeptEntries]) -> None:
     case = make_case()
     case.fast()
     assert len(kept[-1].entry_n) == case.safe().sum() and not kept[-1].again_T.any()

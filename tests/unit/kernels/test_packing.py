@@ -180,7 +180,7 @@ def test_every_response_token_is_predicted_from_the_one_before() -> None:
 
 def test_each_token_has_its_place_and_what_belongs_to_its_sequence() -> None:
     batch = pack_batch(random_tokens([3, 1, 5, 2]), random_tokens([2, 0, 4, 1], seed=1))
-    assert batch.places() == [0, 1, 0, 1, 2, 3, 0]
+    assert batch.positions() == [0, 1, 0, 1, 2, 3, 0]
     assert batch.of_tokens(["a", "b", "c", "d"]) == ["a", "a", "c", "c", "c", "c", "d"]
     assert batch.of_tokens(range(4)) == batch.sequence_T.tolist()
     assert batch.responses_N == (2, 0, 4, 1)

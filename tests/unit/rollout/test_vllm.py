@@ -459,7 +459,7 @@ def test_an_engine_that_not_all_ranks_can_share_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(distributed, "count", lambda: count)
-    words = rf"tensor_parallel: 2 ranks are to share an engine, and there are {count}: their number must be a multiple"
+    words = rf"tensor_parallel: {count} ranks cannot share engines in groups of 2"
     with pytest.raises(StudyError, match=words):
         make_sampler(SamplerSettings(tensor_parallel=2), folder, MAX_LENGTH, seed=0)
 
@@ -744,7 +744,7 @@ def kept_by_row(made: SafeSetProcessor, rows: int) -> tuple[list[int], list[int]
     """Requests, positions and set sizes of one step in which every row has the logits 0, −1, −2, −3."""
     made.apply(-torch.arange(4.0).repeat(rows, 1))
     record = made.take()
-    return record.request.tolist(), record.position.tolist(), record.kept_vocab.tolist()
+    return record.request.tolist(), record.index.tolist(), record.kept_vocab.tolist()
 
 
 def test_each_row_has_its_own_threshold() -> None:
@@ -840,7 +840,7 @@ def test_nothing_is_recorded_twice_over() -> None:
 def test_the_last_record_of_a_position_counts() -> None:
     record = SafeSetRecord(
         request=np.array([0, 1, 0, 0]),
-        position=np.array([0, 0, 1, 0]),
+        index=np.array([0, 0, 1, 0]),
         log_kept=np.array([-0.1, -0.2, -0.3, -0.4], np.float32),
         kept_vocab=np.array([1, 2, 3, 4], np.int32),
     )

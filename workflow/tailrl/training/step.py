@@ -62,7 +62,7 @@ def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], r
         return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill)
     # Whole rows of logits: an exact engine is met in their bits, and a disturbance acts on each.
     scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
-    where = (batch.of_tokens([s.seed for s in samples]), batch.places())
+    where = (batch.of_tokens([s.seed for s in samples]), batch.positions())
     return exact_logprobs(hidden_TH.float(), weight_VH.float(), batch.targets_T, threshold_T1, scoring, *where)
 
 
