@@ -136,7 +136,7 @@ def stop_tokens(policy_folder: Path) -> list[int]:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     if not found:
-        raise StudyError(f"{policy_folder}: its configuration names no end token, so that no response could ever end")
+        raise StudyError(f"{policy_folder}: its configuration names no end token, so no response could ever end")
     return sorted(found)
 
 
