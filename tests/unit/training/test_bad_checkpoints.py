@@ -130,7 +130,7 @@ def tokens_of_step_one(file: Path) -> Path:
 
 
 NORM = "model.model.norm.weight"
-CHECKSUM, NO_STATE = "damaged, for its checksum is not the one in its name", "no state could be read from it ("
+CHECKSUM, NO_STATE = "damaged, since its checksum is not the one in its name", "no state could be read from it ("
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "one bit": (flip, CHECKSUM),
     "cut short": (lambda file: os.truncate(file, file.stat().st_size // 2), CHECKSUM),
@@ -208,7 +208,7 @@ def test_where_none_can_be_taken_up_all_stay(
     before = snapshot(state)
     change(file)
     left = files(saved)
-    with pytest.raises(StudyError, match=r": damaged, and none of this run's checkpoints \(1\) can be taken up"):
+    with pytest.raises(StudyError, match=r": damaged, and none of this run's checkpoints \(1\) can be used"):
         saved.resume(state)
     assert words in capsys.readouterr().err
     assert files(saved) == left and len(left) == 1

@@ -198,9 +198,7 @@ def test_an_engine_that_fails_is_started_anew_and_the_step_repeated(
     # In the first step, which is then repeated, and in the last one.
     made = failing(monkeypatch, RuntimeError("the engine core died\nits last words\n"), 0, 4)
     assert runs.train(run).same(undisturbed)
-    sentence = (
-        "tailrl: the engine failed and is started anew, the batch repeated: RuntimeError: the engine core died | "
-    )
+    sentence = "tailrl: the engine failed and is restarted, its batch repeated: RuntimeError: the engine core died | "
     assert capsys.readouterr().err.count(f"{sentence}its last words\n") == 2
     assert made == [6]
 

@@ -324,7 +324,7 @@ def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monke
     (metrics,) = runs.checkpoints.glob("metrics-*")
     whole = metrics.read_bytes()
     metrics.write_bytes(b"x" + whole[1:])
-    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be taken up; put it back from a copy"
+    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be used; put it back from a copy"
     with pytest.raises(StudyError, match=words):
         runs.train(runs.settings())
     assert runs.saved() == saved

@@ -159,7 +159,7 @@ def test_from_the_checkpoint_before_a_damaged_one_the_end_is_the_same(
     flip(at_four.checkpoints / last)
     resumed = at_four.train(at_four.settings())
     said = capsys.readouterr().err
-    assert f"{at_four.checkpoints / last}: damaged, for its checksum is not the one in its name, left out\n" in said
+    assert f"{at_four.checkpoints / last}: damaged, since its checksum is not the one in its name, left out\n" in said
     assert f"{at_four.checkpoints / first}: the run goes on from step 2\n" in said
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
 

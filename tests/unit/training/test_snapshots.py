@@ -56,7 +56,7 @@ def test_one_that_is_gone_is_missed(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         runs.train(runs.settings(steps=6, snapshot_every=3))
     (snapshot,) = runs.checkpoints.glob("snapshot-*-00000003")
     shutil.rmtree(snapshot)
-    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is not there any more"):
+    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is missing"):
         runs.train(runs.settings(steps=6, snapshot_every=3))
 
 

@@ -14,7 +14,7 @@ RULE = {"metric": "train/learning_rate", "factor": 1.01}
 """The rate rises in the first three steps: its mean over steps 1 to 5 is above that of the first five."""
 
 SENTENCE = (
-    "the run ends after step 5, for train/learning_rate, as a mean over 5 steps, is above 1.01 times its mean over the "
+    "the run ends after step 5: train/learning_rate, as a mean over 5 steps, is above 1.01 times its mean over the "
     "first 5"
 )
 

@@ -1,4 +1,4 @@
-"""What the ranks sampled, brought together: every rank then knows the rollouts and rewards of the whole step."""
+"""Gathers the ranks' samples: every rank then has the rollouts and rewards of the whole step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,13 +17,13 @@ def of_all_ranks(
 ) -> tuple[list[Rollout], NDArray[np.float32]]:
     """The rollouts of a step and their rewards, in the order of its requests.
 
-    A response is scored where it was sampled: a judge that has a limit of time might find otherwise elsewhere.
+    Each rank scores its own responses: a judge with a time limit might decide differently on another rank.
 
     Args:
         requests: of the whole step.
-        rollouts: of this rank's share of them (`ranks.share`); without kept logits.
+        rollouts: of this rank's share (`distributed.share`), without kept logits.
         rewards: one for each of these rollouts.
-        together: ranks that have the same share, of which the first one's counts.
+        together: ranks with the same share; the first one's counts.
     """
     if distributed.count() == 1:
         return list(rollouts), rewards
@@ -34,7 +34,7 @@ def of_all_ranks(
 
 
 def _tensors(rollouts: Sequence[Rollout], rewards: NDArray[np.float32]) -> dict[str, Tensor]:
-    """All responses after one another, and what there is one of for each."""
+    """Arrays of all responses' tokens, concatenated, and of one number per response."""
 
     def joined(arrays: Iterable[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
         # A rank may have no response.
