@@ -10,8 +10,6 @@ from tailrl.kernels.batch_invariant import logit_chunks, pad_rows, product
 from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.objective.safe_set import TokenLogprobs, token_logprobs
 
-# --- logits and log-probs ----------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
