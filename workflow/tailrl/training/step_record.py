@@ -1,5 +1,4 @@
-"""What a step leaves behind for the diagnostics: how long its phases took, rewards, lengths and every token's
-log-probs."""
+"""The record of a step for the diagnostics: times of its phases, rewards, lengths and every token's log-probs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the phase; time within it that another phase takes is not subtracted."""
+        """Add the block's time to the phase, time of other phases within it included."""
         start = time.perf_counter()
         try:
             yield
@@ -36,16 +35,16 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one micro-batch, of T tokens in N sequences, leaves behind; nothing carries a gradient.
+    """The record of one micro-batch, T tokens in N sequences, without gradient.
 
     Attributes:
-        loss: float64 scalar, its share in the loss of the update.
-        logprobs: the trainer's, before the first update on these rollouts where they are known.
+        loss: float64 scalar, its share of the update's loss.
+        logprobs: the trainer's, from before the first update on these rollouts where known.
         logp_infer_T: nats, the sampler's log π'^mp.
         log_kept_infer_T: nats, the sampler's log Z'.
         kept_vocab_infer_T: int32, the sampler's |V'_S|.
         sequence_T: int64, the sequence of each token, from 0.
-        advantage_T: of its sequence.
+        advantage_T: of the token's sequence.
         clipped_T: bool, whether the clipped branch is taken.
         weights: in the loss.
     """
@@ -63,9 +62,9 @@ class Part:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What the micro-batches of a step leave behind for the diagnostics: one list entry a micro-batch.
+    """The record of a step's micro-batches for the diagnostics: one list entry per micro-batch.
 
-    Sequences are renumbered over the whole step, in the order in which they were trained on.
+    Sequences are renumbered over the whole step, in training order.
     """
 
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -91,11 +90,11 @@ class StepRecord:
         self.sequences += len(part.weights.used_N)
 
     def used(self, since: int) -> Tensor:
-        """The weights that the sequences of all micro-batches but the first `since` are left with."""
+        """The sequences' weights from micro-batch number `since` on."""
         return _joined(self.weights[since:], "used_N")
 
     def tokens(self) -> dict[str, NDArray[np.generic]]:
-        """Per-token arrays of the step, nats: what the figure of Δ by token probability is made from."""
+        """Per-token arrays of the step, nats, for the figure of Δ by token probability."""
         logp_infer_T = torch.cat(self.logp_infer)
         return {
             "logp_train": self._unmasked().cpu().numpy(),
@@ -106,20 +105,20 @@ class StepRecord:
         }
 
     def _unmasked(self) -> Tensor:
-        """The trainer's log π of every token, summed as the sampler's is, log π^mp + log Z, where it lies in the set:
-        equal parts then give equal sums."""
+        """The trainer's log π of every token; inside V_S it is log π^mp + log Z, summed as the sampler's is, so that
+        equal parts give equal sums."""
         names = ("logp_T", "log_kept_T", "logp_full_T", "outside_T")
         logp_T, log_kept_T, full_T, outside_T = (_joined(self.logprobs, name).detach() for name in names)
         return torch.where(outside_T, full_T, logp_T + log_kept_T)
 
     def lost_mass_per_response(self) -> float:
-        """Mean over responses of Σ_t (1 − Z_t) in the trainer: Prop. 5.5's bound on the bias, per unit of reward."""
+        """E[Σ_t (1 − Z_t)] per response, in the trainer; times the range of R it bounds |J_mp − J| (Prop. 5.5)."""
         lost_T = -_joined(self.logprobs, "log_kept_T").expm1()
         return sequence_sum(lost_T, torch.cat(self.sequence), self.sequences).mean().item()
 
     def bias_bounds(self) -> dict[str, float]:
-        """Prop. 5.5 per unit of reward: the paper's bound, and the total variation between the full policy and the
-        constrained one, E[1 − Π_t Z_t], which it bounds."""
+        """Prop. 5.5, |J_mp − J| ≤ R_max T (1 − Z_min), per unit of reward: the paper's bound T (1 − Z_min), and the
+        total variation that it bounds, E[1 − Π_t Z_t], between the full and the constrained policy."""
         log_kept_T, sequence_T = _joined(self.logprobs, "log_kept_T").double(), torch.cat(self.sequence)
         longest = sequence_T.bincount().max()
         return {
@@ -128,7 +127,7 @@ class StepRecord:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The step's mismatch, weights and vocabulary; the names are in `tailrl.tracking.metrics`."""
+        """Metrics of the step's mismatch, weights and safe sets; `tailrl.tracking.metrics` has their names."""
         logp_T, outside_T = _joined(self.logprobs, "logp_T").detach(), _joined(self.logprobs, "outside_T")
         logp_infer_T, log_kept_infer_T = torch.cat(self.logp_infer), torch.cat(self.log_kept_infer)
         unmasked_infer_T = logp_infer_T + log_kept_infer_T
@@ -167,7 +166,7 @@ class StepRecord:
 
 
 def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
-    """Of P problems with G responses each."""
+    """Reward metrics of P problems with G responses each."""
     means_P = rewards_PG.mean(axis=1)
     return {
         keys.REWARD: float(means_P.mean()),
@@ -177,7 +176,7 @@ def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
 
 
 def response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Lengths in tokens, and how many ended by themselves."""
+    """Response lengths in tokens, and the fraction that ended with the end token."""
     lengths = [len(rollout.tokens) for rollout in rollouts]
     return {
         keys.LENGTH: float(np.mean(lengths)),
