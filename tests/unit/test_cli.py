@@ -39,9 +39,11 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
     return sentence.removeprefix("tailrl: ")
 
 
-def test_schema(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_and_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     call(monkeypatch, "schema")
     assert capsys.readouterr().out == (ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8")
+    call(monkeypatch, "metrics")
+    assert capsys.readouterr().out == (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 
 
 def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

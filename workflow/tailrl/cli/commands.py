@@ -1,6 +1,7 @@
 """What a person types: one function a command, whose docstring is its help."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +90,13 @@ def claims(
     print(claims_page(read_shown([results]), results.parent), end="")
 
 
+def metrics() -> None:
+    """Print the table of all metrics, as docs/metrics.md has it."""
+    from tailrl.report.metrics import metrics_page
+
+    print(metrics_page(), end="")
+
+
 def mirror(results: Results) -> None:
     """Send a W&B server those runs of a study that it lacks."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
@@ -110,8 +118,8 @@ def unlock() -> None:
     remove_stale_lock(Path.cwd())
 
 
-PANELS = {
-    "Study": (check, plan, schema, download),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Study": (check, plan, schema, metrics, download),
     "Results": (across, card, claims, mirror, dashboard),
     "Snakemake": (unlock,),
 }

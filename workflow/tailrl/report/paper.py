@@ -11,6 +11,8 @@ from tailrl.analysis.format import p_value, table
 from tailrl.analysis.tables import write_csv
 from tailrl.artifacts.results import read_text
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
+from tailrl.claims.finding import words_of
+from tailrl.claims.statements import Statement
 from tailrl.report.page import Drawing, chip, document, figure, fragment, navigation
 
 TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
@@ -63,13 +65,15 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
         "## In brief",
         _brief(found),
     ]
-    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by")
+    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by", "id")
     for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
         rows = []
-        for text, claim, lines in _by_claim(own):
+        for statement, claim, lines in _by_claim(own):
+            anchor = f'<a id="{statement.id}"></a>' if statement else ""
             for answer in lines:
-                said = _said(text, claim) if answer is lines[0] else ""
-                rows.append([said, f"**{answer.verdict}**", *_cells(answer, out)])
+                said = anchor + _said(statement, claim) if answer is lines[0] else ""
+                name = f"`{answer.line['id']}`" if answer.line else ""
+                rows.append([said, f"**{answer.verdict}**", *_cells(answer, out), name])
         parts += [f"## {part}", table(header, rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -77,16 +81,18 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
 def _brief(found: Iterable[Answer]) -> str:
     """A line for each claim of each statement: what the study that is about it says, and what all say."""
     rows = []
-    for text, claim, lines in _by_claim(found):
+    for statement, claim, lines in _by_claim(found):
         own = [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
         made_by = {answer.made_by for answer in own or lines}
         rest = _counts(lines) if len(own) < len(lines) else ""
-        rows.append([_said(text, claim), _counts(own), rest, f"`{made_by.pop()}`" if len(made_by) == 1 else "several"])
-    return table(("statement", "the study made for it", "all studies", "made by"), rows)
+        command = f"`{made_by.pop()}`" if len(made_by) == 1 else "several"
+        link = f"[{statement.id}](#{statement.id})" if statement else ""
+        rows.append([_said(statement, claim), _counts(own), rest, command, link])
+    return table(("statement", "the study made for it", "all studies", "made by", "id"), rows)
 
 
-def _said(text: str, claim: str) -> str:
-    return " ".join(words for words in (text, f"*{claim}*" if claim else "") if words)
+def _said(statement: Statement | None, claim: str) -> str:
+    return " ".join([*([statement.text] if statement else []), *([f"*{words_of(claim, claim)}*"] if claim else [])])
 
 
 def _counts(lines: Iterable[Answer]) -> str:
@@ -94,14 +100,14 @@ def _counts(lines: Iterable[Answer]) -> str:
     return ", ".join(f"**{verdict}** ({count})" if count > 1 else f"**{verdict}**" for verdict, count in counts.items())
 
 
-def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[str, str, list[Answer]]]:
-    """The lines of each claim of each statement: the statement's text with the first of its claims, the claim where the
+def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:
+    """The lines of each claim of each statement: the statement with the first of its claims, the claim where the
     statement has several, and the lines."""
     for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
-        text = statement.text
+        first: Statement | None = statement
         for claim, lines in itertools.groupby(own, key=lambda answer: answer.claim):
-            yield text, claim, list(lines)
-            text = ""
+            yield first, claim, list(lines)
+            first = None
 
 
 def _cells(answer: Answer, out: Path) -> list[str]:
@@ -130,7 +136,14 @@ def _drawn(answer: Answer) -> Path | None:
 
 def _csv_row(answer: Answer) -> dict[str, object]:
     statement, study, line = answer.statement, answer.study, answer.line or {}
-    named = {"part": statement.part, "statement": statement.text, "verdict": answer.verdict, "seen": answer.words}
+    named = {
+        "id": statement.id,
+        "part": statement.part,
+        "statement": statement.text,
+        "verdict": answer.verdict,
+        "seen": answer.words,
+        "claim_id": line.get("id", ""),
+    }
     rest = {name: line.get(name, "") for name in COLUMNS if name not in named}
     return {
         **named,
@@ -166,15 +179,18 @@ def _claims(part: str, found: Sequence[Answer]) -> str:
         f"<th>{name}</th>" for name in ("statement", "verdict", "seen", "where", "seeds", "p, Holm", "figure")
     )
     bodies = []
-    for text, claim, lines in _by_claim(found):
+    for statement, claim, lines in _by_claim(found):
         shown = SHOWN if len(lines) > SHOWN + 1 else len(lines)
-        said = html.escape(text) + (f"<em>{html.escape(claim)}</em>" if claim else "") + _more(lines[shown:])
+        said = html.escape(statement.text) if statement else ""
+        said += (f"<em>{html.escape(words_of(claim, claim))}</em>" if claim else "") + _more(lines[shown:])
         rows = []
         for index, answer in enumerate(lines):
             first = f'<td rowspan="{len(lines)}">{said}</td>' if not index else ""
             kind = ' class="rest"' if index >= shown else ""
+            kind += f' data-claim="{html.escape(answer.line["id"])}"' if answer.line else ""
             rows.append(f"<tr{kind}>{first}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
-        bodies.append(f"<tbody>{''.join(rows)}</tbody>")
+        anchor = f' id="{statement.id}"' if statement else ""
+        bodies.append(f"<tbody{anchor}>{''.join(rows)}</tbody>")
     return (
         f'<h3>{html.escape(part)}</h3><div class="wide"><table class="cards"><thead><tr>{header}</tr></thead>'
         f"{''.join(bodies)}</table></div>"
@@ -237,11 +253,12 @@ def _lines(study: Shown) -> str:
     """Every claim that the study speaks to."""
     rows = [
         f"<tr><td>{html.escape(line['claim'])}</td><td>{chip(line['verdict'])}</td><td>{html.escape(line['seen'])}</td>"
-        f"<td>{html.escape(line['arms'])}</td><td>{html.escape(_p(line))}</td></tr>"
+        f"<td>{html.escape(line['arms'])}</td><td>{html.escape(_p(line))}</td>"
+        f"<td><code>{html.escape(line['id'])}</code></td></tr>"
         for line in study.claims
         if line["arms"]
     ]
-    header = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "seen", "arms", "p, Holm"))
+    header = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "seen", "arms", "p, Holm", "id"))
     return (
         f'<details><summary>What it says of each claim</summary><div class="wide"><table class="cards"><thead><tr>'
         f"{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
@@ -264,6 +281,6 @@ def _p(line: dict[str, str]) -> str:
 
 def _tally(found: Sequence[Answer]) -> str:
     """How many statements have at least one line of each verdict."""
-    counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.text, a.verdict) for a in found))
+    counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
     said = ", ".join(f"{verdict} for {count}" for verdict, count in counts.most_common())
     return f"Of {len({answer.statement for answer in found})} statements some line says: {said}."
