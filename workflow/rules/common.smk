@@ -28,7 +28,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
-# Models that a rule makes: a study may name one before it is there.
+# Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
     "chat_template.jinja",
