@@ -118,15 +118,15 @@ def sends_gradient(record: StepRecord, run: Run) -> bool:
     It may be stopped by the clip, the correction's threshold, the veto or the trainer's set; and, with ratios, by a
     token of the same response outside that set, which makes the response's ratio 0.
     """
-    sequence_T = torch.cat(record.sequence)
-    outside_T = torch.cat([part.outside_T for part in record.logprobs])
-    gone_N = torch.cat([weights.rejected_N | weights.vetoed_N for weights in record.weights])
+    sequence_T = record.of("sequence_T")
+    outside_T = record.of("logprobs.outside_T")
+    gone_N = record.of("weights.rejected_N") | record.of("weights.vetoed_N")
     if run.correction.weighted:
         gone_N[sequence_T[outside_T]] = True
-    stopped_T = torch.cat(record.clipped) | torch.cat([w.masked_T for w in record.weights]) | gone_N[sequence_T]
+    stopped_T = record.of("clipped_T") | record.of("weights.masked_T") | gone_N[sequence_T]
     if run.vocabulary.outside == "drop":
         stopped_T |= outside_T
-    return bool((torch.cat(record.advantage)[~stopped_T] != 0).any())
+    return bool((record.of("advantage_T")[~stopped_T] != 0).any())
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tup
 
 def test_the_mean_over_kept_responses_ignores_rejected_ones(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].weights[0].used_N.item() for sample in samples]
+    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
     kept = [sample for sample, weight in zip(samples, alone, strict=True) if weight > 0]
     assert 0 < len(kept) < len(samples)
     loss, steps, _ = moved(model, samples, loss_mean="kept")
@@ -99,7 +99,7 @@ def test_the_mean_over_kept_responses_ignores_rejected_ones(model: PreTrainedMod
 
 def test_where_no_response_is_kept_nothing_moves(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].weights[0].used_N.item() for sample in samples]
+    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
     rejected = [sample for sample, weight in zip(samples, alone, strict=True) if weight == 0]
     loss, steps, _ = moved(model, rejected, loss_mean="kept")
     assert loss == 0 and not steps.any()

@@ -127,7 +127,7 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), record)
         gradient = torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
         results.append((loss, gradient, record))
-    most, some, one = (len(record.weights) for *_, record in results)
+    most, some, one = (len(record.parts) for *_, record in results)
     assert most == 7 > some > one == 1
     for loss, gradient, record in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)

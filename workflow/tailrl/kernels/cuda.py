@@ -51,18 +51,9 @@ def constrained_logprobs(
     temperature: float = 1.0,
     paper_fill: bool = False,
 ) -> TokenLogprobs:
-    """Constrained log-probs of the sampled tokens; `logp_T` carries the gradient to the hidden states and the weight.
+    """`logprobs.constrained_logprobs` of finite inputs, neither float64, with the rule min-p.
 
-    Args:
-        hidden_TH: floating but not float64 [T, H], last hidden states, finite.
-        weight_VH: likewise [V, H], the head's weight.
-        tokens_T: int64 [T], the sampled tokens.
-        log_rho: ln ρ, one for all rows or [T, 1]; −inf is the full vocabulary.
-        temperature: divides the logits.
-        paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
-
-    Raises:
-        NumericalError: a logit is not finite.
+    `log_rho` is ln ρ, one for all rows or [T, 1]; −inf is the full vocabulary.
     """
     log_rho_T = torch.as_tensor(log_rho, dtype=torch.float32, device=hidden_TH.device)
     log_rho_T = log_rho_T.reshape(-1).expand(len(hidden_TH)).contiguous()

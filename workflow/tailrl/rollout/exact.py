@@ -6,23 +6,22 @@ flight, through the model that the trainer runs on its packed rows. Only the att
 sequences end, the last ones in flight move into their rows; waiting requests are admitted in groups.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.model.forward import head_weight, make_exact
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
-from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
+from tailrl.rollout.sampling import LocalSampler, Responses, draw, response_limits, stop_tokens
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.errors import StudyError
 
 
-class ExactSampler:
+class ExactSampler(LocalSampler):
     """A `Sampler` over a copy of the trainer's model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
@@ -38,16 +37,6 @@ class ExactSampler:
         self.model.eval().requires_grad_(False)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder))
-        self.has_weights = False
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`."""
-        self.model.load_state_dict(dict(weights))
-        self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: none."""
-        return {}
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
@@ -56,8 +45,7 @@ class ExactSampler:
         Raises:
             StudyError: a prompt without a token, or one that leaves no room for a response.
         """
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        self.check_weights()
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)

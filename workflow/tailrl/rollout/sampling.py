@@ -1,6 +1,6 @@
 """What every engine of our own shares: end tokens, drawing a token, collecting responses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from tailrl.model.forward import head_size
 from tailrl.objective.noise import gumbel
@@ -120,6 +120,27 @@ class Responses:
             kept_logits = tuple(self.logits_NK[index])
             made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, kept_logits))
         return made
+
+
+class LocalSampler:
+    """What engines in this process have in common: a model of their own, which is handed weights."""
+
+    model: PreTrainedModel
+    has_weights = False
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`."""
+        self.model.load_state_dict(dict(weights))
+        self.has_weights = True
+
+    def check_weights(self) -> None:
+        """Raises RuntimeError where none have been handed over."""
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
 
 
 def stop_tokens(policy_folder: Path) -> list[int]:

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import Drawn, Responses, draw, response_limits, stop_tokens, token_bytes
+from tailrl.rollout.sampling import Drawn, LocalSampler, Responses, draw, response_limits, stop_tokens, token_bytes
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
@@ -105,7 +105,7 @@ class _Rows:
         )
 
 
-class TransformersSampler:
+class TransformersSampler(LocalSampler):
     """A `Sampler` over a transformers model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
@@ -119,16 +119,6 @@ class TransformersSampler:
             SEQUENCES_IN_FLIGHT, max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
         )
         self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
-        self.has_weights = False
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`."""
-        self.model.load_state_dict(dict(weights))
-        self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: none."""
-        return {}
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
@@ -182,8 +172,7 @@ class TransformersSampler:
         self, requests: Sequence[Request], decoding: Decoding, seen: dict[tuple[int, int], Tensor] | None
     ) -> list[Rollout]:
         """See `generate`; stores in `seen` the logits [V] of each token, by the request's index and the token's."""
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        self.check_weights()
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)

@@ -223,11 +223,11 @@ def update(
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        done = len(record.weights)
+        done = len(record.parts)
         with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         if run.training.loss_mean == "kept":
-            losses[-1] *= average_over_kept(model, record.used(since=done))
+            losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record

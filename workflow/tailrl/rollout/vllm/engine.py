@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import stop_tokens
+from tailrl.rollout.sampling import LocalSampler, stop_tokens
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
@@ -46,7 +46,7 @@ class WorkerExtension:
         self.model_runner.reload_weights(weights_iterator=weights)
 
 
-class VllmSampler:
+class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
@@ -92,12 +92,10 @@ class VllmSampler:
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
-        self.has_weights = False
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        self.check_weights()
         if not requests:
             return []
         longest = max(len(request.prompt_tokens) for request in requests)
@@ -177,10 +175,6 @@ class VllmSampler:
         self.llm.collective_rpc("set_weights", args=(cast,))
         self.llm.reset_prefix_cache()
         self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: none."""
-        return {}
 
 
 def _rollout(
