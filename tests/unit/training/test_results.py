@@ -20,7 +20,7 @@ from tailrl.training import loop, results
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
 
-OUTPUTS = ("metrics.jsonl", "policy", "run.json", "tokens.npz")
+OUTPUTS = ("manifest.json", "metrics.jsonl", "policy", "run.json", "tokens.npz")
 FEW = {"steps": 3}
 
 
@@ -162,7 +162,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "policy/model.safetensors": lambda out: change(out / "policy" / "model.safetensors"),
     "tokens.npz": lambda out: next((out / "checkpoints").glob("finished-*/tokens.npz")).unlink(),
     "policy/more": lambda out: next((out / "checkpoints").glob("finished-*/policy")).joinpath("more").touch(),
-    "checksums.json": lambda out: next((out / "checkpoints").glob("finished-*/checksums.json")).write_text("{"),
+    "manifest.json": lambda out: next((out / "checkpoints").glob("finished-*/manifest.json")).write_text("{"),
 }
 
 

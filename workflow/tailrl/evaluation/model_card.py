@@ -1,19 +1,25 @@
 """The model card of a trained policy: README.md in its folder, made from the files that its training left."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+from tailrl.artifacts.evaluation import read_evaluation, read_evaluation_file
+from tailrl.artifacts.files import parse_object, read_text
+from tailrl.artifacts.metrics import read_metrics
+from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.config.arm import Vocabulary
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import REWARD
 
 MEAN_OVER = 10
 """Steps at either end of the run that the rewards in a card are means over."""
+
+UNKNOWN = "This card was written when training ended. The study that trained the policy evaluates it afterwards."
 
 CARD = """\
 ---
@@ -79,23 +85,22 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
     Raises:
         StudyError: a file cannot be read.
     """
-    record, config = _json(run_folder / "run.json"), _json(run_folder / "policy" / "config.json")
-    try:
-        run = Run.model_validate(record["settings"])
-        steps = [json.loads(line) for line in _text(run_folder / "metrics.jsonl").splitlines()]
-        found = None if evaluation is None else _json(evaluation)
-        chat = (run_folder / "policy" / "chat_template.jinja").is_file()
-        text = _card(record, run, config["vocab_size"], chat, [step[REWARD] for step in steps], found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{run_folder}: no model card can be made of it: {reason(error)}") from None
+    record, config = read_record(run_folder, RunRecord), run_folder / "policy" / "config.json"
+    size = parse_object(read_text(config), config).get("vocab_size")
+    if not isinstance(size, int):
+        raise StudyError(f"{config}: has no vocab_size")
+    rewards = read_metrics(run_folder).get(REWARD, np.zeros(0)).tolist()
+    if not rewards:
+        raise StudyError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
+    chat = (run_folder / "policy" / "chat_template.jinja").is_file()
+    found = None if evaluation is None else _evaluated(evaluation, record.seed)
+    text = _card(record, record.run, size, chat, rewards, found or UNKNOWN)
     path = run_folder / "policy" / "README.md"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def _card(
-    record: dict[str, Any], run: Run, size: int, chat: bool, rewards: list[float], evaluation: dict[str, Any] | None
-) -> str:
+def _card(record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluation: str) -> str:
     pretrained = run.policy.path if run.policy.source == "pretrained" else None
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # A folder of this machine means nothing on another.
@@ -103,12 +108,12 @@ def _card(
         metadata["base_model"] = pretrained
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
     ends = [sum(part) / len(part) for part in (rewards[:MEAN_OVER], rewards[-MEAN_OVER:])]
-    dirty = ", with changes that were not committed" if record["dirty"] else ""
-    versions = "\n".join(f"| {name} | {value} |" for name, value in record["versions"].items() if value)
+    dirty = ", with changes that were not committed" if record.dirty else ""
+    versions = "\n".join(f"| {name} | {value} |" for name, value in record.versions.items() if value)
     blocks = run.model_dump(mode="json", exclude_none=True, include=set(Run.model_fields) - {"study", "arm"})
     return CARD.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False),
-        title=f"{run.study}: {run.arm}, seed {record['seed']}",
+        title=f"{run.study}: {run.arm}, seed {record.seed}",
         base=f"{pretrained}, trained further by reinforcement learning"
         if pretrained
         else "a Llama made for its study from nothing, trained on worked solutions and then by reinforcement learning",
@@ -123,11 +128,11 @@ def _card(
         f"{ends[1]:.3f} in as many last ones.",
         engine=f"{run.sampler.engine} in {run.sampler.dtype}",
         settings=yaml.safe_dump(blocks, sort_keys=False),
-        commit=f"Trained by tailrl at commit {record['commit']}{dirty}."
-        if record["commit"]
+        commit=f"Trained by tailrl at commit {record.commit}{dirty}."
+        if record.commit
         else "The commit that trained it is not known.",
         versions=versions,
-        evaluation=_evaluated(evaluation, record["seed"]),
+        evaluation=evaluation,
     )
 
 
@@ -159,30 +164,14 @@ def _arguments(run: Run, size: int) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _evaluated(evaluation: dict[str, Any] | None, seed: int) -> str:
-    if evaluation is None:
-        return "This card was written when training ended. The study that trained the policy evaluates it afterwards."
-    [policy] = [policy for policy in evaluation["policies"] if policy["seed"] == seed]
-    k = evaluation["samples_per_problem"]
+def _evaluated(path: Path, seed: int) -> str:
+    evaluation, settings = read_evaluation(path), read_evaluation_file(path)
+    score = next((score for score in evaluation.scores if score.seed == seed), None)
+    if score is None:
+        raise StudyError(f"{path}: holds no policy of seed {seed}")
+    k = settings.samples_per_problem
     return (
-        f"On {len(policy['per_problem'])} held-out problems of `{evaluation['task']}`, {k} samples each at temperature "
-        f"{evaluation['temperature']} from the full vocabulary: avg@{k} = {policy['avg_at_k']:.1%}, pass@{k} = "
-        f"{policy['pass_at_k']:.1%}."
+        f"On {len(evaluation.problems)} held-out problems of `{settings.task}`, {k} samples each at temperature "
+        f"{settings.temperature} from the full vocabulary: avg@{k} = {score.avg_at_k:.1%}, pass@{k} = "
+        f"{score.pass_at_k:.1%}."
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(path))
-    except ValueError as error:
-        raise StudyError(f"{path}: not JSON: {reason(error)}") from None
-    if not isinstance(found, dict):
-        raise StudyError(f"{path}: not a JSON object")
-    return found

@@ -23,8 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from tailrl.artifacts.manifest import policy_digest
 from tailrl.config.jobs import Run
 from tailrl.config.source_files import training_files
+from tailrl.config.training import OPERATIONAL
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
 from tailrl.runtime.errors import StudyError, reason
@@ -34,8 +36,6 @@ from tailrl.training.state import RunState
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
 """The steps done, the run (a digest of its fingerprint), and the start of the file's checksum."""
 ASIDE = "writing.safetensors"
-OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
-"""Training settings that change no result."""
 
 
 class Checkpoints:
@@ -194,14 +194,17 @@ class Checkpoints:
 
 
 def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -> dict[str, str]:
-    """What a checkpoint and the run that resumes from it must have in common: names and checksums."""
+    """What a checkpoint and the run that resumes from it must have in common: names and checksums.
+
+    Raises StudyError if the base policy is not as its manifest says.
+    """
     settings = run.model_dump(mode="json")
     settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
     versions = provenance()["versions"]
     return {
         "settings": _digest(settings),
         "seed": str(seed),
-        "base policy": _digest({f.name: checksum(f) for f in sorted(policy_folder.iterdir()) if f.is_file()}),
+        "base policy": policy_digest(policy_folder),
         "problems": checksum(problems_file),
         "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),

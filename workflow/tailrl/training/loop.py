@@ -150,7 +150,11 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
-    found: dict[str, object] = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
+    found = {
+        "fingerprint": checkpoints.fingerprint,
+        "sampler_self_test": tested if math.isfinite(tested) else None,
+        "stopped": stopped,
+    }
     write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished, snapshots)
 
 

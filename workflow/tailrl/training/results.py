@@ -5,26 +5,26 @@ run would be trained twice. Therefore the results have a second name (a hard lin
 looks, and `give` restores them. The Snakefile removes it at the end of a study.
 """
 
-import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from tailrl.artifacts.manifest import NAME, files_in, read_manifest, write_manifest
+from tailrl.artifacts.metrics import metrics_line
+from tailrl.artifacts.records import RunRecord, write_record
+from tailrl.artifacts.tokens import write_tokens
 from tailrl.config.jobs import Run
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import checksum, link, link_tree, sync, whole_folder
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.provenance import provenance
-from tailrl.tracking.tracker import json_line
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
-
-CHECKSUMS = "checksums.json"
-"""Checksums of the results' files, beside them; not a result itself."""
 
 
 def write_results(
@@ -32,13 +32,13 @@ def write_results(
     tokenizer: PreTrainedTokenizerBase,
     run: Run,
     seed: int,
-    found: dict[str, object],
+    found: Mapping[str, Any],
     folder: Path,
     snapshots: Snapshots,
 ) -> None:
-    """Write `metrics.jsonl`, `tokens.npz`, `run.json`, `policy/` and, if the study has them, `snapshots/` of a run.
+    """Write `metrics.jsonl`, `tokens.npz`, `run.json`, `policy/`, any `snapshots/`, and their manifest.
 
-    Every rank must call, and the first writes.
+    The folder is there whole or not at all. Every rank must call, and the first writes.
 
     Args:
         state: after the last step.
@@ -55,19 +55,31 @@ def write_results(
     weights = whole_weights(state.model)
     if not distributed.is_first():
         return
-    record = _record(state, run, seed) | found
-    lines = "".join(map(json_line, state.metrics.read()))
+    record = RunRecord(
+        study=run.study,
+        arm=run.arm,
+        seed=seed,
+        settings=run.model_dump(mode="json"),
+        **provenance(),
+        threads=torch.get_num_threads(),
+        ranks=distributed.count(),
+        startup_seconds=round(state.startup_seconds, 3),
+        wall_seconds=round(state.wall_seconds, 3),
+        resumed_at_steps=state.resumed,
+        **found,
+    )
+    lines = "".join(map(metrics_line, state.metrics.read()))
     tokens = state.tokens.joined()
     try:
         with whole_folder(folder, "writing-results") as aside:
             (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
-            np.savez_compressed(aside / "tokens.npz", allow_pickle=False, **tokens)
+            write_tokens(aside, tokens)
             save_policy(state.model, tokenizer, aside / "policy", weights)
             if run.training.snapshot_every is not None:
                 snapshots.put(aside / "snapshots", state.step)
-            (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
-            (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
+            write_record(aside, record)
+            inputs = {name: record.fingerprint[name] for name in ("problems", "base policy")}
+            write_manifest(aside / NAME, files_in(aside), inputs=inputs, steps=state.step)
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free
@@ -77,30 +89,12 @@ def write_results(
         ) from None
 
 
-def _record(state: RunState, run: Run, seed: int) -> dict[str, object]:
-    """What every run writes down about itself."""
-    return {
-        "study": run.study,
-        "arm": run.arm,
-        "seed": seed,
-        "settings": run.model_dump(mode="json"),
-        **provenance(),
-        "threads": torch.get_num_threads(),
-        "ranks": distributed.count(),
-        "startup_seconds": round(state.startup_seconds, 3),
-        "wall_seconds": round(state.wall_seconds, 3),
-        "resumed_at_steps": state.resumed,
-    }
-
-
 def give(folder: Path, out: Path) -> None:
     """Link results of `write_results` to where a rule expects them, replacing what has these names.
 
     See `atomic_files.link_tree`.
     """
     for source in sorted(folder.iterdir()):
-        if source.name == CHECKSUMS:
-            continue
         target = out / source.name
         if target.is_dir():
             shutil.rmtree(target)
@@ -119,17 +113,13 @@ def check(folder: Path) -> None:
         StudyError: a file has changed.
     """
     try:
-        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        names = digests.keys() | {str(file.relative_to(folder)) for file in _files(folder)}
-        files = {name: folder / name for name in sorted(names)}
-        damaged = [file for name, file in files.items() if not file.exists() or checksum(file) != digests.get(name)]
-    except (OSError, ValueError, AttributeError):
-        damaged = [folder / CHECKSUMS]
+        known = read_manifest(folder / NAME).outputs
+        names = sorted(known.keys() | {str(file.relative_to(folder)) for file in files_in(folder)})
+        whole = {n for n in names if n in known and (folder / n).exists() and checksum(folder / n) == known[n].sha256}
+        damaged = [folder / name for name in names if name not in whole]
+    except StudyError:
+        damaged = [folder / NAME]
     if damaged:
         raise StudyError(
             f"{damaged[0]}: damaged, and with it the results of a finished run; remove {folder} to train it again"
         )
-
-
-def _files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CHECKSUMS]
