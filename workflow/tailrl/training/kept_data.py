@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import DamagedError, write_whole
 from tailrl.runtime.errors import StudyError, reason, writing
 from tailrl.training.step import Sample
@@ -153,6 +154,28 @@ class KeptTokens:
 
     def _file(self, step: int) -> Path:
         return self.folder / f"tokens-{step:08d}-{self.name}.safetensors"
+
+
+def response_arrays(
+    order: Sequence[int], rollouts: Sequence[Rollout], advantages: Sequence[float], rewards: NDArray[np.float32]
+) -> dict[str, NDArray[np.generic]]:
+    """What the tokens of a step are, and what their responses earned: see `tailrl.artifacts.tokens`.
+
+    Args:
+        order: places in the step of the responses, as the step's other arrays have them one after the other.
+        rollouts: all of the step.
+        advantages: of each rollout.
+        rewards: of each rollout.
+    """
+    lengths = [len(rollouts[i].tokens) for i in order]
+    places = np.array(order, np.int64)
+    return {
+        "token": np.concatenate([np.array(rollouts[i].tokens, np.int32) for i in order]),
+        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "sequence": np.repeat(places.astype(np.int32), lengths),
+        "advantage": np.repeat(np.array(advantages, np.float32)[places], lengths),
+        "reward": np.repeat(rewards[places], lengths),
+    }
 
 
 def write_batch(samples: Sequence[Sample], file: Path) -> None:

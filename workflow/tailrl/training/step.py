@@ -121,7 +121,7 @@ def accumulate_gradients(
             chosen = [samples[i] for i in groups[index]]
             before = None if old is None else [old[i] for i in groups[index]]
             with watch.phase("forward"), torch.set_grad_enabled(teaches):
-                loss, part = _together(_forward, model, chosen, run, len(samples), before)
+                loss, part = _together(_forward, model, chosen, run, len(samples), before, groups[index])
             if teaches:
                 with watch.phase("backward"):
                     (loss if counts else 0 * loss).backward()  # type: ignore[no-untyped-call]
@@ -136,9 +136,15 @@ def accumulate_gradients(
 
 
 def _forward(
-    model: PreTrainedModel, chosen: Sequence[Sample], run: Run, samples: int, old: Sequence[TokenLogprobs] | None
+    model: PreTrainedModel,
+    chosen: Sequence[Sample],
+    run: Run,
+    samples: int,
+    old: Sequence[TokenLogprobs] | None,
+    numbers: Sequence[int],
 ) -> tuple[Tensor, Part]:
-    """The loss of one micro-batch, a share in a mean over so many samples, with its gradient; and its record."""
+    """The loss of one micro-batch, a share in a mean over so many samples, with its gradient; and its record, which has
+    the micro-batch's numbers among the samples."""
     logprobs, batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
     logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
@@ -165,7 +171,7 @@ def _forward(
     kept_vocab_infer_T = _concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # r_corr, the ratio of the two engines at the same weights: what the updates before did is no mismatch.
-    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights)
+    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers))
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
@@ -227,6 +233,8 @@ def update(
         done = len(record.weights)
         with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        # From the places in this update to those in the step.
+        record.number[done:] = [torch.from_numpy(part)[number_N] for number_N in record.number[done:]]
         if run.training.loss_mean == "kept":
             losses[-1] *= average_over_kept(model, record.used(since=done))
         with watch.phase("optimizer"):

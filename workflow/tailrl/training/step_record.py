@@ -49,6 +49,7 @@ class Part:
         advantage_T: of its sequence.
         clipped_T: bool, whether the clipped branch is taken.
         weights: in the loss.
+        number_N: int64, the place of each sequence among the samples of the update.
     """
 
     loss: Tensor
@@ -60,6 +61,7 @@ class Part:
     advantage_T: Tensor
     clipped_T: Tensor
     weights: Weights
+    number_N: Tensor
 
 
 _INNER: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
@@ -114,6 +116,7 @@ class StepRecord:
     advantage: list[Tensor] = field(default_factory=list)
     clipped: list[Tensor] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
+    number: list[Tensor] = field(default_factory=list)
     sequences: int = 0
 
     def add(self, part: Part) -> None:
@@ -126,6 +129,7 @@ class StepRecord:
         self.advantage.append(part.advantage_T)
         self.clipped.append(part.clipped_T)
         self.weights.append(part.weights)
+        self.number.append(part.number_N)
         self.sequences += len(part.weights.used_N)
 
     def used(self, since: int) -> Tensor:
@@ -142,6 +146,10 @@ class StepRecord:
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
             "outside": _joined(self.logprobs, "outside_T").cpu().numpy(),
         }
+
+    def order(self) -> list[int]:
+        """The place of each sequence among the samples of the step, in the order in which they were trained on."""
+        return [int(number) for number in torch.cat(self.number)]
 
     def _unmasked(self) -> Tensor:
         """The trainer's log π of every token, summed as the sampler's is, log π^mp + log Z, where it lies in the set:
