@@ -36,7 +36,7 @@ from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.guarded_engine import Engine
-from tailrl.training.kept_data import KeptMetrics, KeptTokens, write_batch
+from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.results import check, give, write_results
@@ -202,7 +202,8 @@ def take_step(
             loss, norm, record = updated
             metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
-                kept = record.tokens()
+                advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
+                kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
