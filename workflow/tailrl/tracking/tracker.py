@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.errors import StudyError, reason, say, writing
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
 
 if TYPE_CHECKING:
@@ -135,11 +135,9 @@ class Mirror:
                 self._warn(f"its process ended with {self.process.returncode}")
 
     def _warn(self, why: str) -> None:
-        print(
-            f"tailrl: warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
-            f"`tailrl mirror {self.folder}` sends it later",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"`tailrl mirror {self.folder}` sends it later"
         )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
 
 FINISH_SECONDS = 60
@@ -213,7 +213,7 @@ def main() -> None:
     try:
         mirror_run(given["record"], points, Path(given["folder"]), mode, lambda: caller.code or 0)
     except Exception as error:
-        print(f"tailrl: W&B: {reason(error)}", file=sys.stderr, flush=True)
+        say(f"W&B: {reason(error)}")
         os._exit(1)  # at an ordinary exit wandb would wait for its server
 
 
