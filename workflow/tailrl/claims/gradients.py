@@ -14,9 +14,10 @@ import numpy as np
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import MISMATCHES, NO_MISMATCH, Summary
+from tailrl.analysis.gradients import MISMATCHES, Summary
 from tailrl.claims.decide import Verdict
 from tailrl.claims.finding import ASIDE, CONTRADICTED, DVP, REPRODUCED, UNTESTABLE
+from tailrl.config.gradients import NO_MISMATCH
 
 EXACT = 1e-9
 """A bias below this share of the gradient is rounding: the sums are in float64."""

@@ -8,7 +8,6 @@ saved one, and ends with the same bits.
 """
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import NumericalError, StudyError, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tracking import metrics as keys
@@ -91,7 +90,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
             check(checkpoints.finished)
-            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
+            say(f"{out}: this run is finished; its results are given again")
         if distributed.is_first():
             give(checkpoints.finished, out)
             checkpoints.clear()
@@ -149,7 +148,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
-        print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
+        say(f"arm {run.arm}, seed {job.seed}: {stopped}")
     found = {
         "fingerprint": checkpoints.fingerprint,
         "sampler_self_test": tested if math.isfinite(tested) else None,
@@ -249,7 +248,7 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
     sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
     if distributed.is_first():
         write_batch(samples, file)
-        print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
     return sentence
 
 
