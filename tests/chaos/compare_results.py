@@ -1,6 +1,6 @@
 """Compares what two results folders of one study have computed, to the bit: of two checkouts, say.
 
-    python tests/compare_results.py BEFORE AFTER
+    python tests/chaos/compare_results.py BEFORE AFTER
 
 It prints a line for each file. It ends with 1 where a value of BEFORE differs in AFTER or is not there. What AFTER has
 besides is listed and is no difference. Of run.json only what the run computes counts (`COMPUTED`).
