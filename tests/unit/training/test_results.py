@@ -172,7 +172,8 @@ def test_damaged_results_are_not_restored(runs: Runs, file: str) -> None:
     runs.train(run)
     SPOILT[file](out)
     before = contents(out)
-    words = rf"{file}: damaged, and with it the results of a finished run; remove \S+ to train it again$"
+    changed = r"is not as its job left it, as manifest\.json shows; put it back, or remove \S+ and run the study again"
+    words = rf"finished-\w+/{file}: ({changed}|not valid JSON)$"
     with pytest.raises(StudyError, match=words):
         runs.train(run)
     assert contents(out) == before

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
 from tailrl.model.forward import make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
@@ -38,7 +39,7 @@ from tailrl.training.guarded_engine import Engine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
-from tailrl.training.results import check, give, write_results
+from tailrl.training.results import give, write_results
 from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
@@ -89,8 +90,9 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
-            check(checkpoints.finished)
-            say(f"{out}: this run is finished; its results are given again")
+            # Its files have second names, by which something may have changed them.
+            read_digests(checkpoints.finished, checkpoints.finished)
+            say(f"{out}: this run is finished; its results are restored")
         if distributed.is_first():
             give(checkpoints.finished, out)
             checkpoints.clear()
