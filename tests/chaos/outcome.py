@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.claims.claims import CLAIMS
+from tailrl.claims.catalogue import TRAINED_CLAIMS
 
 TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""
@@ -16,7 +16,7 @@ CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 """Files of which no more is compared than that they are there."""
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps"}
 """Of a run's record, what tells how it came about."""
-TIMED_CLAIMS = tuple(claim.id for claim in CLAIMS if claim.family == "price")
+TIMED_CLAIMS = tuple(claim.id for claim in TRAINED_CLAIMS if claim.family == "price")
 TOLD = (
     "- Wall time of the jobs",
     "- Generation, forward, backward and optimizer",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import read_text
-from tailrl.claims.finding import UNTESTABLE, words_of
-from tailrl.claims.statements import STATEMENTS, Statement
+from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
+from tailrl.claims.finding import UNTESTABLE
 from tailrl.runtime.errors import StudyError
 
 Row = dict[str, str]
