@@ -26,9 +26,7 @@ HOMES = {
     "trl": ["integrations.trl.base"],
 }
 WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "claims", "report", "cli")
-STILL_LONG = {
-    *("analysis.distributions", "analysis.early_warning", "cli", "training.loop", "training.results"),
-}
+STILL_LONG = {"analysis.distributions"}
 LONGEST_FILE, LONGEST_FUNCTION, LARGEST_ROOM, ROOT_MODULES = 300, 60, 0.15, 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from early_warning_fixture import case, write_run, write_runs
 
-from tailrl.analysis.early_warning import ALL, K3, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.analysis.early_warning import ALL, METRICS, MISMATCHED, Warned, read_cases
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.early_warning import ALIKE, UNSKILLED, judge_warnings
 from tailrl.claims.evidence import OPEN, answers, read_shown
@@ -19,6 +19,7 @@ from tailrl.report.early_warning import warning_figure
 from tailrl.report.study import write_early_warning
 from tailrl.stats.clustered import shuffled_skill
 from tailrl.stats.intervals import Interval, share_interval
+from tailrl.tracking.metrics import K3_UNMASKED as K3
 
 LEAD = Interval(20.0, 10.0, 30.0, 4)
 

@@ -1,8 +1,8 @@
 """Estimator × clip × correction × vocabulary in full: every arm is refused with its reason, or admitted and trains.
 
-What the schema admits trains two steps through the update itself, on what the plain sampler drew from the policy that
-they start from: the first step is one update without mismatch, the second one two updates on responses of an older
-policy. Thresholds adapt in between, as in the loop. `deliberate` admits what is biased, and changes nothing else.
+An admitted arm trains two steps through the update itself, on responses that the plain sampler drew from the initial
+policy. The first step is one update without mismatch, the second is two updates on responses of an older policy.
+Thresholds adapt in between, as in the loop. `deliberate` admits biased arms, and changes nothing else.
 """
 
 import zlib
@@ -28,7 +28,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
-from tailrl.training.loop import step_requests
+from tailrl.training.rollouts import step_requests
 from tailrl.training.step import Sample, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -115,8 +115,8 @@ def two_steps(
 def sends_gradient(record: StepRecord, run: Run) -> bool:
     """Whether any token of the step does: it has an advantage, and nothing that may stop it does.
 
-    That is: the clip, the correction's threshold, the veto, the trainer's set; and, where there are ratios, a token of
-    the same response outside that set, which makes the response's ratio 0.
+    It may be stopped by the clip, the correction's threshold, the veto or the trainer's set; and, with ratios, by a
+    token of the same response outside that set, which makes the response's ratio 0.
     """
     sequence_T = torch.cat(record.sequence)
     outside_T = torch.cat([part.outside_T for part in record.logprobs])

@@ -26,7 +26,8 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
-from tailrl.training.loop import problem_order, rewards, step_requests, train
+from tailrl.training.loop import train
+from tailrl.training.rollouts import problem_order, rewards, step_requests
 from tailrl.training.step import Sample, accumulate_gradients
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -81,8 +82,7 @@ def oracle(
     loss = sum(terms)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    # Of the weights, some are whole, one is of a response above the threshold, and three of responses with an outside
-    # token: all of this is in play.
+    # All cases occur: whole weights, one response above the threshold, and three responses with an outside token.
     if run.correction.sequence == "mis":
         assert sum(weight > 0 for weight in weights) == 3
     metrics = {
@@ -137,10 +137,10 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
-def test_samples_without_an_advantage_are_recorded_and_no_more(
+def test_samples_without_an_advantage_are_only_recorded(
     model: PreTrainedModel, arm: str, silent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient is that of a backward through all of them, and is there, though 0, where nobody has one."""
+    """The gradient equals a backward through all samples; where no sample has an advantage it is 0, not missing."""
     rollouts, advantages = make_rollouts()
     advantages = [0.0 if i in silent else advantage for i, advantage in enumerate(advantages)]
     run, results, scored = make_run(arm, token_budget=45), [], []
@@ -208,7 +208,7 @@ def test_every_problem_once_an_epoch() -> None:
         next(problem_order(10, 11, seed=1))
 
 
-def test_every_response_has_a_random_stream_of_its_own() -> None:
+def test_every_response_has_its_own_random_stream() -> None:
     requests = [r for step in (0, 1) for r in step_requests([(1, 2), (3,)], [-1.0, -2.0], 3, seed=4, step=step)]
     assert [r.threshold for r in requests] == ([-1.0] * 3 + [-2.0] * 3) * 2
     assert [r.prompt_tokens for r in requests] == [(1, 2)] * 3 + [(3,)] * 3 + [(1, 2)] * 3 + [(3,)] * 3
@@ -234,7 +234,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path
@@ -254,7 +254,7 @@ def test_a_run_over_an_exact_engine(
     assert [line["train/step"] for line in metrics] == [0, 1, 2]
     assert [line["train/learning_rate"] for line in metrics] == pytest.approx([5e-4, 1e-3, 1e-3])
     for line in metrics:
-        assert line.keys() == METRICS.keys()
+        assert [*line] == [*METRICS]
         # The sampler is the trainer: nothing differs but the order of float32 sums.
         assert 0 <= line["rollout_corr/k3_kl"] < 1e-6 and line["rollout_corr_unmasked/k3_kl"] < 1e-6
         assert line["rollout_corr_raw/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
@@ -302,7 +302,7 @@ def test_a_task_may_be_as_small_as_a_step(
 
 
 @pytest.mark.usefixtures("plain_samplers")
-def test_a_seed_gives_its_run_again(files: Path, policy_folder: Path) -> None:
+def test_a_seed_repeats_its_run(files: Path, policy_folder: Path) -> None:
     """To the bit, in the metrics and in the policy; only times differ. Another arm starts with the same problems."""
     runs = [
         trained(files, policy_folder, make_run("dvp", steps=2), seed, name)

@@ -263,7 +263,7 @@ def test_every_sample_is_used_once(
     assert record.sequences == 7 and len(record.tokens()["outside"]) == sum(len(tokens) for tokens in used)
     assert loss == pytest.approx(np.mean(spy.losses)) and norm > 0
     assert record.metrics().keys() <= METRICS.keys()
-    # The old log-probs are those of before the first update, also where a token is outside; bypass needs none.
+    # The old log-probs are from before the first update, also where a token is outside; bypass needs none.
     known = dict(zip(identities([samples(run)])[0], first, strict=True))
     for part, old in zip(spy.samples, spy.old, strict=True):
         if count == 1 or ratio in (None, "bypass"):
@@ -275,7 +275,7 @@ def test_every_sample_is_used_once(
 
 
 @pytest.mark.parametrize(("ratio", "moved"), [("recompute", False), ("decoupled", False), ("bypass", True)])
-def test_the_mismatch_is_that_before_the_first_update(model: PreTrainedModel, ratio: str, moved: bool) -> None:
+def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel, ratio: str, moved: bool) -> None:
     """r_corr: the updates of a step are no mismatch, but where nothing scores the rollouts before them."""
     alone, several = (run_with(ratio, minibatches=count) for count in (1, 3))
     chosen, record = samples(alone), StepRecord()

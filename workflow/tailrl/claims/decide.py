@@ -11,11 +11,8 @@ import numpy as np
 from tailrl.analysis import arm_kinds
 from tailrl.claims.catalogue import Claim, words_of
 from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE, Finding
-from tailrl.stats.intervals import CONFIDENCE
+from tailrl.stats.intervals import ONE_SIDED_LEVEL
 from tailrl.stats.tests import holm
-
-LEVEL = (1 - CONFIDENCE) / 2
-"""Of each of the two one-sided tests behind a verdict, after Holm's correction."""
 
 TESTED = {
     "directed": (REPRODUCED, CONTRADICTED),
@@ -151,7 +148,7 @@ def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> 
             low, high = claim.within
             holds, fails = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
         case _:
-            holds, fails = p_for <= LEVEL, p_against <= LEVEL
+            holds, fails = p_for <= ONE_SIDED_LEVEL, p_against <= ONE_SIDED_LEVEL
     return shown if holds else opposite if fails else UNDECIDED
 
 

@@ -13,8 +13,8 @@ from tailrl.analysis.distributions import Compared
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, Verdict, decide
 from tailrl.claims.finding import UNTESTABLE, Finding, fact, interval
-from tailrl.claims.numbers import TAIL
-from tailrl.stats.intervals import CONFIDENCE, Interval, ratio_interval
+from tailrl.config.distributions import TAIL_FROM
+from tailrl.stats.intervals import UPPER, Interval, ratio_interval
 
 BOUND = "dvp.prop4_2.bound"
 SIGN = "dvp.prop4_3.sign.whole"
@@ -57,7 +57,7 @@ def _bound(one: Compared) -> Finding:
 def _tail(one: Compared, name: str = "signed", *, less: str | None = None) -> Interval:
     """Mean −Δ of tail tokens (`signed`) or what is predicted for them, each counted with the engine's probability of
     it; `less` a prediction, or as it is."""
-    tail_B = np.array(one.record["edges"]) >= TAIL
+    tail_B = np.array(one.record["edges"]) >= TAIL_FROM
     sums = {key: one.arrays[f"{key}_PB"][:, tail_B].sum(axis=1) for key in ("mass", name, less) if key}
     return ratio_interval(sums[name] - (sums[less] if less else 0.0), sums["mass"], one.clusters)
 
@@ -89,7 +89,7 @@ def _one_sided(mean: Interval) -> tuple[float, float]:
     if math.isnan(mean.low) or mean.low == mean.high:
         return math.nan, math.nan
     own = stats.t(mean.n - 1)
-    t = own.ppf((1 + CONFIDENCE) / 2) * mean.mean / ((mean.high - mean.low) / 2)
+    t = own.ppf(UPPER) * mean.mean / ((mean.high - mean.low) / 2)
     return float(own.sf(t)), float(own.cdf(t))
 
 

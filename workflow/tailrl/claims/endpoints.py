@@ -12,16 +12,15 @@ from dataclasses import replace
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.survival import REWARD, collapses, deepest_loss
+from tailrl.analysis.survival import collapses, deepest_loss
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
 from tailrl.claims.finding import UNTESTABLE, Finding, fact, interval, measured, nothing
-from tailrl.claims.numbers import LOGARITHMS, MASKED, UNMASKED, first_and_last, mean, numbers, powers, scores
+from tailrl.claims.numbers import LOGARITHMS, first_and_last, mean, numbers, powers, scores
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import Difference, all_hold, arm_difference, difference_from, one_sided
-
-OUTSIDE, VETOED = "dvp/sampled_outside_train_support_count", "rollout_corr/veto_seq_fraction"
+from tailrl.tracking import metrics as keys
 
 
 def arms_of(claim: Claim, results: Results) -> list[str]:
@@ -149,7 +148,7 @@ def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
 def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
     """An arm's reward falls from its runs' first tenth to their last, while k3 grows less than so many times."""
     for arm in arms_of(claim, results):
-        change_S = [last - first for first, last in (first_and_last(run, REWARD) for run in results.runs[arm])]
+        change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
         grown_S = numbers(results, arm, "k3_growth")
         reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
         fewest = min(reward, times, key=lambda part: part.n)
@@ -170,7 +169,9 @@ def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
 def zeros(claim: Claim, results: Results) -> Iterator[Finding]:
     """k3, masked or not, is 0 at every step of every run."""
     for arm in arms_of(claim, results):
-        k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in (MASKED, UNMASKED)])
+        k3 = np.concatenate(
+            [run.metric(key) for run in results.runs[arm] for key in (keys.K3_MASKED, keys.K3_UNMASKED)]
+        )
         largest, zero = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
         known = not math.isnan(largest)
         words = f"{zero} of {k3.size} recorded values are 0" + (f", the largest is {largest:.2g} nats" if known else "")
@@ -181,7 +182,9 @@ def zeros(claim: Claim, results: Results) -> Iterator[Finding]:
 def veto(claim: Claim, results: Results) -> Iterator[Finding]:
     """A veto discards a sequence in every step with a token outside the trainer's set."""
     for arm in arms_of(claim, results):
-        outside, vetoed = (np.concatenate([run.metric(key) for run in results.runs[arm]]) for key in (OUTSIDE, VETOED))
+        outside, vetoed = (
+            np.concatenate([run.metric(key) for run in results.runs[arm]]) for key in (keys.OUTSIDE_COUNT, keys.VETOED)
+        )
         met = (outside > 0) & ~np.isnan(vetoed)
         steps, caught = int(met.sum()), int((met & (vetoed > 0)).sum())
         words = f"in {caught} of the {steps} steps with such a token"

@@ -7,15 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tailrl.artifacts.results import FloatArray, Results, TrainedRun
+from tailrl.config.distributions import SAMPLED_HEAD_BELOW, TAIL_FROM
 from tailrl.stats.tests import Difference
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEWED
-
-MASKED, UNMASKED, UNMASKED_K1 = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl", "rollout_corr_unmasked/kl"
-BOUND, LOST, KEPT = "dvp/bias_bound_paper", "dvp/lost_mass_per_response", "dvp/kept_mass_train_mean"
-LENGTH, SECONDS = "response/length_mean", "time/step"
-
-TAIL, HEAD = 5.0, -math.log(0.9)
-"""-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
 
 PART = 0.1
 """Share of a run's steps that its start, its end and each stretch of it are."""
@@ -57,7 +52,7 @@ def first_and_last(run: TrainedRun, key: str) -> tuple[float, float]:
     return mean(values_N[:size]), mean(values_N[-size:])
 
 
-def growth(run: TrainedRun, key: str = UNMASKED) -> float:
+def growth(run: TrainedRun, key: str = keys.K3_UNMASKED) -> float:
     """Powers of ten by which a run's unmasked k3, or the size of another metric, grows from its first tenth to its
     last."""
     first, last = np.abs(first_and_last(run, key))
@@ -73,13 +68,13 @@ def tokens(run: TrainedRun) -> tuple[FloatArray, FloatArray]:
 def tail_shift(run: TrainedRun) -> float:
     """The mean of −Δ over a run's sampled tokens in the tail, nats."""
     nats_T, delta_T = tokens(run)
-    return mean(-delta_T[nats_T >= TAIL])
+    return mean(-delta_T[nats_T >= TAIL_FROM])
 
 
 def tail_over_head(run: TrainedRun) -> float:
     """Powers of ten that a run's mean |Δ| in the tail lies above that in the head."""
     nats_T, delta_T = tokens(run)
-    tail, head = (log10(mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL, nats_T < HEAD))
+    tail, head = (log10(mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL_FROM, nats_T < SAMPLED_HEAD_BELOW))
     return float(tail - head)
 
 
@@ -87,20 +82,20 @@ Number = Callable[[TrainedRun], float]
 
 LOGARITHMS: dict[str, Number] = {
     "tail_over_head": tail_over_head,
-    "highest_masked_k3": lambda run: float(log10(np.fmax.reduce(stretches(run, MASKED)))),
-    "mean_k3": lambda run: float(log10(mean(run.metric(UNMASKED)))),
+    "highest_masked_k3": lambda run: float(log10(np.fmax.reduce(stretches(run, keys.K3_MASKED)))),
+    "mean_k3": lambda run: float(log10(mean(run.metric(keys.K3_UNMASKED)))),
     "k3_growth": growth,
-    "k1_growth": lambda run: growth(run, UNMASKED_K1),
-    "seconds": lambda run: float(log10(mean(run.metric(SECONDS)))),
+    "k1_growth": lambda run: growth(run, keys.K1_UNMASKED),
+    "seconds": lambda run: float(log10(mean(run.metric(keys.STEP_SECONDS)))),
 }
 """Numbers of a run whose effect is a geometric mean over runs, as powers of ten."""
 
 NUMBERS: dict[str, Number] = LOGARITHMS | {
     "tail_shift": tail_shift,
     "skew": lambda run: mean(np.sum([run.metric(part) for part in SKEWED], axis=0)),
-    "bias_bound": lambda run: mean(run.metric(BOUND)),
-    "lost_mass": lambda run: mean(run.metric(LOST)),
-    "tokens_left_out": lambda run: mean(run.metric(LENGTH) * (1 - run.metric(KEPT))),
+    "bias_bound": lambda run: mean(run.metric(keys.BIAS_BOUND)),
+    "lost_mass": lambda run: mean(run.metric(keys.LOST_MASS)),
+    "tokens_left_out": lambda run: mean(run.metric(keys.LENGTH) * (1 - run.metric(keys.KEPT_MASS_TRAIN))),
 }
 """What is measured of a run, by the names of the catalogue."""
 

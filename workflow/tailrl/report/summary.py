@@ -13,22 +13,20 @@ from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.results import Results
 from tailrl.claims.decide import Verdict
 from tailrl.config.study import Study
-from tailrl.stats.intervals import CONFIDENCE, problem_interval
+from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.stats.power import MOST
+from tailrl.tracking import metrics as keys
 
 LAST = 0.1
 """The share of the steps, from the end, that the final reward is the mean of."""
 
-LEVEL = round(1 - CONFIDENCE, 9)
-"""The adjusted p up to which a difference is claimed."""
-
 TRAINING_COLUMNS = {
-    "k3 masked": "rollout_corr/k3_kl",
-    "k3 unmasked": "rollout_corr_unmasked/k3_kl",
-    LOST: "dvp/kept_mass_train_mean",
-    "outside": "dvp/sampled_outside_train_support_fraction",
-    "rejected": "rollout_corr/rollout_rs_seq_masked_fraction",
-    "vetoed": "rollout_corr/veto_seq_fraction",
+    "k3 masked": keys.K3_MASKED,
+    "k3 unmasked": keys.K3_UNMASKED,
+    LOST: keys.KEPT_MASS_TRAIN,
+    "outside": keys.OUTSIDE,
+    "rejected": keys.REJECTED,
+    "vetoed": keys.VETOED,
 }
 """Columns that are means over all steps; of the kept mass, what it lacks of 1."""
 
@@ -112,7 +110,7 @@ def _claims_note(verdicts: Sequence[Verdict]) -> str:
         f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
         "claim holds, by Holm over the tests of its family (the survival comparisons of a mismatch; those of scores by "
         "question: a mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections "
-        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * (1 - CONFIDENCE):.1f} %; "
+        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * LEVEL:.1f} %; "
         "contradicted: the same of its opposite. The table's p are two-sided. They are over seeds, and one question at "
         "a time: the differences between arms below are over seeds and problems, and over every pair of that table, so "
         "that a claim can hold where that table shows no difference. Measured: a question whose answer is a figure. "
@@ -157,7 +155,7 @@ def _training_table(results: Results) -> str:
     rows = []
     for arm in results.arms:
         runs = results.runs[arm]
-        reward = spread(mean_of(runs, "reward/mean", last=LAST))
+        reward = spread(mean_of(runs, keys.REWARD, last=LAST))
         means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
         cells = [spread(1.0 - values if name == LOST else values) for name, values in means.items()]
         rows.append([arm, reward, *cells])
@@ -210,5 +208,5 @@ def _power(comparison: Comparison) -> tuple[str, str]:
 
 
 def _mean_k3(results: Results, arm: str) -> float:
-    values = mean_of(results.runs[arm], "rollout_corr_unmasked/k3_kl")
+    values = mean_of(results.runs[arm], keys.K3_UNMASKED)
     return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan

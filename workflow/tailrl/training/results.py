@@ -1,13 +1,12 @@
-"""The results of a finished run: written whole beside its checkpoints, then given to the rule as hard links.
+"""The results of a finished run: written whole beside its checkpoints, then linked to where the rule expects them.
 
-Snakemake deletes the outputs of a job whose end it has not seen. Trained twice would be every run whose Snakemake was
-killed alone, since the job goes on to its end. So the results have a second name where no rule looks, which costs no
-space, and `give` puts them back; the Snakefile removes it when Snakemake has come to the end of a study.
+Snakemake deletes the outputs of a job whose end it has not seen. A job whose Snakemake alone is killed goes on, and its
+run would be trained twice. Therefore the results have a second name (a hard link, which costs no space) where no rule
+looks, and `give` restores them. The Snakefile removes it at the end of a study.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState
 
 CHECKSUMS = "checksums.json"
-"""Of the results' files, beside them; no result itself."""
+"""Checksums of the results' files, beside them; not a result itself."""
 
 
 def write_results(
@@ -33,44 +32,30 @@ def write_results(
     tokenizer: PreTrainedTokenizerBase,
     run: Run,
     seed: int,
-    found: Mapping[str, object],
+    found: dict[str, object],
     folder: Path,
     snapshots: Snapshots,
 ) -> None:
-    """Write `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` of a run: the folder is there whole, or not at all.
+    """Write `metrics.jsonl`, `tokens.npz`, `run.json`, `policy/` and, if the study has them, `snapshots/` of a run.
 
-    Where the study has snapshots, `snapshots/` too.
-
-    Every rank must ask, and the first writes.
+    Every rank must call, and the first writes.
 
     Args:
         state: after the last step.
-        tokenizer: goes with the policy.
+        tokenizer: saved with the policy.
         run: the arm's settings.
         seed: of the run.
-        found: what else the record is to hold.
-        folder: is made; after a power cut too it holds everything, since all of it is brought to the disk first.
-        snapshots: what was kept on the way.
+        found: further entries of `run.json`.
+        folder: of the results; written whole or not at all, also through a power cut.
+        snapshots: of the run.
 
     Raises:
-        StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
+        StudyError: kept metrics or tokens are damaged, or the disk refuses.
     """
     weights = whole_weights(state.model)
     if not distributed.is_first():
         return
-    record = {
-        "study": run.study,
-        "arm": run.arm,
-        "seed": seed,
-        "settings": run.model_dump(mode="json"),
-        **provenance(),
-        "threads": torch.get_num_threads(),
-        "ranks": distributed.count(),
-        "startup_seconds": round(state.startup_seconds, 3),
-        "wall_seconds": round(state.wall_seconds, 3),
-        "resumed_at_steps": state.resumed,
-        **found,
-    }
+    record = _record(state, run, seed) | found
     lines = "".join(map(json_line, state.metrics.read()))
     tokens = state.tokens.joined()
     try:
@@ -83,7 +68,7 @@ def write_results(
             (aside / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             digests = {str(file.relative_to(aside)): checksum(file) for file in _files(aside)}
             (aside / CHECKSUMS).write_text(json.dumps(digests), encoding="utf-8")
-    except Exception as error:  # the system's, and each of those that write a policy has a kind of its own
+    except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free
         raise StudyError(
@@ -92,10 +77,26 @@ def write_results(
         ) from None
 
 
-def give(folder: Path, out: Path) -> None:
-    """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
+def _record(state: RunState, run: Run, seed: int) -> dict[str, object]:
+    """What every run writes down about itself."""
+    return {
+        "study": run.study,
+        "arm": run.arm,
+        "seed": seed,
+        "settings": run.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "ranks": distributed.count(),
+        "startup_seconds": round(state.startup_seconds, 3),
+        "wall_seconds": round(state.wall_seconds, 3),
+        "resumed_at_steps": state.resumed,
+    }
 
-    The files are the same ones under a second name, see `files.link_tree`.
+
+def give(folder: Path, out: Path) -> None:
+    """Link results of `write_results` to where a rule expects them, replacing what has these names.
+
+    See `atomic_files.link_tree`.
     """
     for source in sorted(folder.iterdir()):
         if source.name == CHECKSUMS:
@@ -112,10 +113,10 @@ def give(folder: Path, out: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Of results that an earlier process wrote: a file has a second name, by which something may have changed it.
+    """Check results that an earlier process wrote, since a file may have been changed through its second name.
 
     Raises:
-        StudyError: a file is not as it was written.
+        StudyError: a file has changed.
     """
     try:
         digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
