@@ -148,7 +148,8 @@ def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> 
             low, high = claim.within
             holds, fails = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
         case _:
-            holds, fails = p_for <= ONE_SIDED_LEVEL, p_against <= ONE_SIDED_LEVEL
+            holds = p_for <= ONE_SIDED_LEVEL and finding.holds is not False
+            fails = p_against <= ONE_SIDED_LEVEL
     return shown if holds else opposite if fails else UNDECIDED
 
 

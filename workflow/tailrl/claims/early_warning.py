@@ -8,7 +8,7 @@ from tailrl.analysis.early_warning import METRICS, Case, Warned
 from tailrl.analysis.format import count
 from tailrl.claims.catalogue import CATALOGUE, named
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import UNDECIDED, UNTESTABLE, Finding, interval, nothing
+from tailrl.claims.finding import UNTESTABLE, Finding, interval, nothing
 from tailrl.stats.intervals import Interval
 
 UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
@@ -49,8 +49,8 @@ def _announces(one: Warned, studies: tuple[str, ...]) -> Finding:
     lead = f", median lead {in_steps(one.lead)} steps" if one.warned else ""
     true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
     seen = f"{one.metric}: before {true}{lead}; falsely in {false}"
-    outcome = UNTESTABLE if math.isnan(one.p) else None if one.skill > 0 else UNDECIDED
-    return Finding(studies, one.collapsed + one.others, *_ends(one.lead), seen, p_for=one.p / 2, outcome=outcome)
+    found = Finding(studies, one.collapsed + one.others, *_ends(one.lead), seen, p_for=one.p / 2, holds=one.skill > 0)
+    return replace(found, outcome=UNTESTABLE) if math.isnan(one.p) else found
 
 
 def _ends(lead: Interval) -> tuple[float, float, float]:

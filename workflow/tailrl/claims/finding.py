@@ -26,7 +26,7 @@ class Finding:
         effect, low, high: the endpoint with its interval over seeds, in the claim's unit; NaN where there is none.
         words: what was seen.
         p_for, p_against: one-sided p that the claim's direction holds, and that its opposite does.
-        holds: whether a fact does.
+        holds: whether a fact does; beside a test, False where no p can show the claim.
         outcome: where there is nothing to decide.
     """
 
