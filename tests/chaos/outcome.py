@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from tailrl.claims.claims import CLAIMS
+from tailrl.claims.catalogue import TRAINED_CLAIMS
 
 TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""
@@ -18,7 +18,7 @@ CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps", "sampler_self_test"}
 """Of a run's record, what tells how it came about. A process tests its engine with the weights that it starts from, so
 that after an interruption the self-test finds another number."""
-TIMED_CLAIMS = tuple(claim.id for claim in CLAIMS if claim.family == "price")
+TIMED_CLAIMS = tuple(claim.id for claim in TRAINED_CLAIMS if claim.family == "price")
 TOLD = (
     "- Wall time of the jobs",
     "- Generation, forward, backward and optimizer",

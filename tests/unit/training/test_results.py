@@ -68,7 +68,7 @@ def test_a_finished_run_without_outputs_is_restored_not_retrained(
     for _ in range(2):  # with the outputs removed, and with them there
         runs.train(run)
         assert contents(out) == before
-        assert f"tailrl: {out}: this run is finished; its results are given again\n" in capsys.readouterr().err
+        assert f"tailrl: {out}: this run is finished; its results are restored\n" in capsys.readouterr().err
     assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.tables import read_claims, read_csv
-from tailrl.claims.finding import UNTESTABLE, words_of
-from tailrl.claims.statements import STATEMENTS, Statement
+from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
+from tailrl.claims.finding import UNTESTABLE
 
 Row = dict[str, str]
 

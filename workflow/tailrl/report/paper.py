@@ -10,9 +10,8 @@ from pathlib import Path
 from tailrl.analysis.format import p_value, table
 from tailrl.analysis.tables import write_csv
 from tailrl.artifacts.files import read_text
+from tailrl.claims.catalogue import Statement, words_of
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
-from tailrl.claims.finding import words_of
-from tailrl.claims.statements import Statement
 from tailrl.report.page import Drawing, chip, document, figure, fragment, navigation
 
 TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
