@@ -10,6 +10,7 @@ import numpy as np
 
 from tailrl.analysis import arm_kinds
 from tailrl.artifacts.results import Results
+from tailrl.claims import claims, mechanism, remedies  # noqa: F401 - each puts its own into CLAIMS, in this order
 from tailrl.claims.finding import (
     CHANGES,
     CLAIMS,
