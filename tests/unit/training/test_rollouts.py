@@ -1,28 +1,14 @@
 """What a step samples: its problems, its requests, and their rewards."""
 
-from typing import Any
 
 import numpy as np
 import pytest
-from step_fixture import DVP, run_of
 from transformers import PreTrainedTokenizerFast
 
-from tailrl.config.jobs import Run
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.training.rollouts import problem_order, rewards, step_requests
-
-ARMS: dict[str, dict[str, Any]] = {
-    "naive": {},
-    "dvp": {"vocabulary": DVP},
-    "dvp_mis": {"vocabulary": DVP, "correction": {"sequence": "mis", "veto": 1e-4}},
-    "paper_fill": {"vocabulary": {**DVP, "outside": "paper_fill"}},
-}
-
-
-def make_run(arm: str, **training: Any) -> Run:
-    return run_of(ARMS[arm], arm, **training)
 
 
 def test_every_problem_once_an_epoch() -> None:
