@@ -39,7 +39,8 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
-    """Files of these modules and of everything in the package that they import, directly or not, sorted.
+    """Files of these modules and of everything in the package that they import, directly or not, and the templates of
+    the packages among these, sorted.
 
     Relative to the working directory, so that a finished study may be moved together with its workflow.
 
@@ -61,7 +62,8 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
         files[name] = file
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
         waiting |= {name for name in imported - files.keys() if not f"{name}.".startswith(excluded)}
-    return sorted(os.path.relpath(file) for file in files.values())
+    templates = {template for file in files.values() for template in file.parent.glob("templates/*")}
+    return sorted(os.path.relpath(file) for file in {*files.values(), *templates})
 
 
 @cache
