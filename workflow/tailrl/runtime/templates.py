@@ -30,7 +30,7 @@ def renderer(folder: Path, *functions: Callable[..., object]) -> Callable[..., s
     environment.filters["flow"] = flow
     environment.globals |= {function.__name__: function for function in (header, row, *functions)}
 
-    def render(name: str, **values: object) -> str:
+    def render(name: str, /, **values: object) -> str:
         return environment.get_template(name).render(values)
 
     return render
