@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
-from tailrl.analysis.format import percent, points, short, spread, table
+from tailrl.analysis.format import percent, points, short, spread
 from tailrl.analysis.scores import Comparison, compare_arms
 from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.decide import judge
@@ -18,7 +18,7 @@ from tailrl.config.arm import Arm
 from tailrl.config.study import Study
 from tailrl.report.summary import summarize, verdict
 from tailrl.stats.intervals import Interval
-from tailrl.stats.tests import Difference
+from tailrl.stats.tests import NO_DIFFERENCE, Difference
 
 NAN = math.nan
 ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
@@ -54,11 +54,11 @@ def test_numbers_in_words() -> None:
     assert percent(Interval(0.9, 0.7, 1.1, 3)) == "90.0 % [70.0, 100.0]"
     assert points(ABOVE) == "+5.0 [+1.0, +9.0]"
     assert points(SINGLE) == "+5.0"
+    assert points(NO_DIFFERENCE) == ""
     assert [short(x) for x in (0.00123, 12.3, 312.4, math.inf)] == ["0.0012", "12", "312", "inf"]
     assert spread(np.array([0.1, 0.3, NAN])) == "0.2 (0.1 to 0.3)"
     assert spread(np.array([0.5])) == "0.5"
     assert spread(np.array([NAN])) == "not recorded"
-    assert table(["a|b"], [["c"]]) == "| a\\|b |\n| --- |\n| c |"
 
 
 def test_describe() -> None:

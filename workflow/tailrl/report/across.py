@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.format import LOST, count, p_value, table
+from tailrl.analysis.format import LOST, p_value
 from tailrl.analysis.tables import flat_rows, mean_of, write_csv
 from tailrl.artifacts.results import FloatArray, Results, read_evaluation, read_results
 from tailrl.claims.decide import Verdict, change_verdict
@@ -26,6 +26,7 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
@@ -172,17 +173,9 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
 
 
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
-    parts = [f"# {', '.join(study.name for study in studies)}"]
-    parts += [f"- {study.name}, {count(len(study.seeds), 'seed')}: {study.description}" for study in studies]
-    parts.append(
-        "Means over seeds with t intervals at 95 %; of metrics, over all steps. In brackets p against "
-        f"{studies[0].name} (Welch over seeds), by Holm over the lines of a table."
-    )
-    for name in QUANTITIES:
-        own = {(place.arm, place.study): place for place in places if place.quantity == name}
-        rows = [[arm, *(_cell(own[arm, study.name]) for study in studies)] for arm in arms]
-        parts.append(f"## {name}\n\n{table(['arm', *(study.name for study in studies)], rows)}")
-    return "\n\n".join([parts[0], "\n".join(parts[1 : 1 + len(studies)]), *parts[1 + len(studies) :]]) + "\n"
+    cells = {(place.quantity, place.arm, place.study): _cell(place) for place in places}
+    tables = {name: {arm: [cells[name, arm, study.name] for study in studies] for arm in arms} for name in QUANTITIES}
+    return render("across.md.j2", studies=studies, tables=tables)
 
 
 def _cell(place: Place) -> str:
