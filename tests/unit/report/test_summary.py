@@ -16,6 +16,7 @@ from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.decide import judge
 from tailrl.config.arm import Arm
 from tailrl.config.study import Study
+from tailrl.report.page import page
 from tailrl.report.summary import summarize, verdict
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference
@@ -324,3 +325,14 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     base = results.base.scores[0].avg_at_k
     assert f"| base | {100 * base:.1f} % [" in text
     assert text.count("nan") == 0
+
+
+def test_a_description_is_text(whole: tuple[Study, object], results: Results) -> None:
+    """Neither a script nor an image of another machine, in Markdown and in HTML made of it; and no heading."""
+    hostile = "See <script>alert(1)</script> ![x](http://a/b.png)\n\n## Claims\n"
+    text = summarize(whole[0].model_copy(update={"description": hostile}), results, judge(results))
+    first = "See &lt;script>alert(1)&lt;/script> !\\[x](http://a/b.png) ## Claims. The same policy"
+    assert text.startswith(f"# synthetic\n\n{first}")
+    shown = page(text, [])
+    assert "<p>See &lt;script&gt;alert(1)&lt;/script&gt; ![x](http://a/b.png) ## Claims. The same policy" in shown
+    assert "<img" not in shown and "<script" not in shown
