@@ -16,9 +16,8 @@ CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 """Files of which no more is compared than that they are there."""
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps"}
 """Of a run's record, what tells how it came about."""
-TIMED_CLAIMS = tuple(claim.statement for claim in CLAIMS if claim.family == "price")
+TIMED_CLAIMS = tuple(claim.id for claim in CLAIMS if claim.family == "price")
 TOLD = (
-    *(f"| {claim} |" for claim in TIMED_CLAIMS),
     "- Wall time of the jobs",
     "- Generation, forward, backward and optimizer",
     "- Went on from a checkpoint after an interruption",
@@ -47,7 +46,9 @@ def _content(file: Path) -> object:
             with np.load(file) as arrays:
                 return {name: (str((a := arrays[name]).dtype), a.shape, a.tobytes()) for name in arrays.files}
         case "summary.md":
-            return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith(TOLD)]
+            told = tuple(f" | `{claim}` |" for claim in TIMED_CLAIMS)
+            lines = file.read_text(encoding="utf-8").splitlines()
+            return [line for line in lines if not line.startswith(TOLD) and not line.endswith(told)]
         case "claims.csv":
             lines = file.read_text(encoding="utf-8").splitlines()
             return [line for line in lines if not line.startswith(TIMED_CLAIMS)]

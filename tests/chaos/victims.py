@@ -51,12 +51,12 @@ def jobs(folder: Path) -> list[Job]:
         names = [Path(word).name for word in command[:3]]
         if "snakemake" in names and "--report" in command:
             found.append(Job(process, "report", "report.html"))
-        elif len(command) > 2 and names[1] == "tailrl" and "--out" in command:
+        elif names[1:] == ["tailrl", "job"] and "--out" in command:
             out = folder / command[command.index("--out") + 1]
-            if command[2] == "train":
+            if command[3] == "train":
                 found.append(Job(process, _training(process, out), f"train {out.parent.name} {out.name}", out))
             else:
-                found.append(Job(process, _COMMANDS.get(command[2], command[2]), f"{command[2]} {out.stem}"))
+                found.append(Job(process, _COMMANDS.get(command[3], command[3]), f"{command[3]} {out.stem}"))
     return found
 
 

@@ -108,7 +108,7 @@ def test_what_a_training_job_does_shows_in_its_files(tmp_path: Path) -> None:
     (run / "checkpoints").mkdir(parents=True)
     (tmp_path / "tailrl").write_text("print('runs', flush=True); import time; time.sleep(60)")
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "tailrl"), "train", "--out", str(run.relative_to(tmp_path))],
+        [sys.executable, str(tmp_path / "tailrl"), "job", "train", "--out", str(run.relative_to(tmp_path))],
         env=os.environ | {victims.MARK: str(tmp_path)},
         stdout=subprocess.PIPE,
     )

@@ -180,7 +180,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/tailrl/evaluation/evaluate.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
         ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
-        ("workflow/tailrl/cli.py", []),
+        ("workflow/tailrl/cli/jobs.py", []),
     ],
 )
 def test_an_edit_plans_what_depends_on_it(finished: Workflow, file: str, expected: list[str]) -> None:

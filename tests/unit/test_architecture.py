@@ -27,10 +27,7 @@ HOMES = {
     "trl": ["integrations.trl.base"],
 }
 WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "claims", "report", "cli")
-STILL_LONG = {
-    *("analysis.distributions", "analysis.early_warning", "claims.claims", "cli"),
-    *("training.loop", "training.results"),
-}
+STILL_LONG = {"analysis.distributions", "claims.claims"}
 LONGEST_FILE, LONGEST_FUNCTION, LARGEST_ROOM, ROOT_MODULES = 300, 60, 0.15, 3
 
 
@@ -108,12 +105,14 @@ def test_html_is_escaped_by_templates_alone() -> None:
     for module, file in MODULES.items():
         assert "html" not in libraries(module), module
         texts = [n.value for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)]
-        assert not [t for t in texts if isinstance(t, str) and re.search(r"&(lt|gt|amp|quot|#\w+);|</\w", t)], module
+        # Tags stand in templates; the module that makes Markdown harmless names one.
+        tags = r"&(lt|gt|amp|quot|#\w+);" if module == "runtime.templates" else r"&(lt|gt|amp|quot|#\w+);|</\w"
+        assert not [text for text in texts if isinstance(text, str) and re.search(tags, text)], module
     templates = sorted(PACKAGE.rglob("*.j2"))
     assert len(templates) > 10
     assert not [path for path in templates if re.search(r"\|\s*safe|autoescape|&(lt|gt|amp);", path.read_text("utf-8"))]
     marked = {module for module in MODULES if any(name == "markupsafe.Markup" for name, _ in imports(module))}
-    assert marked == {"report.page", "report.svg", "runtime.templates"}
+    assert marked == {"report.page", "report.svg"}
 
 
 # --- size --------------------------------------------------------------------------------------------

@@ -312,11 +312,11 @@ def test_where_no_claim_holds_few_are_decided() -> None:
     """At the level of 2.5 % for either verdict in each family of tests, within 3.3 standard errors of 400 studies."""
     rng, trials = np.random.default_rng(11), 400
     # In these studies DVP's k3 is not naive's, which the claim on the unmasked one is about.
-    family_of = {claim.statement: claim.family for claim in CLAIMS if claim.family != "fair"}
+    family_of = {claim.id: claim.family for claim in CLAIMS if claim.family != "fair"}
     wrong: Counter[tuple[str, str]] = Counter()
     for _ in range(trials):
-        lines = [line for line in judge(results_of(**null_study(rng))) if line.claim in family_of]
-        wrong.update({(family_of[line.claim], line.verdict) for line in lines})
+        lines = [line for line in judge(results_of(**null_study(rng))) if line.id in family_of]
+        wrong.update({(family_of[line.id], line.verdict) for line in lines})
     most = trials * (0.025 + 3.3 * math.sqrt(0.025 * 0.975 / trials))
     for family in family_of.values():
         assert max(wrong[family, REPRODUCED], wrong[family, CONTRADICTED]) <= most, family

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from tailrl.artifacts.results import read_results
+from tailrl.claims import finding
 from tailrl.claims.finding import CHANGES, UNDECIDED
-from tailrl.claims.statements import ACROSS
 from tailrl.config.study import Study
 from tailrl.report.across import QUANTITIES, _places, across_figure, write_across
 from tailrl.runtime.errors import StudyError
@@ -60,12 +60,14 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
     with (tmp_path / "both_claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
     compared = [row for row in rows if row["change_p_holm"]]
-    assert compared and [(c["arms"], c["claim"], c["p_holm"], c["effect"]) for c in claims] == [
-        (row["arm"], f"{ACROSS}{row['quantity']}", row["change_p_holm"], row["change_mean"]) for row in compared
+    assert compared and [(c["arms"], c["id"], c["p_holm"], c["effect"]) for c in claims] == [
+        (row["arm"], f"across.{finding.QUANTITIES[row['quantity']]}", row["change_p_holm"], row["change_mean"])
+        for row in compared
     ]
     for claim in claims:
         assert claim["verdict"] == (CHANGES if float(claim["p_holm"]) <= 0.05 else UNDECIDED)
-        assert claim["seen"].startswith(f"{claim['claim'].removeprefix(ACROSS)}, second less first: ")
+        name = claim["claim"].removeprefix("across studies: ")
+        assert name in QUANTITIES and claim["seen"].startswith(f"{name}, second less first: ")
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first, 3 seeds: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"

@@ -28,7 +28,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
-from tailrl.training.loop import step_requests
+from tailrl.training.rollouts import step_requests
 from tailrl.training.step import Sample, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 

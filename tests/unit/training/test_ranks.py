@@ -22,9 +22,9 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
 from tailrl.training import step
-from tailrl.training.gather import of_all_ranks
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
+from tailrl.training.rollouts import of_all_ranks
 from tailrl.training.step import update
 from tailrl.training.step_record import Stopwatch
 
@@ -112,8 +112,8 @@ def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
         for size in sizes:
             dealt, items = distributed.dealt(size), list(range(100, 100 + size))
             own = [items[place] for place, counts in dealt if counts]
-            shares = [item for share in distributed.said(list(distributed.share(items))) for item in share]
-            found.append((len(dealt), distributed.in_turns(distributed.said(own)), shares))
+            shares = [item for share in distributed.gathered(list(distributed.share(items))) for item in share]
+            found.append((len(dealt), distributed.in_turns(distributed.gathered(own)), shares))
         return found
 
     for found in on_ranks(count, tmp_path, deal):
@@ -131,7 +131,7 @@ def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
         numbers = np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.int32)
         rollouts = [Rollout(request.prompt_tokens, (request.seed, 7), *numbers, True) for request in own]
         rewards = np.array([request.seed / 2 for request in own], np.float32)
-        whole, together = of_all_ranks(requests, rollouts, rewards, 2)
+        whole, together = of_all_ranks(rollouts, rewards, 2)
         assert [rollout.prompt_tokens for rollout in whole] == [request.prompt_tokens for request in requests]
         return [request.seed for request in own], [rollout.tokens for rollout in whole], together.tolist()
 
@@ -152,7 +152,7 @@ def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
         words = {"é": [rank, float("nan"), None]} if rank else {}
         return (
             distributed.gathered(given),
-            distributed.said(words),
+            distributed.gathered(words),
             distributed.any_rank(rank == 1),
             distributed.any_rank(False),
         )

@@ -26,7 +26,8 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
-from tailrl.training.loop import problem_order, rewards, step_requests, train
+from tailrl.training.loop import train
+from tailrl.training.rollouts import problem_order, rewards, step_requests
 from tailrl.training.step import Sample, accumulate_gradients
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -234,7 +235,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path
@@ -254,7 +255,7 @@ def test_a_run_over_an_exact_engine(
     assert [line["train/step"] for line in metrics] == [0, 1, 2]
     assert [line["train/learning_rate"] for line in metrics] == pytest.approx([5e-4, 1e-3, 1e-3])
     for line in metrics:
-        assert line.keys() == METRICS.keys()
+        assert [*line] == [*METRICS]
         # The sampler is the trainer: nothing differs but the order of float32 sums.
         assert 0 <= line["rollout_corr/k3_kl"] < 1e-6 and line["rollout_corr_unmasked/k3_kl"] < 1e-6
         assert line["rollout_corr_raw/rollout_is_mean"] == pytest.approx(1, abs=1e-3)

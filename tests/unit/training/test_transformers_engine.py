@@ -23,7 +23,8 @@ import numpy as np
 from tailrl.runtime.errors import StudyError
 from tailrl.evaluation.evaluate import evaluate_arm
 from tailrl.rollout import make_sampler
-from tailrl.config.arm import Evaluation, Run, SamplerSettings
+from tailrl.config.jobs import Evaluation, Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.training import loop
 
 # A random policy solves nothing: without this there would be no gradient.

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.tracking.metrics import STEP
 
 FloatArray = NDArray[np.float64]
-
-STEP = "train/step"
 
 
 @dataclass(frozen=True, slots=True)

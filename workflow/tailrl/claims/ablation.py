@@ -11,9 +11,8 @@ from tailrl.analysis.survival import collapses, lasted
 from tailrl.artifacts.results import Results
 from tailrl.claims.decide import Verdict, change_verdict
 from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
-from tailrl.claims.statements import ABLATION, AS_GOOD, LASTS
 from tailrl.config.arm import Ablation
-from tailrl.stats.intervals import CONFIDENCE, Interval
+from tailrl.stats.intervals import LEVEL, Interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, holm
 
 
@@ -86,7 +85,7 @@ def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Ver
         found.append(
             replace(
                 line,
-                claim=f"{line.claim}{AS_GOOD}",
+                id=f"{line.id.rpartition('.')[0]}.as_good",
                 verdict=REPRODUCED if above else CONTRADICTED if below else UNDECIDED,
                 arms=p.arm,
                 seeds=p.runs,
@@ -117,6 +116,7 @@ def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict
         results,
         field,
         changed_B,
+        asked="score",
         unit="share of samples",
         seen="; ".join(
             [*(said or ["by Holm no value changes avg"]), *([f"collapsed: {collapses_B}"] if collapses_B else [])]
@@ -145,7 +145,7 @@ def _lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]
             results,
             field,
             changed_B,
-            ending=LASTS,
+            asked="steps_before_collapse",
             unit="steps",
             seen="; ".join(said) or ("nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"),
             endpoint=f"Steps of a run up to its collapse, all of them where there is none, at each value less those "
@@ -168,13 +168,13 @@ def _lasts(results: Results, p: Point, start: Point) -> Difference:
 
 
 def _line(
-    results: Results, field: str, changed_B: Sequence[Changed], *, ending: str = "", unit: str, seen: str, endpoint: str
+    results: Results, field: str, changed_B: Sequence[Changed], *, asked: str, unit: str, seen: str, endpoint: str
 ) -> Verdict:
     """The line on one base arm, by the largest of its changes."""
     points_B, decided = [p for p, _, _ in changed_B], _decided(changed_B)
     _, largest, p_holm = max(decided or _tested(changed_B), key=lambda one: abs(one[1].mean), default=changed_B[0])
     line = change_verdict(
-        f"{ABLATION}{field}{ending}",
+        f"ablation.{field}.{asked}",
         arm_kinds.settings_of(results, points_B[0].arm),
         points_B[0].base,
         min(p.runs for p in points_B),
@@ -193,7 +193,7 @@ def _tested(changed_B: Sequence[Changed]) -> list[Changed]:
 
 
 def _decided(changed_B: Sequence[Changed]) -> list[Changed]:
-    return [one for one in changed_B if one[2] <= 1 - CONFIDENCE]
+    return [one for one in changed_B if one[2] <= LEVEL]
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
@@ -220,7 +220,7 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
     lines = []
     for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True):
         line = change_verdict(
-            f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
+            f"ablation.{field}.contrast",
             settings,
             ", ".join(pair),
             change.n,

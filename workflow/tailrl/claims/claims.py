@@ -30,14 +30,13 @@ from tailrl.claims.finding import (
     nothing,
     opposite,
 )
+from tailrl.config.distributions import SAMPLED_HEAD_BELOW as HEAD
+from tailrl.config.distributions import TAIL_FROM as TAIL
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import all_hold, difference_from, one_sided
 
 __all__ = ["CLAIMS"]
-
-TAIL, HEAD = 5.0, -math.log(0.9)
-"""-ln π_train of a sampled token, nats: from the first on it is in the tail, below the second in the head."""
 
 STABLE = 1e-3
 """k3, nats per token, that the paper's DVP stays below."""
@@ -55,7 +54,7 @@ _OWN_NAIVE = arm_kinds.both(arm_kinds.is_naive, arm_kinds.has_own_mismatch)
 _NEEDS_OWN = "naive arm under an engine's own mismatch"
 
 
-@claim("|Δ| grows with 1 − p", f"{DVP}, Prop. 4.2", unit="ratio", family="size", needs=_NEEDS_OWN)
+@claim("dvp.prop4_2.growth", f"{DVP}, Prop. 4.2", unit="ratio", family="size", needs=_NEEDS_OWN)
 def delta_grows(results: Results) -> Iterator[Finding]:
     """Of sampled tokens, a run's mean |Δ| in the tail (-ln π_train at least 5) over that in the head (π_train above
     0.9), as a geometric mean over runs: above 1."""
@@ -70,7 +69,7 @@ def delta_grows(results: Results) -> Iterator[Finding]:
         yield measured((arm,), ratio, powers(ratio), words, *one_sided(ratio))
 
 
-@claim("Sampled tail tokens have −Δ > 0", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
+@claim("dvp.prop4_3.sign", f"{DVP}, Prop. 4.3", unit="nats", family="sign", needs=_NEEDS_OWN)
 def delta_is_negative(results: Results) -> Iterator[Finding]:
     """A run's mean of −Δ over its sampled tokens in the tail (-ln π_train at least 5), as a mean over runs: above 0."""
     for arm in arm_kinds.arms_as(results, _OWN_NAIVE):
@@ -84,7 +83,7 @@ def delta_is_negative(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP keeps the masked KL below 0.001 on average over runs",
+    "dvp.small_kl",
     f"{DVP}, experiments",
     unit="nats",
     family="stable",
@@ -102,7 +101,7 @@ def divergence_stays_small(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive's KL explodes, DVP's does not",
+    "dvp.figure1.explosion",
     f"{DVP}, Figure 1",
     unit="ratio",
     family="explosion",
@@ -130,7 +129,7 @@ def divergence_explodes(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "The exact engine's k3 is 0 at every step",
+    "vexact.zero_mismatch.k3",
     f"{VEXACT}, zero-mismatch reference",
     unit="nats",
     family="exact",
@@ -153,7 +152,7 @@ def exact_is_exact(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive collapses sooner under a mismatch than without one",
+    "vexact.a.collapse",
     f"{VEXACT}, finding (a)",
     unit="share of runs",
     family="survival",
@@ -167,7 +166,7 @@ def collapses_unlike_exact(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive collapses sooner by mismatch alone: than as disturbed without one",
+    "vexact.a.collapse.matched",
     f"{VEXACT}, finding (a), by a matched control",
     unit="share of runs",
     family="survival",
@@ -182,7 +181,7 @@ def collapses_unlike_matched(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive collapses sooner than DVP",
+    "dvp.figure1.collapse",
     f"{DVP}, Figure 1",
     unit="share of runs",
     family="survival of DVP",
@@ -218,7 +217,7 @@ def _survival(results: Results, control: arm_kinds.Role, *, apart: tuple[str, ..
 
 
 @claim(
-    "Naive ends lower under a mismatch than without one",
+    "vexact.a.score",
     f"{VEXACT}, finding (a), in scores",
     unit="share of samples",
     family="harm",
@@ -232,7 +231,7 @@ def ends_below_exact(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Naive ends lower by mismatch alone: than as disturbed without one",
+    "vexact.a.score.matched",
     f"{VEXACT}, finding (a), in scores by a matched control",
     unit="share of samples",
     family="harm",
@@ -251,7 +250,7 @@ def _lower(results: Results, control: arm_kinds.Role, *, apart: tuple[str, ...])
 
 
 @claim(
-    "DVP ends above naive with zero mismatch too",
+    "open.zero_mismatch.score",
     OPEN,
     unit="share of samples",
     family="zero",
@@ -265,7 +264,7 @@ def dvp_ends_above_at_zero(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP ends above naive where the samples are noisy alone",
+    "open.matched_noise.score",
     OPEN,
     unit="share of samples",
     family="noisy",
@@ -282,7 +281,7 @@ def dvp_ends_above_in_noise(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP ends above naive",
+    "dvp.score",
     f"{DVP}, experiments",
     unit="share of samples",
     family="score",
@@ -294,7 +293,7 @@ def dvp_ends_above(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP + MIS ends above naive",
+    "dvp.with_mis.score",
     f"{DVP}, experiments",
     unit="share of samples",
     family="score",

@@ -3,13 +3,14 @@
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tailrl.analysis import arm_kinds
 from tailrl.artifacts.results import Results
+from tailrl.claims import claims, mechanism, remedies  # noqa: F401 - each puts its own into CLAIMS, in this order
 from tailrl.claims.finding import (
     CHANGES,
     CLAIMS,
@@ -20,12 +21,11 @@ from tailrl.claims.finding import (
     UNTESTABLE,
     Claim,
     Finding,
+    words_of,
 )
-from tailrl.stats.intervals import CONFIDENCE
+from tailrl.stats.intervals import LEVEL as TWO_SIDED_LEVEL
+from tailrl.stats.intervals import ONE_SIDED_LEVEL as LEVEL
 from tailrl.stats.tests import Difference, holm
-
-LEVEL = (1 - CONFIDENCE) / 2
-"""Of each of the two one-sided tests behind a verdict, after Holm's correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Verdict:
     """A line of the report: the claim, its verdict, where that holds, and what was seen.
 
     Attributes:
+        id: of the claim; claim: its words, which are the id's.
         policy, task, dose, arms, seeds: the scope; seeds are the runs of the arm with fewest.
         effect, low, high, unit: the endpoint with its interval over seeds.
         p, p_holm: two-sided, raw and by Holm over the tests of the claim's family; NaN where no test decides.
@@ -40,7 +41,8 @@ class Verdict:
         endpoint: the primary endpoint, fixed beforehand.
     """
 
-    claim: str
+    id: str
+    claim: str = field(init=False)
     source: str
     verdict: str
     policy: str
@@ -56,6 +58,12 @@ class Verdict:
     p_holm: float
     seen: str
     endpoint: str
+
+    def __post_init__(self) -> None:
+        words = words_of(self.id)
+        if not words:
+            raise ValueError(f"no claim has the id {self.id!r}")
+        object.__setattr__(self, "claim", words)
 
 
 def judge(results: Results) -> list[Verdict]:
@@ -76,14 +84,14 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def change_verdict(
-    claim: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
+    id: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
     seen: str, endpoint: str,
 ) -> Verdict:  # fmt: skip
     """The line on a question without a direction: whether something changes, by the p of its change."""
     return Verdict(
-        claim=claim,
+        id=id,
         source=OPEN,
-        verdict=CHANGES if p_holm <= 1 - CONFIDENCE else UNDECIDED,
+        verdict=CHANGES if p_holm <= TWO_SIDED_LEVEL else UNDECIDED,
         policy=arm_kinds.policy_name(settings),
         task=_task(settings),
         dose=arm_kinds.dose(settings),
@@ -113,7 +121,7 @@ def _verdict(results: Results, claim: Claim, finding: Finding, p_for: float, p_a
     tested = REPRODUCED if p_for <= LEVEL else CONTRADICTED if p_against <= LEVEL else UNDECIDED
     settings = arm_kinds.settings_of(results, (*finding.arms, results.arms[0])[0])
     return Verdict(
-        claim=claim.statement,
+        id=claim.id,
         source=claim.source,
         verdict=finding.outcome or tested,
         policy=arm_kinds.policy_name(settings),

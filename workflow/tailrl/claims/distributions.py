@@ -10,20 +10,19 @@ import numpy as np
 from scipy import stats
 
 from tailrl.analysis.distributions import Compared
-from tailrl.claims.decide import LEVEL, Verdict
+from tailrl.claims.decide import Verdict
 from tailrl.claims.finding import CONTRADICTED, DVP, REPRODUCED, UNDECIDED, UNTESTABLE, VEXACT, interval
+from tailrl.config.distributions import TAIL_FROM as TAIL
 from tailrl.stats.intervals import CONFIDENCE, Interval, ratio_interval
+from tailrl.stats.intervals import ONE_SIDED_LEVEL as LEVEL
 from tailrl.stats.tests import holm
 
-TAIL = 5.0
-"""-ln π_train from which on a token is in the tail, as in the claims on training runs."""
-
-BOUND = "|Δ| stays below 2 ε_max (1 − p)"
-SIGN = "Tail tokens are sampled with −Δ > 0, whole distributions"
-MODE = "The tail's mean −Δ is the mode of Prop. 4.3"
-SECOND = "The tail's mean −Δ is what iid noise gives to second order"
-NESTED = "The sampler's safe set has every token of the trainer's"
-EQUAL = "The exact engine's distributions are the trainer's, to the bit"
+BOUND = "dvp.prop4_2.bound"
+SIGN = "dvp.prop4_3.sign.whole"
+MODE = "dvp.prop4_3.mode"
+SECOND = "dvp.prop4_3.second_order"
+NESTED = "dvp.safe_set.nested"
+EQUAL = "vexact.zero_mismatch.distributions"
 
 
 def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
@@ -126,7 +125,7 @@ def _line(
     p: tuple[float, float] = (math.nan, math.nan), family: str = "the engines",
 ) -> Verdict:  # fmt: skip
     return Verdict(
-        claim=claim,
+        id=claim,
         source=source,
         verdict=verdict,
         policy="the study's base policy",

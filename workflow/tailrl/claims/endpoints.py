@@ -10,8 +10,9 @@ from tailrl.analysis import arm_kinds
 from tailrl.artifacts.results import FloatArray, Results, TrainedRun
 from tailrl.claims.finding import Finding, interval, measured, nothing
 from tailrl.stats.tests import Difference, arm_difference, one_sided
+from tailrl.tracking.metrics import K1_UNMASKED, K3_MASKED, K3_UNMASKED
 
-MASKED, UNMASKED, UNMASKED_K1 = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl", "rollout_corr_unmasked/kl"
+MASKED, UNMASKED, UNMASKED_K1 = K3_MASKED, K3_UNMASKED, K1_UNMASKED
 
 PART = 0.1
 """Share of a run's steps that its start, its end and each stretch of it are."""

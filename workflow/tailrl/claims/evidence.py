@@ -3,11 +3,12 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import read_text
-from tailrl.claims.finding import UNTESTABLE
+from tailrl.claims.finding import UNTESTABLE, words_of
 from tailrl.claims.statements import STATEMENTS, Statement
 from tailrl.runtime.errors import StudyError
 
@@ -36,13 +37,27 @@ FIRST = ("evaluation", "survival", "training", "mismatch")
 SEARCH = "search_"
 """How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
 
-SAME = ("claim", "seeds", "effect", "low", "high")
+SAME = ("id", "seeds", "effect", "low", "high")
 """By what two lines are known to be of the same runs."""
 
 MOST_NAMED = 4
 """Studies that are named at most, where they have in common that they decide nothing."""
 
-COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "effect", "low", "high", "unit", "seen", "p_holm")
+COLUMNS = (
+    "id",
+    "claim",
+    "source",
+    "verdict",
+    "dose",
+    "arms",
+    "seeds",
+    "effect",
+    "low",
+    "high",
+    "unit",
+    "seen",
+    "p_holm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +65,8 @@ class Shown:
     """One study's results.
 
     Attributes:
-        claims: the lines of its claims.csv files; `page` of each is where the rest of what it is about stands, if it
-            stands anywhere.
+        claims: the lines of its claims.csv files, with today's words of a claim that is known; `page` of each is where
+            the rest of what it is about stands, if it stands anywhere.
         figures: each with the tables behind it, as far as they are there.
         tables: those of its ablations and comparisons, in Markdown.
         page: its own.
@@ -77,7 +92,7 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it. `claim`
-    is the one that the line decides, where those that speak to the statement are several."""
+    is the one of the statement's `by` that the line decides, where those that speak to it are several."""
 
     statement: Statement
     verdict: str
@@ -131,10 +146,10 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
         named.sort(key=lambda pair: pair[0].command != statement.command)
-        spoken = {name: [pair for pair in named if _is_of(pair[1]["claim"], name)] for name in statement.by}
+        spoken = {name: [pair for pair in named if fnmatchcase(pair[1]["id"], name)] for name in statement.by}
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
-            found += _spoken(statement, name.replace("…", "").strip() if several else "", lines)
+            found += _spoken(statement, name if several else "", lines)
         if any(spoken.values()):
             continue
         if statement.held_by:
@@ -149,11 +164,11 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
 def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
     """The lines on what is one claim of the statement, or several of one kind: those that decide nothing are counted,
     where another one on the same claim does decide."""
-    decided = {line["claim"] for _, line in lines if line["verdict"] != UNTESTABLE}
+    decided = {line["id"] for _, line in lines if line["verdict"] != UNTESTABLE}
     found, rest = list[Answer](), list[tuple[Shown, Row]]()
     first: dict[tuple[str, ...], str] = {}
     for study, line in lines:
-        if line["verdict"] == UNTESTABLE and line["claim"] in decided:
+        if line["verdict"] == UNTESTABLE and line["id"] in decided:
             rest.append((study, line))
             continue
         runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
@@ -171,11 +186,6 @@ def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
     lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
     where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
-
-
-def _is_of(claim: str, name: str) -> bool:
-    before, dots, after = name.partition("…")
-    return claim == name or bool(dots and claim.startswith(before) and after.rstrip("…").strip() in claim)
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -224,4 +234,5 @@ def _read(path: Path) -> list[Row]:
             raise StudyError(f"{path}: a line has no {missing[0]}")
         if None in row:
             raise StudyError(f"{path}: a line has more cells than the header")
+        row["claim"] = words_of(row["id"], row["claim"])
     return rows

@@ -21,10 +21,10 @@ from tailrl.claims.finding import ASIDE, CONTRADICTED, DVP, REPRODUCED, UNTESTAB
 EXACT = 1e-9
 """A bias below this share of the gradient is rounding: the sums are in float64."""
 
-BIASED = "Naive policy gradients are biased under mismatch, the more the larger it is"
-UNBIASED = "RLOO on all tokens is unbiased without mismatch"
-CONSTRAINED = "On the safe sets the untruncated sequence weight is unbiased for the constrained policy's gradient"
-TRADED = "MIS trades the variance of importance sampling for a bias"
+BIASED = "dvp.thm4_1.bias"
+UNBIASED = "dvp.rloo.unbiased"
+CONSTRAINED = "dvp.thm5_3.unbiased"
+TRADED = "dvp.mis.variance"
 
 
 def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
@@ -119,7 +119,7 @@ def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Verdict:
 def _fact(claim: str, source: str, own: Sequence[Summary], effect: float, words: str, *, holds: bool | None) -> Verdict:
     kind = own[0].mismatch
     return Verdict(
-        claim=claim,
+        id=claim,
         source=source,
         verdict=UNTESTABLE if holds is None else REPRODUCED if holds else CONTRADICTED,
         policy="tiny random models, all responses written down",

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.survival import REWARD
 from tailrl.artifacts.results import Results
 from tailrl.claims.endpoints import UNMASKED, UNMASKED_K1, first_and_last, growth, log10, mean, powers, ratio_of_runs
 from tailrl.claims.finding import (
@@ -28,13 +27,14 @@ from tailrl.claims.finding import (
     opposite,
 )
 from tailrl.stats.tests import all_hold, difference_from, one_sided
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEWED
 
 __all__ = ["CLAIMS"]
 
-BOUND, LOST = "dvp/bias_bound_paper", "dvp/lost_mass_per_response"
+BOUND, LOST = keys.BIAS_BOUND, keys.LOST_MASS
 
-KEPT, LENGTH = "dvp/kept_mass_train_mean", "response/length_mean"
+KEPT, LENGTH = keys.KEPT_MASS_TRAIN, keys.LENGTH
 
 BINDS = 0.01
 """A set binds where it leaves out a token of one response in so many: of a hundred."""
@@ -47,7 +47,7 @@ REWARDS = 1.0
 
 
 @claim(
-    "The veto acts in every step with a token outside the trainer's set",
+    "dvp.veto.catches",
     f"{DVP}, veto",
     unit="share of steps",
     family="veto",
@@ -57,8 +57,8 @@ def veto_catches_outside(results: Results) -> Iterator[Finding]:
     """Of the steps in which a sampled token lay outside the trainer's set, the share in which the veto discarded a
     sequence: all of them, which a single step refutes."""
     for arm in arm_kinds.arms_as(results, arm_kinds.both(arm_kinds.is_pruned, arm_kinds.has_veto)):
-        outside = np.concatenate([run.metric("dvp/sampled_outside_train_support_count") for run in results.runs[arm]])
-        vetoed = np.concatenate([run.metric("rollout_corr/veto_seq_fraction") for run in results.runs[arm]])
+        outside = np.concatenate([run.metric(keys.OUTSIDE_COUNT) for run in results.runs[arm]])
+        vetoed = np.concatenate([run.metric(keys.VETOED) for run in results.runs[arm]])
         met = (outside > 0) & ~np.isnan(vetoed)
         steps, caught = int(met.sum()), int((met & (vetoed > 0)).sum())
         if not steps:
@@ -76,7 +76,7 @@ def veto_catches_outside(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP lowers the unmasked k3 of what it samples, too",
+    "open.fair_kl",
     OPEN,
     unit="ratio",
     family="fair",
@@ -93,7 +93,7 @@ def unmasked_divergence_falls(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "K3 grows more under bypass than under recompute",
+    "vexact.b.k3",
     f"{VEXACT}, finding (b)",
     unit="ratio",
     family="conventions",
@@ -106,7 +106,7 @@ def bypass_shows_what_recompute_hides(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "K1 grows more under bypass than under recompute",
+    "vexact.b.k1",
     f"{VEXACT}, finding (b)",
     unit="ratio",
     family="conventions",
@@ -126,7 +126,7 @@ def _grows_more(results: Results, name: str, key: str) -> Iterator[Finding]:
 
 
 @claim(
-    "Under recompute the reward falls while K3 stays flat",
+    "vexact.b.reward",
     f"{VEXACT}, finding (b)",
     unit="reward",
     family="flat",
@@ -137,7 +137,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
     0; and its mean unmasked k3 there less than twice as large, as a geometric mean. The effect is the reward's; where
     no run's reward falls there is nothing to test."""
     for arm in arm_kinds.arms_as(results, arm_kinds.both(arm_kinds.clips_by("recompute"), arm_kinds.is_mismatched)):
-        change_S = [last - first for first, last in (first_and_last(run, REWARD) for run in results.runs[arm])]
+        change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
         grown_S = [growth(run) for run in results.runs[arm]]
         reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
         fewest = min(reward, times, key=lambda part: part.n)
@@ -156,7 +156,7 @@ def reward_falls_while_flat(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Under recompute C(r) is skewed by the sign of the advantage",
+    "vexact.b.skew",
     f"{VEXACT}, finding (b)",
     unit="advantage",
     family="skew",
@@ -174,7 +174,7 @@ def skewed_by_advantage(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "The measured bias bound is not empty",
+    "dvp.prop5_5.bound",
     f"{DVP}, Prop. 5.5",
     unit="reward",
     family="bound",
@@ -191,7 +191,7 @@ def bound_says_something(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP's set at ρ = e⁻¹³ leaves out a token of one response in a hundred",
+    "open.rho.binds",
     OPEN,
     unit="tokens a response",
     family="binds",

@@ -14,6 +14,7 @@ from tailrl.artifacts.results import Results
 from tailrl.claims.endpoints import log10, mean, ratio_of_runs, scores
 from tailrl.claims.finding import CLAIMS, DVP, MEASURED, OPEN, VEXACT, Finding, claim
 from tailrl.stats.tests import all_hold, arm_difference, one_sided
+from tailrl.tracking.metrics import STEP_SECONDS
 
 __all__ = ["CLAIMS"]
 
@@ -25,7 +26,7 @@ ALIKE = 0.05
 
 
 @claim(
-    "Token truncation (TIS) ends above naive",
+    "vexact.c.tis",
     f"{VEXACT}, finding (c)",
     unit="share of samples",
     family="remedies",
@@ -37,7 +38,7 @@ def truncation_ends_above(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Sequence rejection ends above naive",
+    "vexact.c.rejection",
     f"{VEXACT}, finding (c)",
     unit="share of samples",
     family="remedies",
@@ -50,7 +51,7 @@ def rejection_ends_above(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Rejection by K1 ends as rejection by K3",
+    "vexact.c.k1_or_k3",
     f"{VEXACT}, finding (c)",
     unit="share of samples",
     family="alike",
@@ -72,7 +73,7 @@ def rejections_end_alike(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Rejection by r_corr ends above rejection by r_ppo",
+    "vexact.c.r_corr",
     f"{VEXACT}, finding (c)",
     unit="share of samples",
     family="ratios",
@@ -86,7 +87,7 @@ def r_corr_ends_above_r_ppo(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "Truncation with rejection ends above either alone",
+    "vexact.c.both",
     f"{VEXACT}, finding (c)",
     unit="share of samples",
     family="remedies",
@@ -120,7 +121,7 @@ def _above_all(arm: str, parts: Sequence[Finding]) -> Finding:
 
 
 @claim(
-    "MIS alone ends above naive",
+    "dvp.mis.score",
     f"{DVP}, masked importance sampling",
     unit="share of samples",
     family="remedies",
@@ -132,7 +133,7 @@ def mis_ends_above(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "DVP ends above MIS",
+    "open.dvp_or_mis.score",
     f"{OPEN}: the ablation that arXiv 2512.23087 lacks",
     unit="share of samples",
     family="dvp or mis",
@@ -144,7 +145,7 @@ def dvp_ends_above_mis(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "An adaptive ρ ends above the fixed one",
+    "dvp.adaptive.score",
     f"{DVP}, future work",
     unit="share of samples",
     family="adaptive",
@@ -160,7 +161,7 @@ def adaptive_ends_above(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "What pruning or weighting costs a step",
+    "price.remedies",
     OPEN,
     unit="ratio",
     family="price",
@@ -174,7 +175,7 @@ def remedies_take_time(results: Results) -> Iterator[Finding]:
 
 
 @claim(
-    "What zero mismatch costs a step",
+    "price.zero_mismatch",
     OPEN,
     unit="ratio",
     family="price",
@@ -193,6 +194,6 @@ def _times(
     results: Results, first: arm_kinds.Role, second: arm_kinds.Role, *, apart: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     for arms in arm_kinds.pairs(results, first, second, apart=apart):
-        logs = [log10([mean(run.metric("time/step")) for run in results.runs[arm]]) for arm in arms]
+        logs = [log10([mean(run.metric(STEP_SECONDS)) for run in results.runs[arm]]) for arm in arms]
         found = ratio_of_runs(arms, logs, "a step of {} takes {} times as long as one of {}")
         yield replace(found, p_for=math.nan, p_against=math.nan, outcome=found.outcome or MEASURED)

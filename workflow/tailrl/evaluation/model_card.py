@@ -11,6 +11,7 @@ from jinja2 import UndefinedError
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.templates import renderer
+from tailrl.tracking.metrics import REWARD
 
 MEAN_OVER = 10
 """Steps at either end of the run that the rewards in a card are means over."""
@@ -34,7 +35,7 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
         steps = [json.loads(line) for line in _text(run_folder / "metrics.jsonl").splitlines()]
         found = None if evaluation is None else _json(evaluation)
         chat = (run_folder / "policy" / "chat_template.jinja").is_file()
-        text = _card(record, run, config["vocab_size"], chat, [step["reward/mean"] for step in steps], found)
+        text = _card(record, run, config["vocab_size"], chat, [step[REWARD] for step in steps], found)
     except (KeyError, TypeError, ValueError, UndefinedError) as error:
         raise StudyError(f"{run_folder}: no model card can be made of it: {reason(error)}") from None
     path = run_folder / "policy" / "README.md"

@@ -35,6 +35,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.stats.crossed import crossed_difference
 from tailrl.stats.intervals import Interval, mean_interval, problem_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
+from tailrl.tracking.metrics import K3_MASKED, K3_UNMASKED, KEPT_MASS_TRAIN, OUTSIDE
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
@@ -155,10 +156,10 @@ def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Po
 def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
     steps, _ = found = collapses(runs)
     seeds = {
-        "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
-        "k3_unmasked": mean_of(runs, "rollout_corr_unmasked/k3_kl"),
-        "lost": 1.0 - mean_of(runs, "dvp/kept_mass_train_mean"),
-        "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
+        "k3_masked": mean_of(runs, K3_MASKED),
+        "k3_unmasked": mean_of(runs, K3_UNMASKED),
+        "lost": 1.0 - mean_of(runs, KEPT_MASS_TRAIN),
+        "outside": mean_of(runs, OUTSIDE),
         "survived": lasted(found),
     }
     return Point(

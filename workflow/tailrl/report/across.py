@@ -13,9 +13,9 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.format import LOST, p_value
 from tailrl.analysis.tables import flat_rows, mean_of, write_csv
 from tailrl.artifacts.results import FloatArray, Results, read_evaluation, read_results
+from tailrl.claims import finding
 from tailrl.claims.decide import Verdict, change_verdict
 from tailrl.claims.finding import interval
-from tailrl.claims.statements import ACROSS
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     arm_legend,
@@ -30,6 +30,7 @@ from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
+from tailrl.tracking import metrics as keys
 
 
 def _gain(results: Results, arm: str) -> FloatArray:
@@ -45,13 +46,13 @@ GAIN = "gain over base, points"
 
 QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
     GAIN: _gain,
-    LOST: lambda results, arm: 1 - mean_of(results.runs[arm], "dvp/kept_mass_train_mean"),
-    "1 − Z of a response, summed": _metric("dvp/lost_mass_per_response"),
-    "outside": _metric("dvp/sampled_outside_train_support_fraction"),
-    "k3 masked, nats": _metric("rollout_corr/k3_kl"),
-    "k3 unmasked, nats": _metric("rollout_corr_unmasked/k3_kl"),
-    "|Δ| of a response, nats": _metric("rollout_corr_unmasked/delta_seq_abs_mean"),
-    "effective sample size of the responses' weights": _metric("rollout_corr_raw/rollout_is_eff_sample_size"),
+    LOST: lambda results, arm: 1 - mean_of(results.runs[arm], keys.KEPT_MASS_TRAIN),
+    "1 − Z of a response, summed": _metric(keys.LOST_MASS),
+    "outside": _metric(keys.OUTSIDE),
+    "k3 masked, nats": _metric(keys.K3_MASKED),
+    "k3 unmasked, nats": _metric(keys.K3_UNMASKED),
+    "|Δ| of a response, nats": _metric(keys.DELTA_SEQUENCE_UNMASKED),
+    "effective sample size of the responses' weights": _metric(keys.SAMPLE_SIZE_RAW),
 }
 """What is compared: a number for each seed; of metrics the mean over a run."""
 
@@ -157,7 +158,7 @@ def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequenc
         change = place.change
         found.append(
             change_verdict(
-                f"{ACROSS}{place.quantity}",
+                f"across.{finding.QUANTITIES[place.quantity]}",
                 arm_kinds.settings_of(results[place.study], place.arm),
                 place.arm,
                 place.value.n,

@@ -27,7 +27,7 @@ from tailrl.analysis.early_warning import (
 from tailrl.analysis.format import count
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.claims.decide import Verdict
-from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE, WARNINGS
 from tailrl.report.axes import (
     ARM_COLOURS,
     GREY,
@@ -39,7 +39,7 @@ from tailrl.report.axes import (
 )
 from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import CONFIDENCE, Interval
+from tailrl.stats.intervals import LEVEL, Interval
 from tailrl.stats.tests import holm
 
 PLATEAU = (30, 50)
@@ -177,7 +177,7 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
     for one, p in zip(judged, _adjusted(judged), strict=True):
         lead = f", median lead {_lead(one.lead)} steps" if one.warned else ""
         true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
-        shown = p <= 1 - CONFIDENCE and one.skill > 0
+        shown = p <= LEVEL and one.skill > 0
         line = replace(
             _untested(cases, one.metric),
             verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if shown else UNDECIDED,
@@ -201,7 +201,7 @@ def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
 def _untested(cases: Sequence[Case], metric: str) -> Verdict:
     """The line on a metric that is not judged."""
     return Verdict(
-        claim=f"{metric} announces a collapse",
+        id=f"warning.{WARNINGS[metric]}.collapse",
         source="arXiv 2605.14220; open question",
         verdict=UNTESTABLE,
         policy="",
@@ -232,7 +232,7 @@ def _plateau(line: Verdict, one: Warned | None) -> Verdict:
     lead = f"median lead {_lead(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
     return replace(
         line,
-        claim=f"k3 announces a collapse {low} to {high} steps before",
+        id="warning.k3.collapse.lead",
         verdict=UNTESTABLE if nothing else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
         seeds=one.warned if one else 0,
         p=math.nan,
@@ -248,7 +248,7 @@ def _first(line: Verdict, one: Warned, shown: bool) -> Verdict:
     own = one.ahead
     return replace(
         line,
-        claim=f"{one.metric} warns before the {FALLING} does",
+        id=f"warning.{WARNINGS[one.metric]}.before_reward",
         source=OPEN,
         verdict=REPRODUCED if own.low > 0 and shown else CONTRADICTED if own.high < 0 else UNDECIDED,
         seeds=one.collapsed,

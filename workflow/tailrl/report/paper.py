@@ -11,6 +11,8 @@ from tailrl.analysis.format import p_value
 from tailrl.analysis.tables import write_csv
 from tailrl.artifacts.results import read_text
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
+from tailrl.claims.finding import words_of
+from tailrl.claims.statements import Statement
 from tailrl.report.page import Drawing, fragment, render
 
 SHOWN = 4
@@ -41,7 +43,7 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
     found = answers(studies)
     # How many statements have at least one line of each verdict.
-    tally = Counter(verdict for _, verdict in dict.fromkeys((a.statement.text, a.verdict) for a in found))
+    tally = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
     return render(
         "claims.md.j2",
         statements=len({answer.statement for answer in found}),
@@ -66,6 +68,7 @@ def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
         "counted": lambda verdicts: Counter(verdicts).items(),
         "drawn": _drawn,
         "p": _p,
+        "words_of": words_of,
         "relative": lambda path: _relative(Path(path), out),
     }
 
@@ -75,14 +78,14 @@ def _own(lines: Iterable[Answer]) -> list[Answer]:
     return [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
 
 
-def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[str, str, list[Answer]]]:
-    """The lines of each claim of each statement: the statement's text with the first of its claims, the claim where the
+def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:
+    """The lines of each claim of each statement: the statement with the first of its claims, the claim where the
     statement has several, and the lines."""
     for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
-        text = statement.text
+        first: Statement | None = statement
         for claim, lines in itertools.groupby(own, key=lambda answer: answer.claim):
-            yield text, claim, list(lines)
-            text = ""
+            yield first, claim, list(lines)
+            first = None
 
 
 def _arms(answer: Answer) -> str:
@@ -100,7 +103,14 @@ def _drawn(answer: Answer) -> Path | None:
 
 def _csv_row(answer: Answer) -> dict[str, object]:
     statement, study, line = answer.statement, answer.study, answer.line or {}
-    named = {"part": statement.part, "statement": statement.text, "verdict": answer.verdict, "seen": answer.words}
+    named = {
+        "id": statement.id,
+        "part": statement.part,
+        "statement": statement.text,
+        "verdict": answer.verdict,
+        "seen": answer.words,
+        "claim_id": line.get("id", ""),
+    }
     rest = {name: line.get(name, "") for name in COLUMNS if name not in named}
     return {
         **named,

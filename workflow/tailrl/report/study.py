@@ -26,6 +26,7 @@ from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_figure
 from tailrl.stats.intervals import problem_interval
+from tailrl.tracking.metrics import K3_MASKED, REWARD, VETOED
 
 __all__ = [
     "CAPTIONS",
@@ -121,12 +122,12 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
     """The figures over the steps: training, mismatch and, for the arms that prune, what is kept."""
     window = tables.window_of(results.all_runs())
     training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
-    keys = (*figures.MISMATCH, figures.VETO)
+    keys = (*figures.MISMATCH, VETOED)
     mismatch = [tables.curve(results.runs[arm], key) for key in keys for arm in results.arms]
     kept = [
-        tables.curve(results.runs[arm], pattern.removeprefix("1 - ").format(side), lost=pattern.startswith("1 - "))
-        for pattern in figures.KEPT
-        for side in ("train", "rollout")
+        tables.curve(results.runs[arm], key, lost=figures.is_mass(key))
+        for pair in figures.KEPT
+        for key in pair
         for arm in pruned
     ]
     drawn = {
@@ -147,9 +148,7 @@ def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
     tables.write_csv(out / "tables" / "figure1.csv", tables.flat_rows(points))
     window = tables.window_of(results.all_runs())
     curves = [
-        tables.curve(results.runs[arm], key, window=window)
-        for key in (snapshots.REWARD, snapshots.KL)
-        for arm in results.arms
+        tables.curve(results.runs[arm], key, window=window) for key in (REWARD, K3_MASKED) for arm in results.arms
     ]
     save_svg(snapshots.figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
     return ("figure1",)

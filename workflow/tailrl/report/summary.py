@@ -14,22 +14,20 @@ from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.claims.decide import Verdict
 from tailrl.config.study import Study
 from tailrl.report.page import render
-from tailrl.stats.intervals import CONFIDENCE, problem_interval
+from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.stats.power import MOST
+from tailrl.tracking import metrics as keys
 
 LAST = 0.1
 """The share of the steps, from the end, that the final reward is the mean of."""
 
-LEVEL = round(1 - CONFIDENCE, 9)
-"""The adjusted p up to which a difference is claimed."""
-
 TRAINING_COLUMNS = {
-    "k3 masked": "rollout_corr/k3_kl",
-    "k3 unmasked": "rollout_corr_unmasked/k3_kl",
-    LOST: "dvp/kept_mass_train_mean",
-    "outside": "dvp/sampled_outside_train_support_fraction",
-    "rejected": "rollout_corr/rollout_rs_seq_masked_fraction",
-    "vetoed": "rollout_corr/veto_seq_fraction",
+    "k3 masked": keys.K3_MASKED,
+    "k3 unmasked": keys.K3_UNMASKED,
+    LOST: keys.KEPT_MASS_TRAIN,
+    "outside": keys.OUTSIDE,
+    "rejected": keys.REJECTED,
+    "vetoed": keys.VETOED,
 }
 """Columns that are means over all steps; of the kept mass, what it lacks of 1."""
 
@@ -45,7 +43,7 @@ def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> st
         study=study,
         results=results,
         verdicts=verdicts,
-        confidence=CONFIDENCE,
+        level=LEVEL,
         described=describe_arms(results),
         base=base,
         problems=problems,
@@ -103,5 +101,5 @@ def _power(comparison: Comparison) -> tuple[str, str]:
 
 
 def _mean_k3(results: Results, arm: str) -> float:
-    values = mean_of(results.runs[arm], "rollout_corr_unmasked/k3_kl")
+    values = mean_of(results.runs[arm], keys.K3_UNMASKED)
     return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan

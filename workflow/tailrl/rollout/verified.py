@@ -30,6 +30,7 @@ from tailrl.objective.disturbance import UNDISTURBED
 from tailrl.rollout import Decoding, Sampler, self_test
 from tailrl.rollout.sampling import Drawn, draw, response_limits
 from tailrl.rollout.types import Request, Rollout
+from tailrl.tracking.metrics import VERIFY_AGREEMENT, VERIFY_PROPOSED, VERIFY_ROUNDS, VERIFY_SECONDS
 
 VERIFIED_TOKENS = 4096
 """Most tokens in one packed row of the scoring pass."""
@@ -177,8 +178,8 @@ class _Counts:
 
     def metrics(self) -> dict[str, float]:
         return {
-            "verification/rounds": float(self.rounds),
-            "verification/agreement": self.agreed / max(1, self.judged),
-            "verification/proposed_per_kept": self.proposed / max(1, self.judged),
-            "verification/seconds": self.seconds,
+            VERIFY_ROUNDS: float(self.rounds),
+            VERIFY_AGREEMENT: self.agreed / max(1, self.judged),
+            VERIFY_PROPOSED: self.proposed / max(1, self.judged),
+            VERIFY_SECONDS: self.seconds,
         }

@@ -2,7 +2,7 @@
 
 It is torchrun's own agent, called as a library. As a command torchrun ends with 1 whatever became of its processes, and
 the rule that trains repeats a job that was killed or hung, but none that said what must be mended. On several machines
-torchrun starts the same processes: `torchrun --no-python ... tailrl train ...`.
+torchrun starts the same processes: `torchrun --no-python ... tailrl job train ...`.
 """
 
 import json

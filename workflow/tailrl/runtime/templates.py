@@ -6,7 +6,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_eval_context
 from jinja2.nodes import EvalContext
-from markupsafe import Markup, escape
+from markupsafe import escape
+
+BAR = "\\|"
+"""A bar within a cell of a table in Markdown."""
 
 
 def renderer(folder: Path, *functions: Callable[..., object]) -> Callable[..., str]:
@@ -21,7 +24,7 @@ def renderer(folder: Path, *functions: Callable[..., object]) -> Callable[..., s
     environment = Environment(
         loader=FileSystemLoader(folder),
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),
-        finalize=_without_html,
+        finalize=_finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -41,29 +44,26 @@ def flow(text: str) -> str:
     return re.sub(r"\s*\n\s*", " ", text.strip()) + "\n"
 
 
-def header(*names: str) -> Markup:
+def header(*names: str) -> str:
     """The first two lines of a table in Markdown."""
-    return Markup("\n").join((row(*names), row(*["---"] * len(names))))
+    return f"{row(*names)}\n{row(*['---'] * len(names))}"
 
 
-def row(*cells: object) -> Markup:
+def row(*cells: object) -> str:
     """A line of a table in Markdown."""
-    return Markup("| {} |").format(Markup(" | ").join(_cell(cell) for cell in cells))
+    return f"| {' | '.join(' '.join(inert(cell).splitlines()).replace('|', BAR) for cell in cells)} |"
 
 
-def _cell(value: object) -> Markup:
-    return Markup(" ".join(_inert(value).splitlines()).replace("|", "\\|"))
+def inert(value: object) -> str:
+    """Text for a page in Markdown without HTML and images, which whoever reads the page would load.
+
+    Other marks stay, and anchors that are linked to, <a id="..."></a>.
+    """
+    tagless = re.sub(r'(<a id="[\w.]+"></a>)|<(?=[a-zA-Z/!?])', lambda found: found[1] or escape("<"), str(value))
+    return tagless.replace("![", "!\\[")
 
 
 @pass_eval_context
-def _without_html(context: EvalContext, value: object) -> object:
+def _finalize(context: EvalContext, value: object) -> object:
     """What jinja2 does to each value before it stands in a page. In HTML, autoescape does all that is needed."""
-    return value if context.autoescape else _inert(value)
-
-
-def _inert(value: object) -> str:
-    """Text without HTML's tags and without images: whoever reads the page would load them. Other marks stay."""
-    if isinstance(value, Markup):
-        return value
-    tagless = re.sub(r"<(?=[a-zA-Z/!?])", lambda match: escape(match[0]), str(value))
-    return tagless.replace("![", "!\\[")
+    return value if context.autoescape else inert(value)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from tailrl.stats.intervals import CONFIDENCE, Interval, problem_interval
+from tailrl.stats.intervals import UPPER, Interval, problem_interval
 from tailrl.stats.tests import Difference, unvaried
 
 
@@ -98,5 +98,5 @@ def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int
         return unvaried(mean, n)
     freedom = square**2 / sum(part**2 / degrees for part, degrees in parts)
     error = math.sqrt(square)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    half = float(stats.t.ppf(UPPER, freedom)) * error
     return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)

@@ -11,7 +11,7 @@ from tailrl.tasks.verifier import MathVerifier
 
 
 def score(response: str, answer: str, compared: str = "math") -> float:
-    r"""1.0 where the last `\boxed{}` of the response holds the answer, else 0.0.
+    r"""1.0 if the last `\boxed{}` of the response holds the answer, else 0.0.
 
     Args:
         response: as the policy wrote it.

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
 
 if TYPE_CHECKING:
     from tailrl.config.jobs import Run
 
-SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
+SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
 
 
 class Tracker:
@@ -74,9 +75,7 @@ class Tracker:
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
         else:
-            print(
-                f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True
-            )
+            print(f"{self.name}  step {metrics[STEP] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.seeding import derive_seed
+from tailrl.tracking.metrics import STEP
 
 FINISH_SECONDS = 60
 """What a mirror may take after the last step of a training job, before it is ended."""
@@ -34,7 +35,6 @@ UPLOAD_SECONDS = 600.0
 
 Mode = Literal["offline", "online"]
 POLL_SECONDS = 0.5
-STEP = "train/step"
 
 
 # --- one run -------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Checkpoints:
         """
         tensors = state.tensors()
         name = self._write(state, tensors).name if distributed.is_first() else None
-        return self.folder / str(distributed.said(name)[0])
+        return self.folder / str(distributed.gathered(name)[0])
 
     def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
         aside = self.folder / ASIDE
@@ -94,7 +94,7 @@ class Checkpoints:
             StudyError: a file cannot be read, or this run had states and none can be taken up. All files stay, since
                 only the user can know whether a copy is left, and to train from the first step is a decision.
         """
-        chosen = distributed.said(self._resume(state) if distributed.is_first() else None)[0]
+        chosen = distributed.gathered(self._resume(state) if distributed.is_first() else None)[0]
         if chosen is not None and not distributed.is_first():
             try:
                 self._restore(self.folder / chosen, state)

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -28,21 +28,19 @@ from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, requ
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem, read_problems
-from tailrl.tasks.scoring import score
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
-from tailrl.training.gather import of_all_ranks
 from tailrl.training.guarded_engine import Engine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.results import check, give, write_results
+from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
@@ -89,7 +87,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
         # What the first rank finds, which holds the folder.
-        if not distributed.said(checkpoints.finished.is_dir())[0]:
+        if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
             check(checkpoints.finished)
@@ -152,7 +150,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
-    found = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
+    found: dict[str, object] = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
     write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished, snapshots)
 
 
@@ -172,25 +170,12 @@ def take_step(
         The step's metrics, and where the update was skipped, the sentence that says why.
     """
     run, settings, step = job.run, job.run.training, state.step
-    together = run.sampler.tensor_parallel
     watch, begun = Stopwatch(), time.perf_counter()
     seed_libraries(derive_seed("libraries", job.seed, step))
     for group in state.optimizer.param_groups:
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
-    thresholds = [state.thresholds.of(problem) for problem in chosen]
-    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
-    with watch.phase("rollout"):
-        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
-    with watch.phase("reward"):
-        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
-        scored = rewards(rollouts, posed, job.tokenizer)
-        rollouts, rewards_B = of_all_ranks(requests, rollouts, scored, together)
-        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
-    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
-    samples = [
-        Sample(rollout, advantage, request.threshold, request.seed)
-        for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
-    ]
+    samples, rewards_PG = _sample(job, state, engine, chosen, watch)
+    rollouts = [sample.rollout for sample in samples]
     fault, updated = None, None
     try:
         deal = derive_seed("deal", job.seed, step)
@@ -200,31 +185,54 @@ def take_step(
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         engine.hand_over(state.model)
     with watch.phase("metrics"):
-        metrics = dict.fromkeys(METRICS, math.nan) | {
-            "train/step": float(step),
-            "train/skipped": float(fault is not None),
-            "train/learning_rate": state.optimizer.param_groups[0]["lr"],
-            "dvp/threshold": float(np.mean(thresholds)),
+        metrics = dict.fromkeys(keys.METRICS, math.nan) | {
+            keys.STEP: float(step),
+            keys.SKIPPED: float(fault is not None),
+            keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],
+            keys.THRESHOLD: float(np.mean([sample.threshold for sample in samples[:: settings.group_size]])),
             **reward_metrics(rewards_PG),
             **response_metrics(rollouts),
             **engine.sampler.metrics(),
         }
         if updated is not None:
             loss, norm, record = updated
-            metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
+            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 kept = record.tokens()
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
-    metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
-    metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
+    metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
+    metrics[keys.STEP_SECONDS] = elapsed
+    metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
     # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
-    metrics = distributed.said(metrics)[0]
+    metrics = distributed.gathered(metrics)[0]
     if updated is not None:
-        lost_mass = metrics["dvp/lost_mass_per_response"]
+        lost_mass = metrics[keys.LOST_MASS]
         state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
     return metrics, fault
+
+
+def _sample(
+    job: Job, state: RunState, engine: Engine, chosen: Sequence[int], watch: Stopwatch
+) -> tuple[list[Sample], NDArray[np.float32]]:
+    """The responses of a step, as all ranks sampled them, and their rewards, a row for each of its problems."""
+    run, settings, together = job.run, job.run.training, job.run.sampler.tensor_parallel
+    thresholds = [state.thresholds.of(problem) for problem in chosen]
+    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
+    with watch.phase("rollout"):
+        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
+    with watch.phase("reward"):
+        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
+        scored = rewards(rollouts, posed, job.tokenizer)
+        rollouts, rewards_B = of_all_ranks(rollouts, scored, together)
+        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
+    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
+    samples = [
+        Sample(rollout, advantage, request.threshold, request.seed)
+        for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
+    ]
+    return samples, rewards_PG
 
 
 def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
@@ -271,39 +279,4 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
         # As after any other step: without what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
             engine.hand_over.again(state.model)
-    return float(max(distributed.said(tested)))
-
-
-# --- parts of a step ---------------------------------------------------------------------------------
-
-
-def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
-    """Indices of the problems of each step: a problem at most once an epoch, in an order of the seed's own."""
-    if per_step > count:
-        raise StudyError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
-    epoch = 0
-    while True:
-        order = np.random.default_rng(derive_seed("problems", seed, epoch)).permutation(count)
-        for start in range(0, count - per_step + 1, per_step):
-            yield [int(i) for i in order[start : start + per_step]]
-        epoch += 1
-
-
-def step_requests(
-    prompts: Sequence[tuple[int, ...]], thresholds: Sequence[float], group_size: int, seed: int, step: int
-) -> list[Request]:
-    """The requests of a step, `group_size` for each prompt in turn, each with a random stream of its own."""
-    return [
-        Request(prompt, derive_seed("rollout", seed, step, place, member), threshold)
-        for place, (prompt, threshold) in enumerate(zip(prompts, thresholds, strict=True))
-        for member in range(group_size)
-    ]
-
-
-def rewards(
-    rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
-) -> NDArray[np.float32]:
-    """1 for a right answer to its problem, else 0: float32, one a rollout."""
-    texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
-    pairs = zip(texts, problems, strict=True)
-    return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
+    return float(max(distributed.gathered(tested)))

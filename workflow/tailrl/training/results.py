@@ -7,7 +7,6 @@ space, and `give` puts them back; the Snakefile removes it when Snakemake has co
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ def write_results(
     tokenizer: PreTrainedTokenizerBase,
     run: Run,
     seed: int,
-    found: Mapping[str, object],
+    found: dict[str, object],
     folder: Path,
     snapshots: Snapshots,
 ) -> None:
@@ -58,19 +57,7 @@ def write_results(
     weights = whole_weights(state.model)
     if not distributed.is_first():
         return
-    record = {
-        "study": run.study,
-        "arm": run.arm,
-        "seed": seed,
-        "settings": run.model_dump(mode="json"),
-        **provenance(),
-        "threads": torch.get_num_threads(),
-        "ranks": distributed.count(),
-        "startup_seconds": round(state.startup_seconds, 3),
-        "wall_seconds": round(state.wall_seconds, 3),
-        "resumed_at_steps": state.resumed,
-        **found,
-    }
+    record = _record(state, run, seed) | found
     lines = "".join(map(json_line, state.metrics.read()))
     tokens = state.tokens.joined()
     try:
@@ -90,6 +77,22 @@ def write_results(
             f"{folder}: the results could not be written ({reason(error)}): they need up to {needed / 1e6:.1f} MB, and "
             f"{free / 1e6:.1f} MB are free; the checkpoints are kept"
         ) from None
+
+
+def _record(state: RunState, run: Run, seed: int) -> dict[str, object]:
+    """What every run writes down about itself."""
+    return {
+        "study": run.study,
+        "arm": run.arm,
+        "seed": seed,
+        "settings": run.model_dump(mode="json"),
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "ranks": distributed.count(),
+        "startup_seconds": round(state.startup_seconds, 3),
+        "wall_seconds": round(state.wall_seconds, 3),
+        "resumed_at_steps": state.resumed,
+    }
 
 
 def give(folder: Path, out: Path) -> None:

@@ -25,7 +25,7 @@ from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward
-from tailrl.training.step_record import Part, StepRecord, Stopwatch, flat, from_flat, of_all_ranks
+from tailrl.training.step_record import Part, StepRecord, Stopwatch
 
 Result = TypeVar("Result")
 
@@ -69,14 +69,13 @@ def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], r
 @torch.no_grad()
 def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[TokenLogprobs]:
     """The trainer's log-probs of every sample's tokens before the first update on them, in the samples' order."""
-    old: dict[str, Tensor] = {}
+    old: dict[int, TokenLogprobs] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in distributed.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
-        for place, own in zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True):
-            old |= dict(flat(own, f"{place}."))
-    whole = {name: tensor for given in distributed.gathered(old) for name, tensor in given.items()}
-    return [from_flat(TokenLogprobs, whole, f"{i}.") for i in range(len(samples))]
+        old |= zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True)
+    whole = {place: own for given in distributed.gathered(old) for place, own in given.items()}
+    return [whole[place] for place in range(len(samples))]
 
 
 def accumulate_gradients(
@@ -128,7 +127,7 @@ def accumulate_gradients(
             if counts:
                 parts.append(part)
         with watch.phase("backward"):
-            parts = of_all_ranks(parts)
+            parts = distributed.in_turns(distributed.gathered(parts))
         for part in parts:
             record.add(part)
             loss_sum += part.loss.item()
@@ -176,7 +175,7 @@ def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
     except NumericalError as error:
         fault = error
     if distributed.any_rank(fault is not None):
-        sentences = distributed.said(None if fault is None else str(fault))
+        sentences = distributed.gathered(None if fault is None else str(fault))
         raise NumericalError(next(sentence for sentence in sentences if sentence is not None)) from fault
     return cast(Result, result)
 

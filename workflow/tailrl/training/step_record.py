@@ -2,10 +2,9 @@
 log-probs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
-from tailrl.runtime import distributed
+from tailrl.tracking import metrics as keys
 
 
 @dataclass(slots=True)
@@ -60,43 +59,6 @@ class Part:
     advantage_T: Tensor
     clipped_T: Tensor
     weights: Weights
-
-
-_INNER: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
-"""The fields of a part that are records themselves."""
-
-Kind = TypeVar("Kind", bound=Part | TokenLogprobs | Weights)
-
-
-def of_all_ranks(parts: Sequence[Part]) -> list[Part]:
-    """The parts of every rank, in the order that they had before `ranks.dealt`; each rank gives its own."""
-    given = distributed.gathered({name: tensor for i, part in enumerate(parts) for name, tensor in flat(part, f"{i}.")})
-    return distributed.in_turns(
-        [
-            [from_flat(Part, tensors, f"{i}.") for i in range(sum(n.endswith(".loss") for n in tensors))]
-            for tensors in given
-        ]
-    )
-
-
-def flat(record: Part | TokenLogprobs | Weights, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a record, also of the records in it, with the names that `ranks.gathered` takes."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            yield prefix + item.name, value.detach()
-        else:
-            yield from flat(value, f"{prefix}{item.name}.")
-
-
-def from_flat(kind: type[Kind], tensors: Mapping[str, Tensor], prefix: str) -> Kind:
-    """The record that `flat` took apart."""
-
-    def value(name: str) -> Any:
-        inner = _INNER.get(name)
-        return from_flat(inner, tensors, f"{prefix}{name}.") if inner else tensors[prefix + name]
-
-    return kind(*(value(item.name) for item in fields(kind)))
 
 
 @dataclass(slots=True)
@@ -161,8 +123,8 @@ class StepRecord:
         log_kept_T, sequence_T = _joined(self.logprobs, "log_kept_T").double(), torch.cat(self.sequence)
         longest = sequence_T.bincount().max()
         return {
-            "dvp/bias_bound_paper": (longest * -log_kept_T.min().expm1()).item(),
-            "dvp/total_variation": _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
+            keys.BIAS_BOUND: (longest * -log_kept_T.min().expm1()).item(),
+            keys.TOTAL_VARIATION: _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
         }
 
     def metrics(self) -> dict[str, float]:
@@ -175,32 +137,32 @@ class StepRecord:
         full_T = self._unmasked()
         mass_T = _joined(self.logprobs, "log_kept_T").exp()
         groups = {
-            "rollout_corr": log_ratio_metrics(
+            keys.CORR: log_ratio_metrics(
                 logp_T.masked_fill(outside_T, -torch.inf), logp_infer_T, sequence_T, self.sequences, outside_T
             )
             | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
             | weight_metrics(_joined(self.weights, "used_N")),
-            "rollout_corr_unmasked": log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
-            "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
+            keys.CORR_UNMASKED: log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
+            keys.CORR_RAW: weight_metrics(_joined(self.weights, "raw_N")),
         }
         return {
-            **{f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()},
-            "policy/entropy": _mean(_joined(self.logprobs, "entropy_T")),
-            "policy/clip_fraction": _mean(torch.cat(self.clipped)),
-            "rollout_corr/rollout_rs_masked_fraction": _mean(_joined(self.weights, "masked_T")),
-            "rollout_corr/rollout_rs_seq_masked_fraction": _mean(_joined(self.weights, "rejected_N")),
-            "rollout_corr/veto_seq_fraction": _mean(_joined(self.weights, "vetoed_N")),
-            "dvp/kept_mass_train_mean": _mean(mass_T),
-            "dvp/kept_mass_train_min": mass_T.min().item(),
-            "dvp/kept_mass_rollout_mean": _mean(log_kept_infer_T.exp()),
-            "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
-            "dvp/lost_mass_per_response": self.lost_mass_per_response(),
+            **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},
+            keys.ENTROPY: _mean(_joined(self.logprobs, "entropy_T")),
+            keys.CLIPPED: _mean(torch.cat(self.clipped)),
+            keys.MASKED_TOKENS: _mean(_joined(self.weights, "masked_T")),
+            keys.REJECTED: _mean(_joined(self.weights, "rejected_N")),
+            keys.VETOED: _mean(_joined(self.weights, "vetoed_N")),
+            keys.KEPT_MASS_TRAIN: _mean(mass_T),
+            keys.KEPT_MASS_TRAIN_MIN: mass_T.min().item(),
+            keys.KEPT_MASS_ROLLOUT: _mean(log_kept_infer_T.exp()),
+            keys.KEPT_MASS_ROLLOUT_MIN: log_kept_infer_T.exp().min().item(),
+            keys.LOST_MASS: self.lost_mass_per_response(),
             **self.bias_bounds(),
-            "dvp/kept_vocab_per_token_train": _mean(_joined(self.logprobs, "kept_vocab_T")),
-            "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
-            "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
-            "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
-            "dvp/outside_delta_abs_mean": _mean((full_T - unmasked_infer_T)[outside_T].abs()),
+            keys.KEPT_VOCAB_TRAIN: _mean(_joined(self.logprobs, "kept_vocab_T")),
+            keys.KEPT_VOCAB_ROLLOUT: _mean(torch.cat(self.kept_vocab_infer)),
+            keys.OUTSIDE: _mean(outside_T),
+            keys.OUTSIDE_COUNT: float(outside_T.sum()),
+            keys.OUTSIDE_DELTA: _mean((full_T - unmasked_infer_T)[outside_T].abs()),
         }
 
 
@@ -208,9 +170,9 @@ def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
     """Of P problems with G responses each."""
     means_P = rewards_PG.mean(axis=1)
     return {
-        "reward/mean": float(means_P.mean()),
-        "reward/all_right_fraction": float((means_P == 1).mean()),
-        "reward/all_wrong_fraction": float((means_P == 0).mean()),
+        keys.REWARD: float(means_P.mean()),
+        keys.ALL_RIGHT: float((means_P == 1).mean()),
+        keys.ALL_WRONG: float((means_P == 0).mean()),
     }
 
 
@@ -218,9 +180,9 @@ def response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Lengths in tokens, and how many ended by themselves."""
     lengths = [len(rollout.tokens) for rollout in rollouts]
     return {
-        "response/length_mean": float(np.mean(lengths)),
-        "response/length_max": float(max(lengths)),
-        "response/stopped_fraction": float(np.mean([rollout.stopped for rollout in rollouts])),
+        keys.LENGTH: float(np.mean(lengths)),
+        keys.LENGTH_MAX: float(max(lengths)),
+        keys.STOPPED: float(np.mean([rollout.stopped for rollout in rollouts])),
     }
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tailrl.claims.finding import DVP
-from tailrl.claims.statements.statement import ACROSS, Statement
+from tailrl.claims.statements.statement import Statement
 
 _own = partial(Statement, f"Dynamic Vocabulary Pruning ({DVP})")
 
@@ -11,128 +11,151 @@ STRESS, GRADIENTS, WHOLE = "make stress", "make gradient_quality", "make distrib
 
 STATEMENTS = [
     _own(
+        "statement.dvp.thm4_1",
         "Thm 4.1: naive policy gradients on the engine's samples are biased, E[(e^−Δ − 1) ∇log π R]",
-        by=("Naive policy gradients are biased under mismatch, the more the larger it is",),
+        by=("dvp.thm4_1.bias",),
         figures=("gradient_quality",),
         command=GRADIENTS,
     ),
     _own(
+        "statement.dvp.prop4_2",
         "Prop. 4.2: |Δ| ≤ 2 ε_max (1 − p) to first order in ε, so that the tail is the vulnerable part",
-        by=("|Δ| grows with 1 − p", "|Δ| stays below 2 ε_max (1 − p)"),
+        by=("dvp.prop4_2.growth", "dvp.prop4_2.bound"),
         figures=("delta", "distributions"),
         command=WHOLE,
     ),
     _own(
-        "Prop. 4.2 to every order: |Δ| ≤ log(p + (1 − p) e^{2ε})", held_by="tests/unit/objective/test_propositions.py"
+        "statement.dvp.prop4_2.every_order",
+        "Prop. 4.2 to every order: |Δ| ≤ log(p + (1 − p) e^{2ε})",
+        held_by="tests/unit/objective/test_propositions.py",
     ),
     _own(
+        "statement.dvp.prop4_3",
         "Prop. 4.3: of sampled tail tokens −Δ > 0, the signature of failure",
-        by=("Sampled tail tokens have −Δ > 0", "Tail tokens are sampled with −Δ > 0, whole distributions"),
+        by=("dvp.prop4_3.sign", "dvp.prop4_3.sign.whole"),
         figures=("delta", "distributions"),
         command=WHOLE,
     ),
     _own(
+        "statement.dvp.prop4_3.size",
         "Prop. 4.3: its mode of −Δ, and the mean to second order, σ² [½ − 2p + (3/2) Σ p_k²]",
-        by=(
-            "The tail's mean −Δ is the mode of Prop. 4.3",
-            "The tail's mean −Δ is what iid noise gives to second order",
-        ),
+        by=("dvp.prop4_3.mode", "dvp.prop4_3.second_order"),
         figures=("distributions",),
         command=WHOLE,
     ),
     _own(
+        "statement.dvp.safe_set",
         "Safe set: each engine computes V_S by itself; the sampler's V'_S has every token of the trainer's",
-        by=("The sampler's safe set has every token of the trainer's",),
+        by=("dvp.safe_set.nested",),
         figures=("distributions",),
         command=WHOLE,
     ),
-    _own("Constrained policy: π on the safe set, renormalised by Z", held_by="tests/unit/objective/test_safe_set.py"),
     _own(
+        "statement.dvp.constrained_policy",
+        "Constrained policy: π on the safe set, renormalised by Z",
+        held_by="tests/unit/objective/test_safe_set.py",
+    ),
+    _own(
+        "statement.dvp.mask_value",
         "The −50 that the paper writes into masked logits: its gradient is not zero without a veto",
         held_by="tests/unit/objective/test_safe_set.py",
     ),
     _own(
+        "statement.dvp.thm5_3",
         "Thm 5.3: the weighted gradient on the safe sets is unbiased for the constrained policy's, given V_S ⊆ V'_S",
-        by=("On the safe sets the untruncated sequence weight is unbiased for the constrained policy's gradient",),
+        by=("dvp.thm5_3.unbiased",),
         figures=("gradient_quality",),
         command=GRADIENTS,
     ),
     _own(
+        "statement.dvp.prop5_5",
         "Prop. 5.5: |J_mp − J| ≤ R_max T (1 − Z_min), and range(R) E[Σ (1 − Z_t)], which can be estimated",
         held_by="tests/unit/objective/test_theory.py",
     ),
     _own(
+        "statement.dvp.prop5_5.size",
         "Prop. 5.5: its bound is below the range of the reward, so that it says something",
-        by=("The measured bias bound is not empty",),
+        by=("dvp.prop5_5.bound",),
         figures=("kept",),
         command="make reproduce",
     ),
     _own(
+        "statement.dvp.rloo",
         "RLOO: A_i = R_i less the mean of the others, an unbiased estimator",
-        by=("RLOO on all tokens is unbiased without mismatch",),
+        by=("dvp.rloo.unbiased",),
         figures=("gradient_quality",),
         command=GRADIENTS,
     ),
     _own(
+        "statement.dvp.veto",
         "Veto: a token ratio below 1e-4 discards the sequence, tokens outside the trainer's set among them",
-        by=("The veto acts in every step with a token outside the trainer's set",),
+        by=("dvp.veto.catches",),
         figures=("mismatch",),
         command=STRESS,
     ),
     _own(
+        "statement.dvp.mis",
         "MIS: the weight e^Δ_y where it is at most C, else 0",
-        by=("MIS trades the variance of importance sampling for a bias", "MIS alone ends above naive"),
+        by=("dvp.mis.variance", "dvp.mis.score"),
         figures=("gradient_quality",),
         command=GRADIENTS,
     ),
     _own(
+        "statement.dvp.figure1",
         "Figure 1: naive's KL explodes, and naive collapses; DVP's does neither",
-        by=("Naive's KL explodes, DVP's does not", "Naive collapses sooner than DVP"),
+        by=("dvp.figure1.explosion", "dvp.figure1.collapse"),
         figures=("mismatch", "survival"),
         command=STRESS,
     ),
     _own(
+        "statement.dvp.small_kl",
         "DVP's KL stays < 0.001",
-        by=("DVP keeps the masked KL below 0.001 on average over runs",),
+        by=("dvp.small_kl",),
         figures=("mismatch",),
         command=STRESS,
     ),
-    _own("DVP ends above naive", by=("DVP ends above naive",), figures=("evaluation",), command=STRESS),
+    _own("statement.dvp.score", "DVP ends above naive", by=("dvp.score",), figures=("evaluation",), command=STRESS),
     _own(
+        "statement.dvp.with_mis",
         "DVP + MIS ends above naive",
-        by=("DVP + MIS ends above naive",),
+        by=("dvp.with_mis.score",),
         figures=("evaluation",),
         command=STRESS,
     ),
     _own(
+        "statement.dvp.aime25",
         "By 26.55 % on AIME25",
         beyond="it takes a base model of billions of parameters, DAPO-Math and AIME25; the lines on DVP + MIS say "
         "whether their intervals hold 26.55, as points or relative",
         command="make figure1",
     ),
     _own(
+        "statement.dvp.adaptive",
         "Future work: ρ that adapts to entropy or difficulty",
-        by=("An adaptive ρ ends above the fixed one",),
+        by=("dvp.adaptive.score",),
         figures=("evaluation",),
         command="make ablate_adaptive_rho",
     ),
     _own(
+        "statement.dvp.estimators",
         "Open there: PPO and GRPO (here: GRPO, and RLOO's advantages under PPO's clip; RLOO and REINFORCE beside them)",
-        by=("DVP ends above naive", "DVP + MIS ends above naive"),
+        by=("dvp.score", "dvp.with_mis.score"),
         figures=("evaluation",),
         command="make ablate_estimator",
         only="ablate_estimator",
     ),
     _own(
+        "statement.dvp.domains",
         "Open there: domains other than mathematics",
-        by=("DVP ends above naive", f"{ACROSS}1 − Z…"),
+        by=("dvp.score", "across.lost_mass.*"),
         figures=("across", "evaluation"),
         command="make ablate_domain",
         only="ablate_domain_words",
     ),
     _own(
+        "statement.dvp.dvp_or_mis",
         "Missing there: DVP against MIS",
-        by=("DVP ends above MIS", "MIS alone ends above naive"),
+        by=("open.dvp_or_mis.score", "dvp.mis.score"),
         figures=("evaluation",),
         command=STRESS,
     ),

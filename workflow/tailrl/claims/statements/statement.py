@@ -1,21 +1,9 @@
-"""What a statement of the papers is, in the table of all of them, and how the claims of an ablation are named."""
+"""What a statement of the papers is, in the table of all of them."""
 
 from dataclasses import dataclass
 
-ABLATION = "ablation of "
-"""How the claims of an ablation begin; the field follows."""
-
-AS_GOOD = ", as good within a margin"
-"""How the claims of an ablation end that a value is as good as the base arm's."""
-
-LASTS = ", steps before a collapse"
-"""How the claims of an ablation end that a value makes runs collapse sooner or later."""
-
 WARNING = "make dose_response dvp_at_zero stale tim_isolated early_warning"
 """What makes early warnings: runs that collapse and runs that do not, by the studies' names, and the look at them."""
-
-ACROSS = "across studies: "
-"""How the claims of a comparison of studies begin; the quantity follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +12,8 @@ class Statement:
 
     Attributes:
         part: the heading that it stands under.
-        text: the statement or the question.
-        by: claims that decide it, as `claims.csv` files name them; one that ends in … stands for all that begin so.
+        id: never changes; text: the statement or the question.
+        by: ids of the claims that decide it; `*` stands for any part of an id.
         figures: of a study that show it, the best one first.
         command: what makes a run that speaks to it.
         only: how the names of the studies begin whose lines count; empty for all.
@@ -34,6 +22,7 @@ class Statement:
     """
 
     part: str
+    id: str
     text: str
     by: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()

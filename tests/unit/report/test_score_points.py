@@ -11,6 +11,7 @@ import pytest
 
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
+from tailrl.report import study as report_study
 from tailrl.report.snapshots import score_points
 from tailrl.stats.crossed import crossed_interval
 from tailrl.stats.intervals import problem_interval
@@ -63,11 +64,11 @@ def test_a_snapshot_at_the_last_step_is_the_last_policy(make_study: Make) -> Non
 
 def test_the_report_shows_them_where_there_are_any(make_study: Make) -> None:
     study, folder = make_study(arms={"naive": {}, "mis": {"correction": {"sequence": "mis"}}}, ablations={})
-    assert study._write_snapshots(read_results(study, folder, study.arms), folder) == ()
+    assert report_study._write_snapshots(read_results(study, folder, study.arms), folder) == ()
     assert not (folder / "figures").exists()
     for arm in study.arms:
         add_snapshots(folder, arm, study.seeds, {30: 0.5})
-    study.write_report(study, folder, folder)
+    report_study.write_report(study, folder, folder)
     with (folder / "tables" / "figure1.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["arm"], row["step"]) for row in rows[:3]] == [("naive", "0"), ("naive", "30"), ("naive", "60")]
