@@ -42,6 +42,10 @@ def _content(file: Path) -> object:
         case "run.json":
             record = json.loads(file.read_text(encoding="utf-8"))
             return {name: value for name, value in record.items() if name not in HISTORY}
+        case "manifest.json":
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            timed = {name: "" for name in ("metrics.jsonl", "run.json") if name in manifest["outputs"]}
+            return manifest | {"outputs": manifest["outputs"] | timed}
         case "tokens.npz":
             with np.load(file) as arrays:
                 return {name: (str((a := arrays[name]).dtype), a.shape, a.tobytes()) for name in arrays.files}

@@ -231,9 +231,9 @@ def test_an_ablation_adds_its_arms_alone(finished: Workflow) -> None:
         runs = [f"train {name}, seed {seed}" for name in names for seed in SEEDS]
         return sorted([*runs, *(f"evaluate {name}" for name in names), "table and figure of the ablation rho"])
 
-    assert finished.plan("ablate_rho") == arms("rho=e-13")
+    assert finished.plan("ablation_rho") == arms("rho=e-13")
     more = finished.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
-    assert finished.plan("ablate_rho", study=more) == arms("rho=e-13", "rho=0.34-V")
+    assert finished.plan("ablation_rho", study=more) == arms("rho=e-13", "rho=0.34-V")
 
 
 def test_a_misspelt_key_stops_a_finished_study(finished: Workflow, results: Path) -> None:

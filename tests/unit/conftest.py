@@ -1,13 +1,13 @@
 """Synthetic results: the files that training and evaluation leave, with effects that are known."""
 
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from artifacts_fixture import policy_of, record_of, write_job, write_scores
 
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
@@ -30,18 +30,18 @@ GAIN = {"base": 0.0, "naive": 0.20, "dvp": 0.24, "mis": 0.18, "dvp_mis": 0.25}
 PROBLEMS = 120
 
 
-def write_metrics(path: Path, *, pruned: bool, mis: bool, k3: float, steps: int, rng: np.random.Generator) -> None:
-    """One JSON line a step, with rising reward and the keys of a real run."""
+def make_metrics(*, pruned: bool, mis: bool, k3: float, steps: int, rng: np.random.Generator) -> list[dict[str, float]]:
+    """The metrics of each step, with rising reward and the keys of a real run."""
     lines = []
     for step in range(steps):
         noise = 1 + 0.2 * rng.standard_normal()
         progress = step / max(1, steps - 1)
         kept = 1 - 2e-3 * abs(noise) if pruned else 1.0
-        line: dict[str, float | None] = {
+        line: dict[str, float] = {
             "train/step": step,
             "train/loss": 0.01 * rng.standard_normal(),
             "train/grad_norm": 0.5 * abs(noise),
-            "reward/mean": 0.3 + 0.4 * progress + 0.08 * rng.standard_normal(),
+            "reward/mean": min(1.0, max(0.0, 0.3 + 0.4 * progress + 0.08 * rng.standard_normal())),
             "response/length_mean": 30 - 8 * progress + rng.standard_normal(),
             "policy/entropy": 1.2 * math.exp(-2 * progress) + 0.05 * abs(noise),
             "rollout_corr/k3_kl": 0.0 if k3 == 0 else k3 * abs(noise) * (0.1 if pruned else 1) * 10**progress,
@@ -57,7 +57,7 @@ def write_metrics(path: Path, *, pruned: bool, mis: bool, k3: float, steps: int,
             "dvp/kept_vocab_per_token_train": 90 * noise if pruned else 2048.0,
             "dvp/kept_vocab_per_token_rollout": 95 * noise if pruned else 2048.0,
             "dvp/sampled_outside_train_support_fraction": 1e-4 * abs(noise) if pruned else 0.0,
-            "throughput/tokens_per_second": None,
+            "throughput/tokens_per_second": math.nan,
         }
         phases = {
             "rollout": 0.45,
@@ -68,65 +68,45 @@ def write_metrics(path: Path, *, pruned: bool, mis: bool, k3: float, steps: int,
             "weights": 0.03,
         }
         line |= {f"time/{phase}": seconds for phase, seconds in phases.items()} | {"time/step": 1.0}
-        lines.append(json.dumps(line))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines.append(line)
+    return lines
 
 
-def write_tokens(path: Path, *, sigma: float, steps: int, rng: np.random.Generator, count: int = 4000) -> None:
+def make_tokens(*, sigma: float, steps: int, rng: np.random.Generator, count: int = 4000) -> dict[str, Any]:
     """Tokens whose |Δ| grows with 1 - p: Δ is normal with standard deviation sigma (1 - p)."""
     train = -np.minimum(rng.exponential(1.0, count) * rng.integers(0, 5, count), 15.0)
     delta = sigma * -np.expm1(train) * rng.standard_normal(count)
     arrays = {"logp_train": train, "logp_infer": train - delta, "logp_train_masked": train, "logp_infer_masked": train}
     step = rng.integers(0, max(1, steps // 10), count) * 10
     floats = {name: values.astype(np.float32) for name, values in arrays.items()}
-    np.savez(path, step=step.astype(np.int32), outside=np.zeros(count, dtype=bool), **floats)
+    return {"step": step.astype(np.int32), "outside": np.zeros(count, dtype=bool), **floats}
 
 
-def write_evaluation(path: Path, arm: str, seeds: list[int], samples: int, gain: float) -> None:
+def make_policies(study: Study, arm: str, seeds: Iterable[int], gain: float) -> list[dict[str, Any]]:
     """Every policy on the same problems: a shared difficulty, moved by the arm's gain."""
     difficulty = np.random.default_rng(7).uniform(0.1, 0.7, PROBLEMS)
     policies = []
     for seed in seeds:
         rng = np.random.default_rng([seed, *arm.encode()])
         chance = np.clip(difficulty + gain + 0.01 * rng.standard_normal(), 0, 1)
-        correct = (rng.uniform(size=(PROBLEMS, samples)) < chance[:, None]).astype(int)
-        rows = [{"id": f"p{number}", "correct": row} for number, row in enumerate(correct.tolist())]
-        policies.append({"seed": seed, "avg_at_k": correct.mean(), "per_problem": rows})
-    data = {"arm": arm, "task": "arithmetic", "samples_per_problem": samples, "policies": policies}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**data, "lm_eval_version": "0.4.13"}), encoding="utf-8")
+        correct = (rng.uniform(size=(PROBLEMS, study.evaluation.samples)) < chance[:, None]).astype(int)
+        policies.append(policy_of(seed, correct.tolist()))
+    return policies
 
 
 def write_results(study: Study, folder: Path) -> None:
     """A whole results folder for the study: its arms, its ablations and the untrained policy."""
     for number, (arm, settings) in enumerate(study.all_arms().items()):
         for seed in study.seeds:
-            job = folder / "train" / arm / f"seed{seed}"
-            job.mkdir(parents=True)
             rng = np.random.default_rng([number, seed])
             pruned, mis = settings.vocabulary.rule == "min_p", settings.correction.sequence == "mis"
             steps = study.run(arm).training.steps
             k3 = 0.0 if arm == "dvp_mis" else 1e-4 * (number + 1)
-            write_metrics(job / "metrics.jsonl", pruned=pruned, mis=mis, k3=k3, steps=steps, rng=rng)
-            write_tokens(job / "tokens.npz", sigma=0.05 * (number + 1), steps=steps, rng=rng)
-            record = {
-                "study": study.name,
-                "arm": arm,
-                "seed": seed,
-                "settings": study.run(arm).model_dump(mode="json"),
-                "versions": {"python": "3.11.9", "torch": "2.13.0"},
-                "commit": "abc1234",
-                "dirty": False,
-                "hardware": {"cpu": "a CPU", "cores": 2, "memory_gb": 16.0, "gpu": None},
-                "threads": 1,
-                "wall_seconds": 80.0,
-                "startup_seconds": 15.0,
-                "started": "2026-01-01T00:00:00Z",
-            }
-            (job / "run.json").write_text(json.dumps(record), encoding="utf-8")
-        gain = GAIN.get(arm, 0.2)
-        write_evaluation(folder / "eval" / f"{arm}.json", arm, list(study.seeds), study.evaluation.samples, gain)
-    write_evaluation(folder / "eval" / "base.json", "base", [0], study.evaluation.samples, 0.0)
+            metrics = make_metrics(pruned=pruned, mis=mis, k3=k3, steps=steps, rng=rng)
+            tokens = make_tokens(sigma=0.05 * (number + 1), steps=steps, rng=rng)
+            write_job(folder / "train" / arm / f"seed{seed}", record_of(study.run(arm), seed), metrics, tokens)
+        write_scores(folder, study, arm, make_policies(study, arm, study.seeds, GAIN.get(arm, 0.2)))
+    write_scores(folder, study, "base", make_policies(study, "base", [0], 0.0))
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ case "$1/$arm" in
   train/train/hung) echo "tailrl: the engine hangs" >&2; exit 70 ;;
   train/train/killed) echo "step" >&2; [ "$(calls train/killed)" -gt 1 ] || kill -KILL $$ ;;
   evaluate/*) [ "$(calls evaluate/killed)" -gt 1 ] || kill -KILL $$
-    mkdir -p results/changed/eval && touch results/changed/eval/killed.{json,samples.jsonl}; exit ;;
+    mkdir -p results/changed/eval && touch results/changed/eval/killed.{json,samples.jsonl,manifest.json}; exit ;;
 esac
 out=results/changed/train/killed/seed0
-mkdir -p $out/policy $out/checkpoints/finished-0 && touch $out/{metrics.jsonl,tokens.npz,run.json}
+mkdir -p $out/policy $out/checkpoints/finished-0 && touch $out/{metrics.jsonl,tokens.npz,run.json,manifest.json}
 """
 
 

@@ -75,7 +75,7 @@ def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
     planned = workflow.plan(study="other.yaml")
     prepared = ["base policy", "problems of the study results/other"]
     assert planned == sorted([*prepared, *jobs("only", seeds=(0, 1, 2)), "evaluate base", *REPORTED])
-    assert "ablate_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
+    assert "ablation_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
 
 
 def test_one_arm_alone(workflow: Workflow) -> None:
@@ -85,14 +85,14 @@ def test_one_arm_alone(workflow: Workflow) -> None:
 def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
     """The value that the base arm has already is that arm."""
     arms = jobs("dvp_mis", "rho=e-13")
-    assert workflow.plan("ablate_rho") == sorted(
+    assert workflow.plan("ablation_rho") == sorted(
         [*PREPARED, *arms, "evaluate base", "table and figure of the ablation rho"]
     )
 
 
 def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow: Workflow) -> None:
     more = workflow.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
-    before, after = workflow.plan("ablate_rho"), workflow.plan("ablate_rho", study=more)
+    before, after = workflow.plan("ablation_rho"), workflow.plan("ablation_rho", study=more)
     assert set(before) < set(after)
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
@@ -117,12 +117,12 @@ def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
 
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
     jobs_alone = ["gradient estimators on tiny models", "table and figure of the gradient estimators"]
-    assert workflow.plan("gradient_quality") == jobs_alone
-    assert workflow.plan("gradient_quality", study="studies/gradient_quality.yaml") == jobs_alone
+    assert workflow.plan("gradients") == jobs_alone
+    assert workflow.plan("gradients", study="studies/gradient_quality.yaml") == jobs_alone
 
 
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
-    assert workflow.plan("paper") == ["page over all studies"]
+    assert workflow.plan("overview") == ["page over all studies"]
     assert workflow.plan("early_warning") == ["early warnings of a collapse"]
 
 

@@ -28,7 +28,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
-# Models that a rule makes: a study may name one before it is there.
+# Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
     "chat_template.jinja",
@@ -84,7 +84,11 @@ def run_files(arms, *names):
 
 
 def arm_results(arms):
-    evaluated = [f"{results}/eval/{arm}.json" for arm in [BASE_ARM, *arms]]
+    evaluated = [
+        f"{results}/eval/{arm}.{ending}"
+        for arm in [BASE_ARM, *arms]
+        for ending in ("json", "manifest.json")
+    ]
     return run_files(arms, *RUN_FILES) + evaluated
 
 
@@ -122,7 +126,7 @@ def once_more(command):
     )
 
 
-RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json")
+RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json", "manifest.json")
 
 check_writable(results)
 

@@ -8,6 +8,7 @@ rule measure_gradients:
     output:
         qualities=f"{results}/gradients/quality.jsonl",
         run=f"{results}/gradients/run.json",
+        manifest=f"{results}/gradients/manifest.json",
     log:
         f"{results}/logs/gradients.log",
     benchmark:
@@ -28,6 +29,7 @@ rule gradients:
     input:
         qualities=rules.measure_gradients.output.qualities,
         run=rules.measure_gradients.output.run,
+        manifest=rules.measure_gradients.output.manifest,
         code=source_files("tailrl.report.study"),
     output:
         table=f"{results}/gradients/gradient_quality.csv",
@@ -59,6 +61,7 @@ rule compare:
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
         run=f"{results}/distributions/{{engine}}/run.json",
+        manifest=f"{results}/distributions/{{engine}}/manifest.json",
     log:
         f"{results}/logs/distributions/{{engine}}.log",
     benchmark:
@@ -83,7 +86,7 @@ rule distributions:
         compared=[
             f"{results}/distributions/{engine}/{name}"
             for engine in study.distributions.engines
-            for name in ("positions.npz", "run.json")
+            for name in ("positions.npz", "run.json", "manifest.json")
         ],
         code=source_files("tailrl.report.study"),
     output:

@@ -17,6 +17,7 @@ rule evaluate:
     output:
         summary=f"{results}/eval/{{arm}}.json",
         samples=f"{results}/eval/{{arm}}.samples.jsonl",
+        manifest=f"{results}/eval/{{arm}}.manifest.json",
     log:
         f"{results}/logs/evaluate/{{arm}}.log",
     benchmark:

@@ -10,6 +10,7 @@ rule train:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
         run=f"{results}/train/{{arm}}/seed{{seed}}/run.json",
+        manifest=f"{results}/train/{{arm}}/seed{{seed}}/manifest.json",
         policy=directory(f"{results}/train/{{arm}}/seed{{seed}}/policy"),
         snapshots=(
             directory(f"{results}/train/{{arm}}/seed{{seed}}/snapshots")

@@ -83,5 +83,5 @@ def test_an_arm_with_a_setting_of_another_version_plays_no_part() -> None:
 
 def test_an_arm_without_a_record_of_the_dial_is_undisturbed() -> None:
     results = results_of(a=made(NAIVE))
-    del results.runs["a"][0].record["settings"]["disturbance"]
+    del results.runs["a"][0].record.settings["disturbance"]
     assert arm_kinds.has_own_mismatch(arm_kinds.settings_of(results, "a"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from artifacts_fixture import record_of, vouch_again
 from early_warning_fixture import COLLAPSE, STEPS, case, write_run, write_runs
 
 from tailrl.analysis.early_warning import (
@@ -23,6 +24,7 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
+from tailrl.config.jobs import Run
 from tailrl.report.study import write_early_warning
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.clustered import clustered_median, clustered_share
@@ -177,10 +179,13 @@ def test_what_makes_an_arm(study: Path) -> None:
     assert {one.settings for one in others if one.arm != first.arm}.isdisjoint({first.settings})
     job = study / "train" / "other" / "seed200"
     shutil.copytree(study / "train" / first.arm / "seed200", job)
-    record = json.loads((job / "run.json").read_text())
-    record["settings"] |= {"study": "another", "arm": "other"}
-    record["settings"]["training"]["steps"] += 1
-    (job / "run.json").write_text(json.dumps(record))
+    with (job / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"train/step": first.steps}) + "\n")
+    run = Run.model_validate(json.loads((job / "run.json").read_text())["settings"])
+    longer = run.training.model_copy(update={"steps": first.steps + 1})
+    record = record_of(run.model_copy(update={"study": "another", "arm": "other", "training": longer}), 200)
+    (job / "run.json").write_text(record.model_dump_json(), encoding="utf-8")
+    vouch_again(job / "run.json", steps=first.steps + 1)
     assert {one.settings for one in read_cases(study) if one.arm == "other"} == {first.settings}
 
 
@@ -223,9 +228,11 @@ def test_of_two_records_of_a_training_the_one_that_measures_the_mismatch_first_i
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"nothing: no finished run, train/<arm>/seed<seed>/run.json"):
+    with pytest.raises(StudyError, match=r"nothing: holds no finished run, train/<arm>/seed<seed>/run.json"):
         write_early_warning([tmp_path / "nothing"], tmp_path / "out")
     write_run(tmp_path / "x", "a", 0, collapses=False)
-    (tmp_path / "x" / "train" / "a" / "seed0" / "run.json").write_text("{}")
-    with pytest.raises(StudyError, match=r"run.json: has no settings.training.steps"):
+    record = tmp_path / "x" / "train" / "a" / "seed0" / "run.json"
+    record.write_text("{}")
+    vouch_again(record)
+    with pytest.raises(StudyError, match=r"run.json: settings is missing"):
         read_cases(tmp_path / "x")

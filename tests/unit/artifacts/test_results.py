@@ -1,27 +1,57 @@
 """The readers: what they return, and the sentence for each file that cannot be used."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
-from tailrl.artifacts.results import read_evaluation, read_metrics, read_results, read_run, read_tokens
+from tailrl.artifacts.evaluation import read_evaluation
+from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.metrics import metrics_line, read_metrics, read_points
+from tailrl.artifacts.records import RunRecord, read_record, write_record
+from tailrl.artifacts.results import read_results
+from tailrl.artifacts.tables import read_claims, write_claims
+from tailrl.artifacts.tokens import ARRAYS, read_token_arrays, read_tokens, write_tokens
+from tailrl.config.load import parse_study
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
+STUDY = parse_study({"name": "s", "seeds": [4, 5], "arms": {"naive": {}}, "evaluation": {"samples": 2}})
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table."""
+
+    claim: str
+    effect: float
+
+
+def metrics_in(job: Path, text: str) -> Path:
+    """The folder of a run with these metrics."""
+    (job / "metrics.jsonl").write_text(text)
+    write_manifest(job / NAME, files_in(job))
+    return job
+
 
 def test_metrics_are_arrays_with_nan_where_absent_or_null(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"train/step": 0, "a": 1}\n{"train/step": 2, "a": null, "b": NaN}\n{"train/step": 3, "b": 4.5}\n')
-    metrics = read_metrics(path)
-    np.testing.assert_array_equal(metrics["train/step"], [0, 2, 3])
+    lines = '{"train/step": 0, "a": 1}\n{"train/step": 1, "a": null, "b": NaN}\n{"train/step": 2, "b": 4.5}\n'
+    metrics = read_metrics(metrics_in(tmp_path, lines))
+    np.testing.assert_array_equal(metrics["train/step"], [0, 1, 2])
     np.testing.assert_array_equal(metrics["a"], [1, math.nan, math.nan])
     np.testing.assert_array_equal(metrics["b"], [math.nan, math.nan, 4.5])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    points = [{"train/step": 0.0, "a": math.nan, "b": 0.1}, {"train/step": 1.0, "a": -math.inf, "b": 2.0}]
+    job = metrics_in(tmp_path, "".join(map(metrics_line, points)))
+    assert read_points(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
 
 
 @pytest.mark.parametrize(
@@ -30,97 +60,129 @@ def test_metrics_are_arrays_with_nan_where_absent_or_null(tmp_path: Path) -> Non
         ("", "holds no training step"),
         ('{"train/step": 0}\n{"train/st', "line 2: not a JSON object of numbers"),
         ('{"train/step": 0, "a": "b"}\n', "line 1: not a JSON object of numbers"),
+        ('{"train/step": 0, "a": []}\n', "line 1: not a JSON object of numbers"),
+        (f'{{"train/step": 0, "a": {"9" * 400}}}\n', "line 1: not a JSON object of numbers"),
+        (f'{{"train/step": 0, "a": {"9" * 5000}}}\n', "line 1: not a JSON object of numbers"),
         ("[0]\n", "line 1: not a JSON object of numbers"),
-        ('{"train/step": 1}\n{"train/step": 1}\n', "line 2: train/step is missing or does not rise"),
-        ('{"reward/mean": 1}\n', "line 1: train/step is missing or does not rise"),
+        ('{"train/step": 0}\n{"train/step": 0}\n', "line 2: train/step is 0, not 1"),
+        ('{"train/step": 0}\n{"train/step": 2}\n', "line 2: train/step is 2, not 1"),
+        ('{"train/step": 1}\n', "line 1: train/step is 1, not 0"),
+        ('{"reward/mean": 1}\n', "line 1: train/step is None, not 0"),
+        ('{"train/step": 0, "reward/mean": 1.5}\n', "line 1: reward/mean is 1.5, but rewards lie between 0 and 1"),
+        ('{"train/step": 0, "reward/mean": NaN}\n', "line 1: reward/mean is nan, but"),
     ],
 )
 def test_metrics_that_cannot_be_used(tmp_path: Path, text: str, sentence: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(text)
     with pytest.raises(StudyError) as error:
-        read_metrics(path)
-    assert str(error.value).startswith(str(path))
+        read_metrics(metrics_in(tmp_path, text))
+    assert str(error.value).startswith(str(tmp_path / "metrics.jsonl"))
     assert sentence in str(error.value)
 
 
+def tokens_in(job: Path, arrays: dict[str, Any]) -> Path:
+    """The folder of a run with these tokens."""
+    write_tokens(job, arrays)
+    write_manifest(job / NAME, files_in(job))
+    return job
+
+
 def test_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.npz"
     logp = np.array([-1.5, -2.25], dtype=np.float32)
-    np.savez(path, step=np.array([0, 10], dtype=np.int32), logp_train=logp, logp_infer=logp * 2)
-    tokens = read_tokens(path)
+    arrays = tokens_of([0, 10], logp_train=logp, logp_infer=logp * 2)
+    tokens = read_tokens(tokens_in(tmp_path, arrays))
     np.testing.assert_array_equal(tokens.step_T, [0, 10])
     np.testing.assert_array_equal(tokens.logp_train_T, [-1.5, -2.25])
     np.testing.assert_array_equal(tokens.logp_infer_T, [-3.0, -4.5])
+    found = read_token_arrays(tmp_path)
+    assert list(found) == list(ARRAYS)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, arrays[name], strict=True)
 
 
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"step": [0], "logp_train": [0.0]}, "logp_infer"),
-        ({"step": [], "logp_train": [], "logp_infer": []}, "no tokens, or arrays of different lengths"),
-        ({"step": [0, 1], "logp_train": [0.0, 1.0], "logp_infer": [0.0]}, "arrays of different lengths"),
+        ({"step": [0], "logp_train": [0.0]}, "has no logp_infer"),
+        ({"step": [], "logp_train": [], "logp_infer": []}, "its arrays hold 0 places"),
+        ({"step": [0, 1], "logp_train": [0.0, 1.0], "logp_infer": [0.0]}, "its arrays hold 1, 2 places"),
+        ({"step": ["a"], "logp_train": [0.0], "logp_infer": [0.0]}, "do not hold numbers"),
+        ({"step": 0, "logp_train": [0.0], "logp_infer": [0.0]}, "do not hold numbers"),
     ],
 )
 def test_tokens_that_cannot_be_used(tmp_path: Path, arrays: dict[str, list[float]], sentence: str) -> None:
-    path = tmp_path / "tokens.npz"
-    np.savez(path, **{name: np.array(values) for name, values in arrays.items()})  # type: ignore[arg-type]
+    tokens_in(tmp_path, {name: np.array(values) for name, values in arrays.items()})
     with pytest.raises(StudyError, match=sentence):
-        read_tokens(path)
+        read_tokens(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short"])
 def test_tokens_in_a_broken_file(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "tokens.npz"
-    path.write_bytes(content)
+    (tmp_path / "tokens.npz").write_bytes(content)
+    write_manifest(tmp_path / NAME, files_in(tmp_path))
     with pytest.raises(StudyError, match="cannot be read as an npz file"):
-        read_tokens(path)
+        read_tokens(tmp_path)
 
 
-def evaluation(**changes: Any) -> dict[str, Any]:
-    rows = [{"id": "a", "correct": [1, 0]}, {"id": "b", "correct": [0, 0]}]
-    return {"arm": "naive", "policies": [{"seed": 4, "per_problem": rows}], "lm_eval_version": "0.4", **changes}
+# --- evaluations -----------------------------------------------------------------------------------------
 
 
-def test_evaluation(tmp_path: Path) -> None:
-    path = tmp_path / "naive.json"
-    path.write_text(json.dumps(evaluation()))
-    read = read_evaluation(path)
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    """The evaluation of two policies on two problems."""
+    for seed in STUDY.seeds:
+        write_job(tmp_path / "train" / "naive" / f"seed{seed}", record_of(STUDY.run("naive"), seed), [])
+    return write_scores(tmp_path, STUDY, "naive", [policy_of(4, [[1, 0], [0, 0]]), policy_of(5, [[1, 1], [0, 1]])])
+
+
+def test_evaluation(evaluated: Path) -> None:
+    read = read_evaluation(evaluated)
     score = read.scores[0]
-    assert (read.arm, read.problems, read.lm_eval, score.seed) == ("naive", ("a", "b"), "0.4", 4)
+    assert (read.arm, read.problems, read.lm_eval, score.seed) == ("naive", ("p0", "p1"), "0.4.13", 4)
     assert (score.avg_at_k, score.pass_at_k) == (0.25, 0.5)
     np.testing.assert_array_equal(score.by_problem, [0.5, 0.0])
 
 
-OTHER = {"seed": 5, "per_problem": [{"id": "c", "correct": [1, 0]}, {"id": "b", "correct": [0, 0]}]}
-FEWER = {"seed": 5, "per_problem": [{"id": "a", "correct": [1]}, {"id": "b", "correct": [0]}]}
+FEWER = policy_of(6, [[1], [0]])
+OTHER = {**policy_of(6, [[1, 0], [0, 0]]), "per_problem": [{"id": name, "correct": [1, 0]} for name in ("c", "p1")]}
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("change", "sentence"),
     [
-        (evaluation(policies=[]), "holds no policy"),
-        (evaluation(policies=[{"seed": 0, "per_problem": []}]), "a policy without problems"),
-        (evaluation(policies=[{"seed": 0}]), "not an evaluation with per-problem samples: KeyError"),
-        (evaluation(policies=[*evaluation()["policies"], OTHER]), "its policies differ in problems"),
-        (evaluation(policies=[*evaluation()["policies"], FEWER]), "or samples per problem"),
-        ([], "holds list, not a JSON object"),
+        (lambda data: data.update(policies=[]), "holds no policy"),
+        (lambda data: data.update(policies=[{**FEWER, "per_problem": []}]), "a policy without problems"),
+        (lambda data: data.update(policies=[{"seed": 0}]), "policies.0.per_problem is missing"),
+        (lambda data: data["policies"].append(OTHER), "its policies differ in problems"),
+        (lambda data: data["policies"].append(FEWER), "or samples per problem"),
+        (lambda data: data["policies"][0]["per_problem"][0].update(correct=[1]), "or samples per problem"),
+        (lambda data: data["policies"][0]["per_problem"][0].update(correct=[]), "correct"),
+        (lambda data: data["policies"][0].update(seed=-1), "policies.0.seed"),
+        (lambda data: data["policies"][0].update(seed=10**400), "policies.0.seed"),
+        (lambda data: data["policies"][0].update(avg_at_k=10**400), "policies.0.avg_at_k"),
+        (lambda data: data.update(arm=None), "arm"),
     ],
 )
-def test_evaluation_that_cannot_be_used(tmp_path: Path, data: object, sentence: str) -> None:
-    path = tmp_path / "naive.json"
-    path.write_text(json.dumps(data))
+def test_evaluation_that_cannot_be_used(evaluated: Path, change: Callable[[Any], None], sentence: str) -> None:
+    edit(evaluated, change)
     with pytest.raises(StudyError, match=sentence) as error:
-        read_evaluation(path)
-    assert str(path) in str(error.value)
+        read_evaluation(evaluated)
+    assert str(evaluated) in str(error.value) and len(str(error.value)) < 600
 
 
-def test_ragged_samples(tmp_path: Path) -> None:
-    rows = [{"id": "a", "correct": [1, 0]}, {"id": "b", "correct": [0]}]
-    path = tmp_path / "naive.json"
-    path.write_text(json.dumps(evaluation(policies=[{"seed": 0, "per_problem": rows}])))
-    with pytest.raises(StudyError, match="not an evaluation"):
-        read_evaluation(path)
+def test_a_list_is_no_evaluation(evaluated: Path) -> None:
+    evaluated.write_text("[]")
+    vouch_again(evaluated)
+    with pytest.raises(StudyError, match="holds list, not a JSON object"):
+        read_evaluation(evaluated)
+
+
+def test_the_rows_of_one_policy_may_not_be_ragged(evaluated: Path) -> None:
+    edit(evaluated, lambda data: [p["per_problem"][1].update(correct=[0]) for p in data["policies"]])
+    with pytest.raises(StudyError, match="a problem does not have 2 samples"):
+        read_evaluation(evaluated)
+
+
+# --- whole studies ---------------------------------------------------------------------------------------
 
 
 def test_results_keep_the_order_of_arms_and_seeds(whole: tuple[Study, Path]) -> None:
@@ -162,20 +224,92 @@ def test_a_missing_arm_and_a_missing_evaluation(make_study: Callable[..., tuple[
 def test_a_seed_or_problems_that_do_not_fit(make_study: Callable[..., tuple[Study, Path]]) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
     path = folder / "eval" / "mis.json"
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "policies": data["policies"][:1]}))
-    with pytest.raises(StudyError, match=r"mis\.json: holds no policy of seed 1"):
-        read_results(study, folder, study.arms)
-    for policy in data["policies"]:
-        policy["per_problem"] = policy["per_problem"][1:]
-    path.write_text(json.dumps(data))
+    edit(path, lambda data: [policy["per_problem"].pop(0) for policy in data["policies"]])
     with pytest.raises(StudyError, match="not those that the base policy was evaluated on"):
         read_results(study, folder, study.arms)
+    edit(path, lambda data: data["policies"].pop())
+    with pytest.raises(StudyError, match=r"mis\.json: holds no policy of seed 1"):
+        read_results(study, folder, study.arms)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("{", "not valid JSON"), ("{}", "no block named settings")])
-def test_a_broken_run_record(make_study: Callable[..., tuple[Study, Path]], text: str, sentence: str) -> None:
-    _, folder = make_study(seeds=[0], training={"steps": 2}, ablations={})
-    (folder / "train" / "mis" / "seed0" / "run.json").write_text(text)
-    with pytest.raises(StudyError, match=sentence):
-        read_run(folder, "mis", 0)
+def test_what_changes_no_number_may_differ(make_study: Callable[..., tuple[Study, Path]]) -> None:
+    """A study may be reported with other timeouts and checkpoints, and with fewer seeds, than it was trained with."""
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
+    training = study.training.model_copy(update={"checkpoint_every": 7, "keep_checkpoints": 3, "max_skipped": 9})
+    evaluation = study.evaluation.model_copy(update={"rollout_timeout": 1.0})
+    fewer = study.model_copy(update={"seeds": (1,), "training": training, "evaluation": evaluation})
+    results = read_results(fewer, folder, fewer.arms)
+    assert [score.seed for score in results.evaluations["mis"].scores] == [1]
+
+
+@pytest.mark.parametrize(("steps", "stopped", "accepted"), [(2, "a rule", True), (3, "a rule", True), (2, None, False)])
+def test_a_run_may_end_early_by_a_rule_alone(tmp_path: Path, steps: int, stopped: str | None, accepted: bool) -> None:
+    study = parse_study({"name": "s", "seeds": [0], "arms": {"a": {}}, "training": {"steps": 3}})
+    points = [{"train/step": float(step)} for step in range(steps)]
+    write_job(tmp_path / "train" / "a" / "seed0", record_of(study.run("a"), 0, stopped=stopped), points)
+    for arm in ("a", "base"):
+        write_scores(tmp_path, study, arm, [policy_of(0, [[0] * 8])])
+    if accepted:
+        assert len(read_results(study, tmp_path, ["a"]).runs["a"][0].metrics["train/step"]) == steps
+    else:
+        with pytest.raises(StudyError, match=r"metrics\.jsonl: holds 2 steps, and its run has 3"):
+            read_results(study, tmp_path, ["a"])
+
+
+def test_the_first_step_that_is_kept_may_be_any(tmp_path: Path) -> None:
+    """Those before it were skipped."""
+    study = parse_study({"name": "s", "seeds": [0], "arms": {"a": {}}, "training": {"steps": 12}})
+    points = [{"train/step": float(step)} for step in range(12)]
+    write_job(tmp_path / "train" / "a" / "seed0", record_of(study.run("a"), 0), points, tokens_of([3, 3, 10]))
+    for arm in ("a", "base"):
+        write_scores(tmp_path, study, arm, [policy_of(0, [[0] * 8])])
+    tokens = read_results(study, tmp_path, ["a"]).runs["a"][0].tokens
+    np.testing.assert_array_equal(tokens.step_T, [3, 3, 10])
+
+
+# --- records and tables ----------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record = record_of(STUDY.run("naive"), 4, commit=None, sampler_self_test=None, stopped="a rule")
+    write_record(tmp_path, record)
+    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    assert read_record(tmp_path, RunRecord) == record
+    assert record.run == STUDY.run("naive")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data["hardware"].update(cores="2"), "hardware.cores"),
+        (lambda data: data["hardware"].pop("gpu"), "hardware.gpu is missing"),
+        (lambda data: data["versions"].update(torch=2), "versions.torch"),
+        (lambda data: data.update(dirty="no"), "dirty"),
+        (lambda data: data.update(resumed_at_steps=[1, -1]), "resumed_at_steps.1"),
+        (lambda data: data.update(fingerprint=[]), "fingerprint"),
+        (lambda data: data["settings"]["training"].update(steps="3x"), "settings: training.steps"),
+        (lambda data: data["settings"].pop("sampler"), "settings: sampler is missing"),
+        (lambda data: data.update(settings=None), "settings"),
+    ],
+)
+def test_a_record_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], None], words: str) -> None:
+    write_record(tmp_path, record_of(STUDY.run("naive"), 4))
+    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    edit(tmp_path / "run.json", change)
+    with pytest.raises(StudyError) as error:
+        read_record(tmp_path, RunRecord)
+    assert str(error.value).startswith(f"{tmp_path / 'run.json'}: ") and words in str(error.value)
+
+
+def test_claims_are_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "claims.csv"
+    write_claims(path, [Line("DVP, and more", 0.5), Line('a "quote"', math.nan)])
+    assert read_claims(path, ("claim", "effect")) == [
+        {"claim": "DVP, and more", "effect": "0.5"},
+        {"claim": 'a "quote"', "effect": ""},
+    ]
+    with pytest.raises(StudyError, match=r"claims\.csv: a line has no verdict"):
+        read_claims(path, ("claim", "verdict"))
+    path.write_text("claim,effect\na,b,c\n")
+    with pytest.raises(StudyError, match="more cells than the header"):
+        read_claims(path, ("claim",))

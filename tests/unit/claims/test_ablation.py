@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from artifacts_fixture import edit
 from csv_fixture import rows
 from scipy import stats
 
@@ -112,10 +113,8 @@ def set_ends(study: Study, folder: Path, ends: Mapping[str, Sequence[int]]) -> N
     for arm in study.all_arms():
         for place, seed in enumerate(study.seeds):
             path = folder / "train" / arm / f"seed{seed}" / "metrics.jsonl"
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            end = ends[arm][place] if arm in ends else len(lines)
-            made = [line | {"reward/mean": 1.0 if line["train/step"] < end else 0.0} for line in lines]
-            path.write_text("".join(json.dumps(line) + "\n" for line in made))
+            end = ends[arm][place] if arm in ends else math.inf
+            edit(path, lambda line, end=end: line.update({"reward/mean": 1.0 if line["train/step"] < end else 0.0}))
 
 
 def collapsed_at(end: int, steps: int) -> int:

@@ -235,7 +235,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         for path in paths:
             path.unlink(missing_ok=True)
         (tmp_path / full).symlink_to("/dev/full")
-        evaluated = Evaluated({"arm": "dvp"}, [{"id": "a", "responses": ["x" * 10_000]}])
+        evaluated = Evaluated({"arm": "dvp"}, [{"id": "a", "responses": ["x" * 10_000]}], {})
         with pytest.raises(StudyError, match=rf"^{tmp_path / full}: could not be written: No space left on device$"):
             write_results(evaluated, *paths)
 

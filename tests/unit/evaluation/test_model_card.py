@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from artifacts_fixture import edit, policy_of, record_of, vouch_again, write_job, write_scores
 from huggingface_hub import ModelCard
 from run_fixture import Runs, make_runs
 from transformers import GenerationMixin
 
 from tailrl.cli import main
+from tailrl.config.load import parse_study
 from tailrl.evaluation.model_card import write_card
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
@@ -33,12 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path, probl
 def change(folder: Path, trained: Path, **settings: Any) -> Path:
     """The run in another folder, with other settings in its record."""
     (folder / "policy").mkdir()
-    for name in ("run.json", "metrics.jsonl", "policy/config.json"):
+    for name in ("run.json", "metrics.jsonl", "manifest.json", "policy/config.json"):
         (folder / name).write_bytes((trained / name).read_bytes())
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    for name, value in settings.items():
-        record["settings"][name] = value
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    edit(folder / "run.json", lambda record: record["settings"].update(settings))
     return folder
 
 
@@ -112,31 +111,34 @@ def test_a_pretrained_base_and_a_chat(tmp_path: Path, trained: Path) -> None:
 def test_an_evaluation_that_is_known(
     tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, file = change(tmp_path, trained), tmp_path / "eval.json"
-    policies = [
-        {"seed": seed, "avg_at_k": 0.4 + seed / 100, "pass_at_k": 0.9, "per_problem": [1, 2]} for seed in (0, 5)
-    ]
-    summary = {"task": "arithmetic", "samples_per_problem": 8, "temperature": 1.0, "policies": policies}
-    file.write_text(json.dumps(summary), encoding="utf-8")
+    run, study = change(tmp_path, trained), parse_study({"name": "s", "arms": {"a": {}}})
+    policies = [policy_of(seed, [[1, 0, 0, 0, 0, 0, 0, right], [0] * 8]) for seed, right in ((0, 0), (5, 1))]
+    for seed in (0, 5):
+        write_job(tmp_path / "train" / "a" / f"seed{seed}", record_of(study.run("a"), seed), [])
+    file = write_scores(tmp_path, study, "a", policies)
     call(monkeypatch, "card", run, "--evaluation", file)
     text = Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8")
     assert "On 2 held-out problems of `arithmetic`, 8 samples each" in text
-    assert "avg@8 = 45.0%, pass@8 = 90.0%" in text
+    assert "avg@8 = 12.5%, pass@8 = 50.0%" in text
 
 
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("run.json", "{", "not JSON"),
+        ("run.json", "{", "not valid JSON"),
         ("run.json", "[]", "not a JSON object"),
-        ("run.json", "{}", "no model card can be made of it"),
-        ("metrics.jsonl", "{", "no model card can be made of it"),
-        ("metrics.jsonl", None, "cannot be read"),
+        ("run.json", "{}", "settings is missing"),
+        ("metrics.jsonl", "{", "line 1: not a JSON object of numbers"),
+        ("metrics.jsonl", '{"train/step": 0}', "has no reward/mean"),
+        ("metrics.jsonl", None, "is missing"),
+        ("policy/config.json", "{}", "has no vocab_size"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, trained: Path, file: str, content: str | None, words: str) -> None:
     run = change(tmp_path, trained)
     (run / file).unlink() if content is None else (run / file).write_text(content, encoding="utf-8")
+    if content is not None and file != "policy/config.json":
+        vouch_again(run / file)
     with pytest.raises(StudyError, match=f"^{re.escape(str(run))}.*{words}"):
         write_card(run)
 
@@ -157,7 +159,7 @@ def test_training_ends_with_a_card_and_is_not_lost_for_want_of_one(
     assert (run / "policy" / "README.md").is_file() and capsys.readouterr().err == ""
     (run / "run.json").unlink()
     call(monkeypatch, "job", "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
-    assert "run.json: cannot be read" in capsys.readouterr().err
+    assert "run.json: is missing" in capsys.readouterr().err
 
 
 def test_a_full_disk_at_the_card_loses_no_run(

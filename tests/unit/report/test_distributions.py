@@ -1,7 +1,6 @@
 """The tables, the page and the figure of compared distributions, from files written by hand."""
 
 import dataclasses
-import json
 import math
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from artifacts_fixture import RAN, vouch_again
 from csv_fixture import rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,6 +24,8 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
+from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.records import DistributionsRecord, write_record
 from tailrl.config.distributions import ComparedEngine, Distributions
 from tailrl.report.distributions import distribution_figure
 from tailrl.report.study import write_distribution_report
@@ -88,9 +90,14 @@ def write(folder: Path, engine: str, size: float, **changes: Any) -> None:
     )
     (folder / engine).mkdir()
     record = {"settings": job.model_dump(mode="json"), "edges": [0.0, 1.0, 5.0], "head_below": 1.0, "tail_from": 5.0}
-    record |= {"tokens": 2 * P, "vocabulary": 50, **changes}
-    (folder / engine / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    np.savez_compressed(folder / engine / "positions.npz", **arrays(size))
+    record |= {"tokens": 2 * P, "vocabulary": 50, "sampler_self_test": 0.0, **changes}
+    write_record(folder / engine, DistributionsRecord.model_validate(RAN | record))
+    write_arrays(folder / engine, arrays(size))
+
+
+def write_arrays(folder: Path, given: dict[str, Any]) -> None:
+    np.savez_compressed(folder / "positions.npz", **given)
+    write_manifest(folder / NAME, files_in(folder))
 
 
 @pytest.fixture
@@ -282,8 +289,8 @@ def test_what_is_drawn_is_in_the_tables(tmp_path: Path) -> None:
     ("file", "content", "words"),
     [
         ("run.json", None, "is missing"),
-        ("run.json", b"{", "cannot be read"),
-        ("run.json", b"{}", "has no settings"),
+        ("run.json", b"{", "not valid JSON"),
+        ("run.json", b"{}", "settings is missing"),
         ("positions.npz", None, "is missing"),
         ("positions.npz", b"no zip", "cannot be read"),
         ("positions.npz", b"", "cannot be read"),
@@ -294,6 +301,7 @@ def test_a_file_that_cannot_be_used_is_named(results: Path, file: str, content: 
     path.unlink()
     if content is not None:
         path.write_bytes(content)
+        vouch_again(path)
     with pytest.raises(StudyError, match=words) as caught:
         write_distribution_report(results, list(ENGINES), results / "out")
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
@@ -308,7 +316,6 @@ def test_arrays_that_do_not_fit_are_named(results: Path, change: str) -> None:
         given["tv_P"] = given["tv_P"][:-1]
     else:
         given = {name: values[:0] for name, values in given.items()}
-    path = results / "coarse" / "positions.npz"
-    np.savez_compressed(path, **given)
+    write_arrays(results / "coarse", given)
     with pytest.raises(StudyError, match="has no tv_P" if change == "missing" else "its arrays hold"):
         read_compared(results / "coarse", "coarse")

@@ -1,19 +1,20 @@
 """What is said of early warnings: verdicts, the page, and tables from which anyone can repeat the analysis."""
 
 import csv
-import json
 import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from artifacts_fixture import edit, policy_of, write_scores
 from early_warning_fixture import case, write_run, write_runs
 
 from tailrl.analysis.early_warning import ALL, METRICS, MISMATCHED, Warned, read_cases
 from tailrl.claims.evidence import OPEN, answers, read_shown
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.statements import STATEMENTS
+from tailrl.config.load import parse_study
 from tailrl.report.early_warning import ALIKE, UNSKILLED, _verdicts, warning_figure
 from tailrl.report.study import write_early_warning
 from tailrl.stats.clustered import shuffled_skill
@@ -95,16 +96,11 @@ def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path
     """Two of four that are judged raise a false alarm: one ends above the untrained policy, one below it."""
     for seed in (201, 203):
         job = study / "train" / "stays" / f"seed{seed}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in job.read_text().splitlines()]
-        job.write_text(
-            "".join(json.dumps(line | {K3: 1.0} if line["train/step"] > 50 else line) + "\n" for line in lines)
-        )
+        edit(job, lambda line: line.update({K3: 1.0}) if line["train/step"] > 50 else None)
     ends = {"base": {0: [1, 0]}, "stays": {seed: [0, 0] if seed in (201, 202) else [1, 1] for seed in range(200, 208)}}
     for arm, scores in ends.items():
-        policies = [{"seed": s, "per_problem": [{"id": "a", "correct": right}]} for s, right in scores.items()]
-        path = study / "eval" / f"{arm}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"arm": arm, "policies": policies}))
+        settings = parse_study({"name": "s", "arms": {"stays": {}}, "evaluation": {"samples": 2}})
+        write_scores(study, settings, arm, [policy_of(seed, [right]) for seed, right in scores.items()])
     assert {c.seed: c.gain for c in read_cases(study) if c.arm == "stays"} == {
         seed: -0.5 if seed in (201, 202) else 0.5 for seed in range(200, 208)
     }

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artifacts_fixture import RAN, vouch_again
 
 from tailrl.analysis.gradients import read_qualities, summarise
+from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.records import GradientsRecord, write_record
+from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.report.gradients import LOWEST, gradient_figure
 from tailrl.report.study import write_gradients
 from tailrl.runtime.errors import StudyError
@@ -34,8 +38,10 @@ LINES = [
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     (tmp_path / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LINES), encoding="utf-8")
-    settings = {"draws": 7, "seed": 0, "vocabulary_size": 5, "length": 2, "prompts": 3, "group_size": 4}
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"quality": settings}}), encoding="utf-8")
+    quality = GradientQuality(draws=7, seed=0, vocabulary_size=5, length=2, prompts=3, group_size=4)
+    settings = Gradients(arms={}, quality=quality).model_dump(mode="json")
+    write_record(tmp_path, GradientsRecord.model_validate(RAN | {"settings": settings}))
+    write_manifest(tmp_path / NAME, files_in(tmp_path))
     return tmp_path
 
 
@@ -105,13 +111,14 @@ def test_without_any_mismatch_there_is_one_column(results: Path) -> None:
     ("text", "words"),
     [
         ("", "holds no line"),
-        ("{\n", "part 1: not a JSON object"),
-        ("[1]\n", "part 1: not a JSON object"),
+        ("{\n", "line 1: not valid JSON"),
+        ("[1]\n", "line 1: holds list, not a JSON object"),
         (json.dumps(LINES[0]) + "\n" + json.dumps({"model": 1}) + "\n", "line 2: has no mismatch"),
     ],
 )
 def test_what_cannot_be_used_is_named(results: Path, text: str, words: str) -> None:
     (results / "quality.jsonl").write_text(text, encoding="utf-8")
+    vouch_again(results / "quality.jsonl")
     with pytest.raises(StudyError, match=words) as caught:
         write_gradients(results, results / "out")
     assert str(caught.value).startswith(str(results / "quality.jsonl"))

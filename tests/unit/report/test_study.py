@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from artifacts_fixture import edit, vouch_again
 from csv_fixture import rows
 
 from tailrl.claims.claims import CLAIMS
@@ -106,9 +107,12 @@ def test_metrics_that_are_absent_null_or_not_finite(
 ) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 4}, ablations={})
     path = folder / "train" / "naive" / "seed0" / "metrics.jsonl"
-    path.write_text("".join(f'{{"train/step": {step}, "reward/mean": null}}\n' for step in range(4)))
+    path.write_text("".join(f'{{"train/step": {step}}}\n' for step in range(4)))
+    vouch_again(path)
     other = folder / "train" / "naive" / "seed1" / "metrics.jsonl"
-    other.write_text('{"train/step": 0, "rollout_corr/k3_kl": Infinity, "reward/mean": NaN, "time/step": null}\n')
+    line = '{{"train/step": {}, "rollout_corr/k3_kl": Infinity, "policy/entropy": NaN, "time/step": null}}\n'
+    other.write_text("".join(map(line.format, range(4))))
+    vouch_again(other)
     write_report(study, folder, tmp_path / "out")
     text = (tmp_path / "out" / "summary.md").read_text()
     assert "| naive | not recorded | inf | not recorded |" in text
@@ -162,10 +166,7 @@ def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]],
     dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01]}
     study, folder = make_study(seeds=[0, 1], training={"steps": 30}, ablations={"dose": dose})
     fallen = folder / "train" / "naive+dose=0.01" / "seed1" / "metrics.jsonl"
-    lines = [json.loads(line) for line in fallen.read_text().splitlines()]
-    for line in lines:
-        line["reward/mean"] = 0.8 if line["train/step"] < 20 else 0.0
-    fallen.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(fallen, lambda line: line.update({"reward/mean": 0.8 if line["train/step"] < 20 else 0.0}))
     write_ablation(study, "dose", folder, tmp_path)
     table = rows(tmp_path / "ablations" / "dose.csv")
     assert [(row["base"], row["value"], row["collapsed"], row["runs"]) for row in table] == [

@@ -12,6 +12,7 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
 from tailrl.analysis.format import percent, points, short, spread
 from tailrl.analysis.scores import Comparison, compare_arms
+from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.decide import judge
 from tailrl.config.arm import Arm
@@ -243,13 +244,13 @@ def results(whole: tuple[Study, object]) -> Results:
 def with_records(results: Results, **changes: object) -> Results:
     """The same results, with keys of the first naive run's record replaced."""
     first, *rest = results.runs["naive"]
-    first = dataclasses.replace(first, record={**first.record, **changes})
+    first = dataclasses.replace(first, record=first.record.model_copy(update=changes))
     return dataclasses.replace(results, runs={**results.runs, "naive": (first, *rest)})
 
 
 def test_arms_are_told_apart_by_other_settings_too(results: Results) -> None:
     assert "training.steps" not in describe_arms(results)["naive"]
-    settings = {**results.runs["naive"][0].record["settings"], "training": {"steps": 7}}
+    settings = {**results.runs["naive"][0].record.settings, "training": {"steps": 7}}
     changed = describe_arms(with_records(results, settings=settings))
     assert "training.steps = 7" in changed["naive"]
     assert "training.steps = 60" in changed["dvp"]
@@ -285,9 +286,11 @@ def test_what_ran_says_what_was_skipped_and_what_was_interrupted(results: Result
     first = runs["naive"][0]
     skipped_N = np.array([1.0, 0.0, 1.0, *[0.0] * 57])
     runs["naive"][0] = dataclasses.replace(first, metrics={**first.metrics, "train/skipped": skipped_N})
-    runs["dvp"][2] = dataclasses.replace(runs["dvp"][2], record={**first.record, "resumed_at_steps": [10, 40]})
+    runs["dvp"][2] = dataclasses.replace(
+        runs["dvp"][2], record=first.record.model_copy(update={"resumed_at_steps": [10, 40]})
+    )
     runs["mis"][1] = dataclasses.replace(
-        runs["mis"][1], record={**first.record, "stopped": "the run ends after step 9"}
+        runs["mis"][1], record=first.record.model_copy(update={"stopped": "the run ends after step 9"})
     )
     text = what_ran(dataclasses.replace(results, runs={arm: tuple(own) for arm, own in runs.items()}))
     assert "- Ended early by a rule: mis, seed 1: the run ends after step 9." in text
@@ -295,13 +298,11 @@ def test_what_ran_says_what_was_skipped_and_what_was_interrupted(results: Result
     assert "- Went on from a checkpoint after an interruption: dvp, seed 2: from step 10, 40." in text
 
 
-def test_what_ran_with_an_empty_record(results: Results) -> None:
-    bare: dict[str, object] = {"settings": {}}
-    runs = {arm: tuple(dataclasses.replace(run, record=bare) for run in own) for arm, own in results.runs.items()}
-    text = what_ran(dataclasses.replace(results, runs=runs))
-    assert "Commit: unknown" in text
-    assert "Wall time of the jobs: not recorded" in text
-    assert "CPU not recorded" in text
+def test_what_could_not_be_found_out(results: Results) -> None:
+    hardware = Hardware(cpu=None, cores=None, memory_gb=16.0, gpu=None)
+    text = what_ran(with_records(results, commit=None, dirty=None, hardware=hardware))
+    assert "Commit: unknown; also abc1234." in text
+    assert "CPU not recorded, ? cores" in text
 
 
 def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], results: Results) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artifacts_fixture import record_of, write_job
 from wandb_fixture import FAKE
 
 from tailrl.config.jobs import Run
@@ -171,13 +172,9 @@ def test_no_process_for_the_mirror_is_no_error(
 
 def finished(results: Path, study: str, arm: str, seed: int, steps: int, begun: float = 1.0) -> Path:
     """A run's files as training leaves them."""
-    folder = results / "train" / arm / f"seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
     points = [point(step, **{"time/step": begun + step}) for step in range(steps)]
-    (folder / "metrics.jsonl").write_text("".join(map(tracker.json_line, points)), encoding="utf-8")
-    record = {"study": study, "arm": arm, "seed": seed, "settings": RUN.model_dump(mode="json")}
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    return folder
+    record = record_of(RUN, seed, study=study, arm=arm)
+    return write_job(results / "train" / arm / f"seed{seed}", record, points)
 
 
 @pytest.fixture

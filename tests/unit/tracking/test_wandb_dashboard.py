@@ -1,6 +1,5 @@
 """W&B's workspace and report by code, its API mocked: what is asked of it, and what is said where that cannot be."""
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +7,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from artifacts_fixture import record_of, vouch_again, write_job
 
+from tailrl.config.load import parse_study
 from tailrl.runtime.errors import StudyError
 from tailrl.tracking import wandb_dashboard
 from tailrl.tracking.metrics import METRICS
@@ -18,9 +19,8 @@ from tailrl.tracking.wandb_dashboard import SECTIONS, make_dashboard
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results" / "stress"
-    for arm in ("naive", "dvp"):
-        (folder / "train" / arm / "seed0").mkdir(parents=True)
-        (folder / "train" / arm / "seed0" / "run.json").write_text(json.dumps({"study": "stress", "arm": arm}))
+    for arm, run in ((arm, parse_study({"name": "stress", "arms": {arm: {}}}).run(arm)) for arm in ("naive", "dvp")):
+        write_job(folder / "train" / arm / "seed0", record_of(run, 0), [{"train/step": 0.0}])
     return folder
 
 
@@ -127,6 +127,8 @@ def test_a_server_that_refuses_is_one_sentence(results: Path, wandb: dict[str, M
 def test_what_is_no_study_is_named(tmp_path: Path, results: Path) -> None:
     with pytest.raises(StudyError, match=r"holds no finished run"):
         make_dashboard(tmp_path)
-    (results / "train" / "dvp" / "seed0" / "run.json").write_text("[]")
-    with pytest.raises(StudyError, match=r"run.json: is no record of a run"):
+    record = results / "train" / "dvp" / "seed0" / "run.json"
+    record.write_text("[]")
+    vouch_again(record)
+    with pytest.raises(StudyError, match=r"run.json: holds list, not a JSON object"):
         make_dashboard(results)

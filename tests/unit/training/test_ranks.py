@@ -103,7 +103,7 @@ def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
+def test_dealt_items_return_in_order(tmp_path: Path, count: int) -> None:
     """Every item counts on one rank, each rank has as many turns, and a share is a run of the items."""
     sizes = [1, 2, 5, 6]
 
@@ -142,7 +142,7 @@ def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
         assert rewards == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
-def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
+def test_values_of_all_ranks_arrive_unchanged(tmp_path: Path) -> None:
     """Of several dtypes and lengths, with views and without a number at all."""
 
     def tell() -> tuple[list[dict[str, Tensor]], list[Any], bool, bool]:

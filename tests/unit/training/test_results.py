@@ -20,7 +20,7 @@ from tailrl.training import loop, results
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
 
-OUTPUTS = ("metrics.jsonl", "policy", "run.json", "tokens.npz")
+OUTPUTS = ("manifest.json", "metrics.jsonl", "policy", "run.json", "tokens.npz")
 FEW = {"steps": 3}
 
 
@@ -54,10 +54,10 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a run that is finished ----------------------------------------------------------------------------
 
 
-def test_a_finished_run_whose_outputs_were_removed_is_not_trained_again(
+def test_a_finished_run_without_outputs_is_restored_not_retrained(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As when Snakemake was killed alone: its job went on to its end, which nobody saw."""
+    """As when only Snakemake was killed: its job went on and finished unseen."""
     out, run = runs.folder / "out", runs.settings(**FEW)
     runs.train(run)
     before, inode = contents(out), (out / "tokens.npz").stat().st_ino
@@ -72,8 +72,8 @@ def test_a_finished_run_whose_outputs_were_removed_is_not_trained_again(
     assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
 
 
-def test_what_is_given_again_is_newer_than_what_it_was_made_from(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else Snakemake would start the job again, and again."""
+def test_restored_results_are_newer_than_their_inputs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Snakemake would rerun the job again and again."""
     out, run, problems = runs.folder / "out", runs.settings(**FEW), runs.folder / "problems.jsonl"
     runs.train(run)
     remove_outputs(out)
@@ -162,12 +162,12 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "policy/model.safetensors": lambda out: change(out / "policy" / "model.safetensors"),
     "tokens.npz": lambda out: next((out / "checkpoints").glob("finished-*/tokens.npz")).unlink(),
     "policy/more": lambda out: next((out / "checkpoints").glob("finished-*/policy")).joinpath("more").touch(),
-    "checksums.json": lambda out: next((out / "checkpoints").glob("finished-*/checksums.json")).write_text("{"),
+    "manifest.json": lambda out: next((out / "checkpoints").glob("finished-*/manifest.json")).write_text("{"),
 }
 
 
 @pytest.mark.parametrize("file", SPOILT)
-def test_results_that_are_damaged_are_not_given(runs: Runs, file: str) -> None:
+def test_damaged_results_are_not_restored(runs: Runs, file: str) -> None:
     out, run = runs.folder / "out", runs.settings(**FEW)
     runs.train(run)
     SPOILT[file](out)
@@ -178,8 +178,8 @@ def test_results_that_are_damaged_are_not_given(runs: Runs, file: str) -> None:
     assert contents(out) == before
 
 
-def test_the_second_names_go_where_nobody_trains_and_no_state_lies(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the Snakefile does when Snakemake has seen the end."""
+def test_second_names_are_removed_only_without_a_holder_or_states(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Snakefile does this at the end of a study."""
     runs.train(runs.settings(**FEW))
     with Checkpoints(runs.checkpoints, 1, {}).held():
         forget_finished(runs.checkpoints)
@@ -324,7 +324,7 @@ def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monke
     (metrics,) = runs.checkpoints.glob("metrics-*")
     whole = metrics.read_bytes()
     metrics.write_bytes(b"x" + whole[1:])
-    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be taken up; put it back from a copy"
+    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be used; put it back from a copy"
     with pytest.raises(StudyError, match=words):
         runs.train(runs.settings())
     assert runs.saved() == saved

@@ -82,8 +82,7 @@ def oracle(
     loss = sum(terms)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    # Of the weights, some are whole, one is of a response above the threshold, and three of responses with an outside
-    # token: all of this is in play.
+    # All cases occur: whole weights, one response above the threshold, and three responses with an outside token.
     if run.correction.sequence == "mis":
         assert sum(weight > 0 for weight in weights) == 3
     metrics = {
@@ -128,7 +127,7 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), record)
         gradient = torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
         results.append((loss, gradient, record))
-    most, some, one = (len(record.weights) for *_, record in results)
+    most, some, one = (len(record.parts) for *_, record in results)
     assert most == 7 > some > one == 1
     for loss, gradient, record in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
@@ -138,10 +137,10 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
-def test_samples_without_an_advantage_are_recorded_and_no_more(
+def test_samples_without_an_advantage_are_only_recorded(
     model: PreTrainedModel, arm: str, silent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient is that of a backward through all of them, and is there, though 0, where nobody has one."""
+    """The gradient equals a backward through all samples; where no sample has an advantage it is 0, not missing."""
     rollouts, advantages = make_rollouts()
     advantages = [0.0 if i in silent else advantage for i, advantage in enumerate(advantages)]
     run, results, scored = make_run(arm, token_budget=45), [], []
@@ -209,7 +208,7 @@ def test_every_problem_once_an_epoch() -> None:
         next(problem_order(10, 11, seed=1))
 
 
-def test_every_response_has_a_random_stream_of_its_own() -> None:
+def test_every_response_has_its_own_random_stream() -> None:
     requests = [r for step in (0, 1) for r in step_requests([(1, 2), (3,)], [-1.0, -2.0], 3, seed=4, step=step)]
     assert [r.threshold for r in requests] == ([-1.0] * 3 + [-2.0] * 3) * 2
     assert [r.prompt_tokens for r in requests] == [(1, 2)] * 3 + [(3,)] * 3 + [(1, 2)] * 3 + [(3,)] * 3
@@ -303,7 +302,7 @@ def test_a_task_may_be_as_small_as_a_step(
 
 
 @pytest.mark.usefixtures("plain_samplers")
-def test_a_seed_gives_its_run_again(files: Path, policy_folder: Path) -> None:
+def test_a_seed_repeats_its_run(files: Path, policy_folder: Path) -> None:
     """To the bit, in the metrics and in the policy; only times differ. Another arm starts with the same problems."""
     runs = [
         trained(files, policy_folder, make_run("dvp", steps=2), seed, name)

@@ -127,7 +127,7 @@ def test_other_engines_refuse_float64() -> None:
 
 
 @pytest.mark.parametrize("engine", ["transformers", "exact"])
-def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
+def test_vllms_own_settings_are_refused_elsewhere(engine: str) -> None:
     sampler = {"engine": engine, "dtype": "float32"}
     words = "takes the memory it needs: leave out gpu_memory_utilization"
     with pytest.raises(StudyError, match=f"engine: {engine} {words}"):

@@ -17,7 +17,7 @@ CAUSES = ("staleness", "weights", "bias", "noise", "floor")
 
 def settings_of(results: Results, arm: str) -> dict[str, Any]:
     """The settings of an arm's runs by dotted key, with the default where an older run recorded none."""
-    return DEFAULTS | flatten(results.runs[arm][0].record["settings"])
+    return DEFAULTS | flatten(results.runs[arm][0].record.settings)
 
 
 def is_naive(settings: Mapping[str, Any]) -> bool:

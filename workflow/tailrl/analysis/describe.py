@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from tailrl.artifacts.records import RunRecord
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.jobs import Run
@@ -42,7 +43,7 @@ ALL_TOKENS, UNWEIGHTED = "all tokens", "no weights"
 
 def describe_arms(results: Results) -> dict[str, str]:
     """Each arm in words; settings beyond the usual ones are listed where the arms differ in them."""
-    flat = {arm: flatten(results.runs[arm][0].record["settings"]) for arm in results.arms}
+    flat = {arm: flatten(results.runs[arm][0].record.settings) for arm in results.arms}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if _block(key) not in _NAMES | _OWN)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
     return {
@@ -66,7 +67,7 @@ def describe(flat: Mapping[str, Any]) -> list[str]:
 def arm_rows(results: Results) -> Iterator[dict[str, str]]:
     """Of each arm what it is, and of that what it does about the mismatch: the table behind the names."""
     for arm, words in describe_arms(results).items():
-        remedy = describe_remedy(flatten(results.runs[arm][0].record["settings"]))
+        remedy = describe_remedy(flatten(results.runs[arm][0].record.settings))
         yield {"arm": arm, "remedy": remedy, "what": words}
 
 
@@ -148,7 +149,7 @@ def describe_sampler(left: dict[str, Any]) -> str:
 
 def work_share(run: TrainedRun) -> float:
     """Generation, forward, backward and optimizer's share of a job's wall time past start-up; NaN if untimed."""
-    past = run.record.get("wall_seconds", np.nan) - run.record.get("startup_seconds", np.nan)
+    past = run.record.wall_seconds - run.record.startup_seconds
     spent = np.sum([np.nansum(run.metric(in_group(TIME, phase))) for phase in WORK])
     return float(spent / past) if past > 0 and spent > 0 else float("nan")
 
@@ -158,11 +159,11 @@ def what_ran(results: Results) -> str:
     runs = results.all_runs()
     records = [run.record for run in runs]
     evaluations = [results.base, *results.evaluations.values()]
-    versions = [", ".join(f"{k} {v}" for k, v in sorted(r.get("versions", {}).items())) for r in records]
-    commits = [f"{r.get('commit', 'unknown')}{' with uncommitted changes' if r.get('dirty') else ''}" for r in records]
-    wall = [float(r["wall_seconds"]) for r in records if r.get("wall_seconds") is not None]
+    versions = [", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in records]
+    commits = [f"{r.commit or 'unknown'}{' with uncommitted changes' if r.dirty else ''}" for r in records]
+    wall = [r.wall_seconds for r in records]
     shares = [share for share in map(work_share, runs) if not np.isnan(share)]
-    timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all" if wall else "not recorded"
+    timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all"
     busy = f"at least {100 * min(shares):.0f} % of a job" if shares else "not recorded"
     left_out = sum(int((~np.isfinite(r.tokens.logp_train_T - r.tokens.logp_infer_T)).sum()) for r in runs)
     items = [
@@ -188,9 +189,9 @@ def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
         name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric(SKIPPED)
         if np.nansum(skipped_N):
             skipped.append(f"{name}: {np.nansum(skipped_N):.0f} of {skipped_N.size}")
-        if steps := run.record.get("resumed_at_steps"):
+        if steps := run.record.resumed_at_steps:
             resumed.append(f"{name}: from step {', '.join(map(str, steps))}")
-        if why := run.record.get("stopped"):
+        if why := run.record.stopped:
             stopped.append(f"{name}: {why}")
     recorded = any(SKIPPED in run.metrics for run in runs)
     items = [f"Updates skipped for a NaN or Inf: {'; '.join(skipped) or 'none'}"] if recorded else []
@@ -222,7 +223,7 @@ def _assumed_values(results: Results) -> list[str]:
     for key in assumed_keys():
         used = {}
         for arm in results.arms:
-            flat = flatten(results.runs[arm][0].record["settings"])
+            flat = flatten(results.runs[arm][0].record.settings)
             # A threshold belongs to a weight: without one its value is never read.
             if key != "correction.sequence_threshold":
                 used.update({arm: flat[key]} if key in flat else {})
@@ -250,12 +251,13 @@ def _block(key: str) -> str:
     return key.split(".")[0]
 
 
-def _hardware(record: Mapping[str, Any]) -> str:
-    hardware = record.get("hardware", {})
-    gpu = f", GPU {hardware['gpu']}" if hardware.get("gpu") else ", no GPU"
-    threads = f", {record['threads']} thread(s) a job" if record.get("threads") is not None else ""
-    memory = f", {hardware['memory_gb']:.0f} GB" if hardware.get("memory_gb") is not None else ""
-    return f"{hardware.get('cpu', 'CPU not recorded')}, {hardware.get('cores', '?')} cores{memory}{gpu}{threads}"
+def _hardware(record: RunRecord) -> str:
+    machine = record.hardware
+    gpu = f"GPU {machine.gpu}" if machine.gpu else "no GPU"
+    return (
+        f"{machine.cpu or 'CPU not recorded'}, {machine.cores or '?'} cores, {machine.memory_gb:.0f} GB, {gpu}, "
+        f"{record.threads} thread(s) a job"
+    )
 
 
 def _distinct(values: Iterable[object]) -> str:

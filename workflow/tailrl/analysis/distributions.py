@@ -4,9 +4,7 @@ Intervals are over problems: the places of the responses to one are alike.
 """
 
 import itertools
-import json
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.artifacts.files import parse_arrays
+from tailrl.artifacts.manifest import read_vouched
+from tailrl.artifacts.records import DistributionsRecord, read_record
 from tailrl.stats.intervals import Interval, cluster_interval, ratio_interval, share_interval
 
 ARRAYS = (
@@ -25,9 +25,6 @@ ARRAYS = (
     *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
 )
 """What is read of positions.npz; `tailrl.probes.distributions.comparison.Comparison` says what each is."""
-
-RECORD = ("settings", "edges", "head_below", "tail_from", "tokens", "vocabulary")
-"""What is read of run.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,26 +174,8 @@ class HistogramBin:
 
 def read_compared(folder: Path, engine: str) -> Compared:
     """What one engine's job left in a folder; raises StudyError for a file that is missing or cannot be used."""
-    path = folder / "run.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in RECORD if name not in record]
-        if missing:
-            raise StudyError(f"{path}: has no {missing[0]}")
-        path = folder / "positions.npz"
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in ARRAYS if name not in file]
-            if missing:
-                raise StudyError(f"{path}: has no {missing[0]}")
-            arrays = {name: file[name] for name in ARRAYS}
-    except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
-    lengths = {len(values) for values in arrays.values()}
-    if len(lengths) != 1 or 0 in lengths:
-        raise StudyError(f"{path}: its arrays hold {', '.join(map(str, sorted(lengths)))} places")
-    return Compared(engine, record, arrays)
+    record, path = read_record(folder, DistributionsRecord), folder / "positions.npz"
+    return Compared(engine, record.model_dump(), parse_arrays(read_vouched(path), ARRAYS, path))
 
 
 def distance(compared: Compared) -> Distance:

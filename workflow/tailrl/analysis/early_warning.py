@@ -18,9 +18,10 @@ import numpy as np
 from tailrl.analysis.arm_kinds import is_scored_first
 from tailrl.analysis.describe import flatten
 from tailrl.analysis.survival import collapse_of
-from tailrl.artifacts.results import FloatArray, read_evaluation, read_metrics, read_text
+from tailrl.artifacts.evaluation import read_evaluation
+from tailrl.artifacts.metrics import FloatArray, Metrics
+from tailrl.artifacts.results import finished_jobs, read_job
 from tailrl.config.study import BASE_ARM
-from tailrl.runtime.errors import StudyError
 from tailrl.stats.clustered import clustered_median, clustered_share, shuffled_skill
 from tailrl.stats.intervals import NO_INTERVAL, Interval
 from tailrl.tracking import metrics as keys
@@ -130,7 +131,7 @@ def read_cases(folder: Path) -> list[Case]:
 
     A run that a rule ended (`training.stop_when`) is left out: whether it would have collapsed nobody knows.
     """
-    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
+    jobs = finished_jobs(folder)
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
     gains = {arm: _gains(folder / "eval", arm) for arm in {job.parent.name for job in jobs}}
     found = (_case(folder, job, seeds, gains[job.parent.name]) for job in jobs)
@@ -175,26 +176,20 @@ def _gains(folder: Path, arm: str) -> dict[int, float]:
 
 def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case | None:
     """A finished run; None where a rule ended it."""
-    metrics = read_metrics(job / "metrics.jsonl")
-    try:
-        record = json.loads(read_text(job / "run.json"))
-        settings = flatten(record["settings"])
-        planned = int(settings["training.steps"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise StudyError(f"{job / 'run.json'}: has no settings.training.steps") from None
-    if record.get("stopped"):
+    record, metrics = read_job(job)
+    if record.stopped:
         return None
+    settings = flatten(record.settings)
     length = len(metrics[keys.STEP])
-    seed = int(job.name.removeprefix("seed"))
     return Case(
         folder.name,
-        job.parent.name,
-        seed,
+        record.arm,
+        record.seed,
         _digest(settings),
-        seeds.index(seed) % 2 == 0,
-        planned,
+        seeds.index(record.seed) % 2 == 0,
+        settings["training.steps"],
         collapse_of(metrics.get(keys.REWARD, np.full(length, math.nan))),
-        gains.get(seed, math.nan),
+        gains.get(record.seed, math.nan),
         is_scored_first(settings),
         {key: _signal(metrics, key, length) for key in {key for key, _ in METRICS.values()}},
     )
@@ -206,7 +201,7 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _signal(metrics: dict[str, FloatArray], key: str, length: int) -> FloatArray:
+def _signal(metrics: Metrics, key: str, length: int) -> FloatArray:
     """The signal at every step; what `tailrl.tracking.alarm.signal` takes from one step."""
     absent = np.full(length, math.nan)
     if key == SKEW:

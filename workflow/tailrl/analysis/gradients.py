@@ -1,6 +1,5 @@
 """The arms' gradient estimators against the exact gradient: medians and ranges over models."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tailrl.artifacts.results import read_text
+from tailrl.artifacts.files import parse_object
+from tailrl.artifacts.manifest import read_vouched
 from tailrl.runtime.errors import StudyError
 
 RATIOS = ("deviation", "error", "cosine")
@@ -86,7 +86,8 @@ class Summary:
 
 def read_qualities(path: Path) -> list[dict[str, Any]]:
     """The lines of quality.jsonl, null as NaN; raises StudyError where it cannot be used."""
-    rows = _read(path, None)
+    lines = enumerate(read_vouched(path).splitlines(), start=1)
+    rows = [parse_object(line, f"{path}, line {number}") for number, line in lines]
     for number, row in enumerate(rows, start=1):
         for name in LINE:
             if name not in row:
@@ -94,21 +95,6 @@ def read_qualities(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise StudyError(f"{path}: holds no line")
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
-
-
-def _read(path: Path, documents: int | None) -> list[dict[str, Any]]:
-    """The JSON objects of a file: one to a line, or a single document."""
-    text = read_text(path)
-    found = []
-    for number, part in enumerate([text] if documents == 1 else text.splitlines(), start=1):
-        try:
-            value = json.loads(part)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise StudyError(f"{path}, part {number}: not a JSON object")
-        found.append(value)
-    return found
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:

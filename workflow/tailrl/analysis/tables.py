@@ -3,21 +3,20 @@
 A table is a list of frozen records, one a CSV row or, for curves, one per line of a figure.
 """
 
-import csv
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.artifacts.results import FloatArray, TrainedRun
+from tailrl.artifacts.tables import Row
+from tailrl.artifacts.tables import flat_rows as flat_rows
+from tailrl.artifacts.tables import write_csv as write_csv
 from tailrl.stats.intervals import cluster_interval
 from tailrl.tracking.metrics import PHASES, STEP, STEP_SECONDS, TIME, in_group
-
-Row = Mapping[str, object]
 
 SMOOTHING = 0.05
 """Share of the steps that the moving mean of a training curve spans."""
@@ -208,37 +207,3 @@ def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> Float
         known = values[~np.isnan(values)]
         means.append(float(known.mean()) if known.size else math.nan)
     return np.array(means)
-
-
-def flat_rows(records: Iterable[object]) -> list[Row]:
-    """Records as CSV rows; a record inside a record gives columns `outer_inner`.
-
-    Raises:
-        ValueError: Two fields give one column.
-    """
-    rows: list[Row] = []
-    for record in records:
-        row: dict[str, object] = {}
-        for key, value in asdict(record).items():  # type: ignore[call-overload]
-            cells = {f"{key}_{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-            if twice := row.keys() & cells.keys():
-                raise ValueError(f"two fields of {type(record).__name__} give the column {min(twice)}")
-            row |= cells
-        rows.append(row)
-    return rows
-
-
-def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Rows with the same columns, floats to 9 digits, NaN as an empty cell; a header alone if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [{key: _cell(value) for key, value in row.items()} for row in rows]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-
-
-def _cell(value: object) -> object:
-    if not isinstance(value, float):
-        return value
-    return "" if math.isnan(value) else format(value, ".9g")

@@ -1,99 +1,51 @@
-"""Reads what training and evaluation left in a study's results folder. Files in, typed records out."""
+"""Everything that a report on a study needs, read from its results folder and held against the study."""
 
-import json
 import math
-import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tailrl.artifacts.evaluation import Evaluation, Score, Snapshot, manifest_of, read_evaluation_file
+from tailrl.artifacts.manifest import NAME, Manifest, read_manifest
+from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
+from tailrl.artifacts.records import RunRecord, read_record
+from tailrl.artifacts.tokens import Tokens, read_tokens
 from tailrl.config.study import BASE_ARM, Study
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.config.training import OPERATIONAL
+from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import STEP
 
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A sample of the T tokens that one run trained on.
-
-    Attributes:
-        step_T: int32, the training step.
-        logp_train_T: float64, nats: unmasked log π_train of the sampled token.
-        logp_infer_T: float64, nats: unmasked log π_infer of the same token.
-    """
-
-    step_T: NDArray[np.int32]
-    logp_train_T: FloatArray
-    logp_infer_T: FloatArray
+__all__ = [
+    "STEP",
+    "Evaluation",
+    "FloatArray",
+    "Results",
+    "Score",
+    "Snapshot",
+    "Tokens",
+    "TrainedRun",
+    "finished_jobs",
+    "read_job",
+    "read_results",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """One arm trained with one seed.
-
-    Attributes:
-        metrics: by key, (N,) float64 over the N recorded steps, NaN where a step lacks the key.
-        tokens: the per-token sample.
-        record: run.json: settings, versions, commit, hardware, seconds.
-    """
+    """One arm trained with one seed: its metrics by key over the N steps, the tokens that it kept, and its record."""
 
     arm: str
     seed: int
-    metrics: Mapping[str, FloatArray]
+    metrics: Metrics
     tokens: Tokens
-    record: Mapping[str, Any]
+    record: RunRecord
 
     def metric(self, key: str) -> FloatArray:
         """The metric at each recorded step, NaN throughout where this run never logged it."""
         return self.metrics.get(key, np.full(len(self.metrics[STEP]), math.nan))
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """One policy on the held-out problems: correct_PK (P, K) float64, 0 or 1; its training seed (base: 0)."""
-
-    seed: int
-    correct_PK: FloatArray
-
-    @property
-    def by_problem(self) -> FloatArray:
-        """avg@k of each problem, (P,)."""
-        return np.asarray(self.correct_PK.mean(axis=1), dtype=np.float64)
-
-    @property
-    def avg_at_k(self) -> float:
-        """Share of right samples."""
-        return float(self.correct_PK.mean())
-
-    @property
-    def pass_at_k(self) -> float:
-        """Share of problems with at least one right sample."""
-        return float(self.correct_PK.max(axis=1).mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The score of a policy on the way, after so many steps."""
-
-    step: int
-    score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """An arm's policies on the same problems, in the same order; `lm_eval` is the harness' version."""
-
-    arm: str
-    problems: tuple[str, ...]
-    scores: tuple[Score, ...]
-    lm_eval: str
-    snapshots: tuple[Snapshot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,116 +62,98 @@ class Results:
         return [run for arm in self.arms for run in self.runs[arm]]
 
 
+def finished_jobs(folder: Path) -> list[Path]:
+    """The folders of the finished runs of a study; raises StudyError where there is none."""
+    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
+    if not jobs:
+        raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
+    return jobs
+
+
 def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     """Everything under `folder` (results/<study>) that a report on these arms needs.
 
     Raises:
-        StudyError: a file is missing, unreadable or empty, or policies were not evaluated alike.
+        StudyError: a file is missing, unreadable or empty, was changed after its job, is not of this study, or does not
+            fit another one.
     """
     names = tuple(arms)
-    runs = {arm: tuple(read_run(folder, arm, seed) for seed in study.seeds) for arm in names}
-    base = read_evaluation(folder / "eval" / f"{BASE_ARM}.json")
+    runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds) for arm in names}
+    base_path = folder / "eval" / f"{BASE_ARM}.json"
+    base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
+    for run in (run for arm in names for run in runs[arm]):
+        if run.record.fingerprint.get("base policy") != made.policies[0].sha256:
+            job = folder / "train" / run.arm / f"seed{run.seed}"
+            raise StudyError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
-        evaluation = read_evaluation(path)
-        by_seed = {score.seed: score for score in evaluation.scores}
-        for seed in study.seeds:
-            if seed not in by_seed:
-                raise StudyError(f"{path}: holds no policy of seed {seed}")
-        if evaluation.problems != base.problems:
+        evaluations[arm], own = _read_evaluation(study, path, arm, study.seeds)
+        if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
-        scores = tuple(by_seed[seed] for seed in study.seeds)
-        snapshots = tuple(kept for kept in evaluation.snapshots if kept.score.seed in study.seeds)
-        evaluations[arm] = Evaluation(arm, evaluation.problems, scores, evaluation.lm_eval, snapshots)
+        _check_policies(path, own, folder / "train" / arm, study.seeds)
     return Results(names, runs, evaluations, base)
 
 
-def read_run(folder: Path, arm: str, seed: int) -> TrainedRun:
-    """The files of one training job; raises StudyError naming the file that cannot be used."""
-    job = folder / "train" / arm / f"seed{seed}"
-    record = _read_object(job / "run.json")
-    if not isinstance(record.get("settings"), dict):
-        raise StudyError(f"{job / 'run.json'}: has no block named settings")
-    return TrainedRun(arm, seed, read_metrics(job / "metrics.jsonl"), read_tokens(job / "tokens.npz"), record)
-
-
-def read_metrics(path: Path) -> dict[str, FloatArray]:
-    """Every key's value per step, (N,) float64 with NaN where a line lacks the key or has null.
+def read_job(job: Path) -> tuple[RunRecord, Metrics]:
+    """The record and the metrics of a finished run, in train/<arm>/seed<seed>.
 
     Raises:
-        StudyError: the file is missing or empty, or a line is not an object of numbers in rising steps.
+        StudyError: a file cannot be used, is another run's, or lacks steps.
     """
-    lines: list[dict[str, float]] = []
-    for number, text in enumerate(read_text(path).splitlines(), start=1):
-        try:
-            values = {key: math.nan if value is None else float(value) for key, value in json.loads(text).items()}
-        except (AttributeError, TypeError, ValueError, RecursionError):
-            raise StudyError(f"{path}, line {number}: not a JSON object of numbers") from None
-        if not values.get(STEP, math.nan) > (lines[-1][STEP] if lines else -math.inf):
-            raise StudyError(f"{path}, line {number}: {STEP} is missing or does not rise")
-        lines.append(values)
-    if not lines:
-        raise StudyError(f"{path}: holds no training step")
-    keys = dict.fromkeys(key for line in lines for key in line)
-    return {key: np.array([line.get(key, math.nan) for line in lines]) for key in keys}
+    record, metrics = read_record(job, RunRecord), read_metrics(job)
+    if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
+        raise StudyError(f"{job / 'run.json'}: is of arm {record.arm}, seed {record.seed}, not of this folder's")
+    steps, planned = len(metrics[STEP]), record.run.training.steps
+    if steps != read_manifest(job / NAME).steps or not (steps == planned or (record.stopped and steps < planned)):
+        raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
+    return record, metrics
 
 
-def read_tokens(path: Path) -> Tokens:
-    """The per-token sample of a run; raises StudyError where it is missing, unreadable, empty or ragged."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            step, train, infer = (arrays[name] for name in ("step", "logp_train", "logp_infer"))
-    except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
-    except KeyError as error:
-        raise StudyError(f"{path}: {error.args[0]}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise StudyError(f"{path}: cannot be read as an npz file of arrays") from None
-    if not step.size or not step.shape == train.shape == infer.shape == (step.size,):
-        raise StudyError(f"{path}: holds no tokens, or arrays of different lengths")
-    return Tokens(step.astype(np.int32), train.astype(np.float64), infer.astype(np.float64))
+def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
+    job, settings = folder / "train" / arm / f"seed{seed}", study.run(arm)
+    record, metrics = read_job(job)
+    for key in _differing(record.settings, settings.model_dump(mode="json")):
+        raise StudyError(f"{job / 'run.json'}: was trained with another {key} than the study says")
+    tokens = read_tokens(job)
+    steps = set(tokens.step_T.tolist())
+    regular = {step for step in steps if step % settings.training.keep_tokens_every == 0}
+    # The first step whose update is not skipped is kept in any case.
+    if not (steps - regular <= {min(steps)} and min(steps) >= 0 and max(steps) < len(metrics[STEP])):
+        raise StudyError(f"{job / 'tokens.npz'}: holds tokens of steps that its run does not keep")
+    return TrainedRun(arm, seed, metrics, tokens, record)
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """The evaluation of one arm; raises StudyError where it is missing, unreadable, empty or ragged."""
-    data = _read_object(path)
-    try:
-        ways = data.get("snapshots", [])
-        problems = [tuple(str(item["id"]) for item in policy["per_problem"]) for policy in (*data["policies"], *ways)]
-        scores = tuple(_score(policy) for policy in data["policies"])
-        snapshots = tuple(Snapshot(int(policy["step"]), _score(policy)) for policy in ways)
-        arm, lm_eval = str(data["arm"]), str(data.get("lm_eval_version", "not recorded"))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StudyError(f"{path}: not an evaluation with per-problem samples: {error!r}") from None
-    every = [*scores, *(kept.score for kept in snapshots)]
-    if not scores or any(score.correct_PK.ndim != 2 or not score.correct_PK.size for score in every):
-        raise StudyError(f"{path}: holds no policy, or a policy without problems")
-    if len({(ids, score.correct_PK.shape) for ids, score in zip(problems, every, strict=True)}) > 1:
-        raise StudyError(f"{path}: its policies differ in problems or samples per problem")
-    return Evaluation(arm, problems[0], scores, lm_eval, snapshots)
+def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[Evaluation, Manifest]:
+    """The policies of these seeds, evaluated as the study says."""
+    found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
+    wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
+    for key in _differing({"arm": found.arm, **(made.settings or {})}, wanted):
+        raise StudyError(f"{path}: was evaluated with another {key} than the study says")
+    evaluation = found.arrays()
+    by_seed = {score.seed: score for score in evaluation.scores}
+    for seed in seeds:
+        if seed not in by_seed:
+            raise StudyError(f"{path}: holds no policy of seed {seed}")
+    snapshots = tuple(kept for kept in evaluation.snapshots if kept.score.seed in seeds)
+    return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
 
-def _score(policy: Mapping[str, Any]) -> Score:
-    return Score(int(policy["seed"]), np.array([item["correct"] for item in policy["per_problem"]], dtype=np.float64))
+def _check_policies(path: Path, made: Manifest, runs: Path, seeds: Sequence[int]) -> None:
+    """Raises StudyError where an evaluation's policies are not those that lie in the runs' folders now."""
+    for policy in made.policies:
+        if policy.seed not in seeds:
+            continue
+        job = runs / f"seed{policy.seed}"
+        kept = "policy" if policy.step is None else f"snapshots/step-{policy.step:08d}"
+        if policy.sha256 != read_manifest(job / NAME).policy(kept):
+            raise StudyError(f"{path}: evaluated another policy than {job / kept}; remove it to evaluate that one")
 
 
-def read_text(path: Path) -> str:
-    """A file's text; raises StudyError where it is missing or cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise StudyError(f"{path}: is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise StudyError(f"{path}: not valid JSON") from None
-    if not isinstance(data, dict):
-        raise StudyError(f"{path}: holds {type(data).__name__}, not a JSON object")
-    return data
+def _differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """The dotted keys of settings that differ, but for those that change no number."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in sorted((found.keys() | wanted.keys()) - OPERATIONAL):
+            yield from _differing(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
+    elif found != wanted:
+        yield name

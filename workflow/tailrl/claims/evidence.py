@@ -1,16 +1,14 @@
 """What finished and published studies say about each statement: their claims.csv files, figures and tables."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
-from tailrl.artifacts.results import read_text
-from tailrl.claims.finding import UNTESTABLE, words_of
+from tailrl.artifacts.tables import read_claims, read_csv
+from tailrl.claims.finding import UNTESTABLE
 from tailrl.claims.statements import STATEMENTS, Statement
-from tailrl.runtime.errors import StudyError
 
 Row = dict[str, str]
 
@@ -200,12 +198,12 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
         {**row, "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
-        for row in _read(path)
+        for row in read_claims(path, COLUMNS)
     ]
     remedies: dict[str, str] = {}
     for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
         if path.is_file():
-            remedies |= {row["arm"]: row["remedy"] for row in csv.DictReader(read_text(path).splitlines())}
+            remedies |= {row["arm"]: row["remedy"] for row in read_csv(path)}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
@@ -224,15 +222,3 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
 def _page(place: Path, name: str) -> Path | None:
     pages = (place / page for page in ("summary.html", "summary.md", f"{PARTS.get(place.name, name)}.md"))
     return next((page for page in pages if page.is_file()), None)
-
-
-def _read(path: Path) -> list[Row]:
-    rows = list(csv.DictReader(read_text(path).splitlines()))
-    for row in rows:
-        missing = [name for name in COLUMNS if row.get(name) is None]
-        if missing:
-            raise StudyError(f"{path}: a line has no {missing[0]}")
-        if None in row:
-            raise StudyError(f"{path}: a line has more cells than the header")
-        row["claim"] = words_of(row["id"], row["claim"])
-    return rows

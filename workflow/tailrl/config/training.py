@@ -38,6 +38,10 @@ class StopRule(Settings):
         return factor
 
 
+OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
+"""Settings that change no number."""
+
+
 class Training(Settings):
     """One reinforcement-learning run: sizes, optimizer and lengths."""
 

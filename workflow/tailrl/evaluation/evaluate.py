@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from tailrl.artifacts.evaluation import header, manifest_of, write_evaluation, write_samples
+from tailrl.artifacts.manifest import policy_digest, write_manifest
 from tailrl.config.jobs import Evaluation
 from tailrl.model.policy import (
     check_vocabulary,
@@ -28,7 +30,8 @@ from tailrl.model.policy import (
 )
 from tailrl.rollout import Sampler, make_sampler
 from tailrl.rollout.types import Rollout
-from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.atomic_files import checksum
+from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.timeouts import guarded
 
 if TYPE_CHECKING:
@@ -49,10 +52,12 @@ class Evaluated:
             `snapshots`, where there are any, holds likewise one record each, with the step.
         samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
             snapshot its step.
+        made_from: what the manifest says besides: arm, settings, the policies and the problems by their digests.
     """
 
     summary: dict[str, Any]
     samples: list[dict[str, Any]]
+    made_from: dict[str, Any]
 
 
 # --- the policies ------------------------------------------------------------------------------------
@@ -103,6 +108,7 @@ def evaluate(
     every = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
     for _, folder in every:
         check_weights(folder)
+    digests = [{**whose, "sha256": policy_digest(folder)} for whose, folder in every]
     tasks = load_tasks(problems_file, settings)
     records, samples = [], []
     for whose, folder in every:
@@ -121,18 +127,14 @@ def evaluate(
                 {**whose, "id": sample["doc"]["id"], "answer": sample["doc"]["answer"], "responses": responses}
             )
     summary = {
-        "arm": arm,
-        "task": settings.task.name,
-        "samples_per_problem": settings.samples,
-        "temperature": settings.temperature,
-        "max_new_tokens": settings.max_new_tokens,
-        "sampler": settings.sampler.model_dump(mode="json"),
-        "seed": settings.seed,
+        **header(arm, settings),
         "policies": records[: len(policies)],
         **({"snapshots": records[len(policies) :]} if snapshots else {}),
         "lm_eval_version": version("lm_eval"),
     }
-    return Evaluated(summary, samples)
+    inputs = {"problems": checksum(problems_file)}
+    made_from = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests, "inputs": inputs}
+    return Evaluated(summary, samples, made_from)
 
 
 def _record(
@@ -172,11 +174,7 @@ def evaluate_arm(
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:
-    """The summary as one JSON object, the samples as one JSON object a line."""
-    for path in (json_path, samples_path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(json_path):
-        json_path.write_text(json.dumps(evaluated.summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    with writing(samples_path), samples_path.open("w", encoding="utf-8") as file:
-        for sample in evaluated.samples:
-            file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+    """Write the summary, the samples and their manifest; raises StudyError where the disk refuses."""
+    write_evaluation(json_path, evaluated.summary)
+    write_samples(samples_path, evaluated.samples)
+    write_manifest(manifest_of(json_path), (json_path, samples_path), **evaluated.made_from)

@@ -1,15 +1,18 @@
 """The model card of a trained policy: README.md in its folder, made from the files that its training left."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
-from jinja2 import UndefinedError
 
+from tailrl.artifacts.evaluation import read_evaluation, read_evaluation_file
+from tailrl.artifacts.files import parse_object, read_text
+from tailrl.artifacts.metrics import read_metrics
+from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import REWARD
 
@@ -29,22 +32,23 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
     Raises:
         StudyError: a file cannot be read.
     """
-    record, config = _json(run_folder / "run.json"), _json(run_folder / "policy" / "config.json")
-    try:
-        run = Run.model_validate(record["settings"])
-        steps = [json.loads(line) for line in _text(run_folder / "metrics.jsonl").splitlines()]
-        found = None if evaluation is None else _json(evaluation)
-        chat = (run_folder / "policy" / "chat_template.jinja").is_file()
-        text = _card(record, run, config["vocab_size"], chat, [step[REWARD] for step in steps], found)
-    except (KeyError, TypeError, ValueError, UndefinedError) as error:
-        raise StudyError(f"{run_folder}: no model card can be made of it: {reason(error)}") from None
+    record, config = read_record(run_folder, RunRecord), run_folder / "policy" / "config.json"
+    size = parse_object(read_text(config), config).get("vocab_size")
+    if not isinstance(size, int):
+        raise StudyError(f"{config}: has no vocab_size")
+    rewards = read_metrics(run_folder).get(REWARD, np.zeros(0)).tolist()
+    if not rewards:
+        raise StudyError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
+    chat = (run_folder / "policy" / "chat_template.jinja").is_file()
+    evaluated = None if evaluation is None else _evaluated(evaluation, record.seed)
+    text = _card(record, record.run, size, chat, rewards, evaluated)
     path = run_folder / "policy" / "README.md"
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def _card(
-    record: dict[str, Any], run: Run, size: int, chat: bool, rewards: list[float], evaluation: dict[str, Any] | None
+    record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluated: dict[str, Any] | None
 ) -> str:
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # A folder of this machine means nothing on another.
@@ -52,8 +56,6 @@ def _card(
         metadata["base_model"] = run.policy.path
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
     blocks = run.model_dump(mode="json", exclude_none=True, include=set(Run.model_fields) - {"study", "arm"})
-    ends = [sum(part) / len(part) for part in (rewards[:MEAN_OVER], rewards[-MEAN_OVER:])]
-    [policy] = [None] if evaluation is None else [p for p in evaluation["policies"] if p["seed"] == record["seed"]]
     return render(
         "model_card.md.j2",
         record=record,
@@ -62,11 +64,10 @@ def _card(
         chat=chat,
         arguments=_arguments(run, size),
         steps=len(rewards),
-        ends=ends,
+        ends=[sum(part) / len(part) for part in (rewards[:MEAN_OVER], rewards[-MEAN_OVER:])],
         mean_over=min(MEAN_OVER, len(rewards)),
         settings=yaml.safe_dump(blocks, sort_keys=False),
-        evaluation=evaluation,
-        policy=policy,
+        evaluated=evaluated,
     )
 
 
@@ -83,18 +84,9 @@ def _arguments(run: Run, size: int) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(path))
-    except ValueError as error:
-        raise StudyError(f"{path}: not JSON: {reason(error)}") from None
-    if not isinstance(found, dict):
-        raise StudyError(f"{path}: not a JSON object")
-    return found
+def _evaluated(path: Path, seed: int) -> dict[str, Any]:
+    evaluation, settings = read_evaluation(path), read_evaluation_file(path)
+    score = next((score for score in evaluation.scores if score.seed == seed), None)
+    if score is None:
+        raise StudyError(f"{path}: holds no policy of seed {seed}")
+    return {"problems": len(evaluation.problems), "settings": settings, "score": score}

@@ -15,6 +15,7 @@ from tailrl.analysis.scores import Gain, by_problem, compare_arms, gains_over_ba
 from tailrl.analysis.survival import collapses, lasted
 from tailrl.analysis.tables import flat_rows, mean_of, write_csv
 from tailrl.artifacts.results import Results, TrainedRun, read_results
+from tailrl.artifacts.tables import write_claims
 from tailrl.claims.ablation import Point, ablation_verdicts
 from tailrl.config.study import Study
 from tailrl.report.axes import (
@@ -56,7 +57,7 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
     verdicts = ablation_verdicts(ablation, read, points_A)
-    write_csv(folder / f"{name}_claims.csv", flat_rows(verdicts))
+    write_claims(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")

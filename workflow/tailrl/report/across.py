@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.format import LOST, p_value
 from tailrl.analysis.tables import flat_rows, mean_of, write_csv
-from tailrl.artifacts.results import FloatArray, Results, read_evaluation, read_results
+from tailrl.artifacts.evaluation import read_evaluation
+from tailrl.artifacts.results import FloatArray, Results, read_results
+from tailrl.artifacts.tables import write_claims
 from tailrl.claims import finding
 from tailrl.claims.decide import Verdict, change_verdict
 from tailrl.claims.finding import interval
@@ -96,7 +98,7 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     read = [read_results(study, folder / study.name, shared) for study in studies]
     places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(places))
-    write_csv(out.with_name(f"{out.name}_claims.csv"), flat_rows(_verdicts(studies, read, places)))
+    write_claims(out.with_name(f"{out.name}_claims.csv"), _verdicts(studies, read, places))
     save_svg(across_figure(places), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
 

@@ -26,6 +26,7 @@ from tailrl.analysis.early_warning import (
 )
 from tailrl.analysis.format import count
 from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.artifacts.tables import write_claims
 from tailrl.claims.decide import Verdict
 from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE, WARNINGS
 from tailrl.report.axes import (
@@ -63,7 +64,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     """
     cases = distinct([case for folder in studies for case in read_cases(folder)])
     if not cases:
-        raise StudyError(f"{', '.join(map(str, studies))}: no finished run, train/<arm>/seed<seed>/run.json")
+        raise StudyError(f"{', '.join(map(str, studies))}: a rule ended every run")
     every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
     judged = _compared([with_p(one, cases) for one in judge_metrics(every)], cases)
     mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
@@ -73,7 +74,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     write_csv(out / "thresholds.csv", tried)
     write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
     write_csv(out / "runs.csv", [_row(case) for case in cases])
-    write_csv(out / "claims.csv", flat_rows(_verdicts(cases, judged)))
+    write_claims(out / "claims.csv", _verdicts(cases, judged))
     save_svg(warning_figure(judged), out / "early_warning.svg")
     (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
 

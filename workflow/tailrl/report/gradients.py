@@ -18,11 +18,11 @@ from tailrl.analysis.gradients import (
     NO_MISMATCH,
     Range,
     Summary,
-    _read,
     read_qualities,
     summarise,
 )
 from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.artifacts.records import GradientsRecord, read_record
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render
 
@@ -50,9 +50,9 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     write_csv(out / "models.csv", ({name: row[name] for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
-    settings = _read(results / "run.json", 1)[0].get("settings", {})
-    (out / "gradient_quality.md").write_text(_page(summaries, settings.get("quality", {})), encoding="utf-8")
-    return summaries, settings.get("arms", {})
+    settings = read_record(results, GradientsRecord).settings
+    (out / "gradient_quality.md").write_text(_page(summaries, settings["quality"]), encoding="utf-8")
+    return summaries, settings["arms"]
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrl.analysis.format import p_value
 from tailrl.analysis.tables import write_csv
-from tailrl.artifacts.results import read_text
+from tailrl.artifacts.files import read_text
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
 from tailrl.claims.finding import words_of
 from tailrl.claims.statements import Statement

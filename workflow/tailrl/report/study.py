@@ -12,6 +12,7 @@ from tailrl.analysis.describe import arm_rows
 from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import Results, read_results
+from tailrl.artifacts.tables import write_claims
 from tailrl.claims.decide import judge
 from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
@@ -74,7 +75,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     tables.write_csv(out / "tables" / "survival.csv", tables.flat_rows(survival))
     save_svg(survival_figure(read), out / "figures" / "survival.svg")
     verdicts = judge(read)
-    tables.write_csv(out / "tables" / "claims.csv", tables.flat_rows(verdicts))
+    write_claims(out / "tables" / "claims.csv", verdicts)
     summary = summarize(study, read, verdicts)
     (out / "summary.md").write_text(summary, encoding="utf-8")
     drawn = [
@@ -105,7 +106,7 @@ def write_gradients(results: Path, out: Path) -> None:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
     """
     verdicts = judge_gradients(*gradients.write_gradients(results, out))
-    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+    write_claims(out / "claims.csv", verdicts)
 
 
 def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
@@ -115,7 +116,7 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
         StudyError: a file of an engine's job is missing or cannot be used.
     """
     verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
-    tables.write_csv(out / "claims.csv", tables.flat_rows(verdicts))
+    write_claims(out / "claims.csv", verdicts)
 
 
 def _write_curves(results: Results, pruned: list[str], out: Path) -> None:

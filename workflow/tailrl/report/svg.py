@@ -6,7 +6,7 @@ from xml.parsers import expat
 
 from markupsafe import Markup, escape
 
-from tailrl.artifacts.results import read_text
+from tailrl.artifacts.files import read_text
 from tailrl.runtime.errors import StudyError, one_line, reason
 
 ELEMENTS = {

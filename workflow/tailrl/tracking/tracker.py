@@ -1,7 +1,6 @@
 """Tracking: `metrics.jsonl` is the truth; a process of its own mirrors it to Weights & Biases (`wandb_mirror`)."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -9,17 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tailrl.artifacts.metrics import metrics_line
+from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError, reason, writing
 from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
-
-if TYPE_CHECKING:
-    from tailrl.config.jobs import Run
 
 SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
 
@@ -28,7 +26,7 @@ class Tracker:
     """Takes one mapping of metrics a step: a line in a file, a point in W&B, a sign of life on the terminal."""
 
     def __init__(
-        self, run: "Run", seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
+        self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
     ) -> None:
         """Args:
         run: the job's settings, stored in W&B as the run's configuration.
@@ -43,7 +41,7 @@ class Tracker:
             metrics.unlink(missing_ok=True)
             self.file = metrics.open("w", encoding="utf-8", buffering=1)
             for step in earlier:
-                self.file.write(json_line(step))
+                self.file.write(metrics_line(step))
         record = {"study": run.study, "arm": run.arm, "seed": seed, "settings": run.model_dump(mode="json")}
         self.mirror = Mirror({"record": record, "metrics": str(metrics), "folder": str(wandb_folder)})
         self.name = f"{run.arm} seed {seed}"
@@ -64,7 +62,7 @@ class Tracker:
         Raises:
             StudyError: the disk refuses.
         """
-        line = json_line(metrics)
+        line = metrics_line(metrics)
         try:
             self.file.write(line)
         except OSError as error:
@@ -89,11 +87,6 @@ class Tracker:
             if kind is None:
                 raise
         self.mirror.close(0 if kind is None else 1)
-
-
-def json_line(metrics: Mapping[str, float]) -> str:
-    """A step as `metrics.jsonl` has it."""
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
 
 
 class Mirror:

@@ -1,10 +1,11 @@
 """A study's workspace and report on a W&B server, made by code: the same panels for every study, its arms as groups."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from tailrl.artifacts.records import RunRecord, read_record
+from tailrl.artifacts.results import finished_jobs
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.tracking import metrics as keys
 
@@ -42,7 +43,7 @@ def make_dashboard(results: Path) -> None:
     Raises:
         StudyError: there is no finished run, or the server refuses.
     """
-    study = _study(results)
+    study = read_record(finished_jobs(results)[0], RunRecord).study
     if os.environ.get("WANDB_MODE") != "online":
         print(
             f"W&B is offline. In the terminal: wandb leet {results}/wandb/offline-run-*; in a browser: "
@@ -64,16 +65,6 @@ def make_dashboard(results: Path) -> None:
     except Exception as error:  # of wandb's own, of its HTTP library, of the system
         raise StudyError(f"W&B does not take the dashboard: {reason(error)}; it can be tried again") from None
     print(f"workspace: {workspace.url}\nreport: {report.url}")
-
-
-def _study(results: Path) -> str:
-    """The name of the study, as its runs have it in their configuration."""
-    for path in sorted(results.glob("train/*/seed*/run.json")):
-        try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["study"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StudyError(f"{path}: is no record of a run: {reason(error)}") from None
-    raise StudyError(f"{results}: holds no finished run, train/<arm>/seed<seed>/run.json")
 
 
 def _panels(reports: Any, section: str) -> list[Any]:

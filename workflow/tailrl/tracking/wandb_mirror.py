@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from tailrl.artifacts.metrics import follow_metrics, read_points
+from tailrl.artifacts.records import RunRecord, read_record
+from tailrl.artifacts.results import finished_jobs
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tracking.metrics import STEP
@@ -132,48 +135,17 @@ def mirror(results: Path) -> None:
     Raises:
         StudyError: there is no finished run, its files cannot be read, or W&B does not take it.
     """
-    records = sorted(results.glob("train/*/seed*/run.json"))
-    if not records:
-        raise StudyError(f"{results}: holds no finished run, train/<arm>/seed<seed>/run.json")
+    jobs = finished_jobs(results)
     mode: Mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
-    for path in records:
-        record, points = _read_record(path), _read_points(path.with_name("metrics.jsonl"))
+    for job in jobs:
+        record, points = read_record(job, RunRecord).model_dump(), read_points(job)
         try:
             # What W&B writes beside an online run is of no use afterwards: all of it is in our files.
             with tempfile.TemporaryDirectory() as scratch:
                 sent = mirror_run(record, iter(points), results if mode == "offline" else Path(scratch), mode)
         except Exception as error:  # of wandb's own, of its HTTP library, of the system
-            raise StudyError(f"{path.parent}: W&B does not take it: {reason(error)}; it can be tried again") from None
+            raise StudyError(f"{job}: W&B does not take it: {reason(error)}; it can be tried again") from None
         print(f"{run_id(record, points[0])}: {sent} of {len(points)} steps sent")
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("study", "arm", "seed"):
-            record[key]
-        for key, inner in (("settings", "estimator"), ("vocabulary", "rule"), ("correction", "sequence")):
-            (record if key == "settings" else record["settings"])[key][inner]
-    except KeyError as error:
-        raise StudyError(f"{path}: {error.args[0]} is missing") from None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise StudyError(f"{path}: is no record of a run: {reason(error)}") from None
-    return record
-
-
-def _read_points(path: Path) -> list[dict[str, float | None]]:
-    points: list[dict[str, float | None]] = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            point = json.loads(line)
-            if point[STEP] != len(points):
-                raise ValueError(f"{STEP} is {point[STEP]}, and not {len(points)}")
-            points.append(point)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StudyError(f"{path}, line {len(points) + 1}: is no step of a run: {reason(error)}") from None
-    if not points:
-        raise StudyError(f"{path}: holds no step")
-    return points
 
 
 # --- beside a training job -----------------------------------------------------------------------------
@@ -194,22 +166,12 @@ class _Caller:
         return self.code is not None
 
 
-def follow(path: Path, ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file that grows, each when its line is whole, until its writer has ended."""
-    with path.open(encoding="utf-8") as file:
-        part, over = "", False
-        while not over:
-            over = ended()  # before the reading: what was written until then is read
-            *lines, part = (part + file.read()).split("\n")
-            yield from map(json.loads, lines)
-
-
 def main() -> None:
     """Mirrors the run that the first line on standard input names, until the line after it."""
     given = json.loads(sys.stdin.readline())
     caller = _Caller()
     mode: Mode = "online" if os.environ.get("WANDB_MODE") == "online" else "offline"
-    points = follow(Path(given["metrics"]), caller.ended)
+    points = follow_metrics(Path(given["metrics"]), caller.ended)
     try:
         mirror_run(given["record"], points, Path(given["folder"]), mode, lambda: caller.code or 0)
     except Exception as error:

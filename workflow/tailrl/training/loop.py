@@ -2,9 +2,9 @@
 
     rollout → reward → advantages → packed micro-batches → log-probs → weights → loss → optimizer → engine
 
-Every random choice is derived from the seed and the step, never from the arm: at the first step all arms
-sample the same problems with the same random numbers. What the steps change is the `RunState`: a run that is
-interrupted takes up the last one that was saved, and ends as it would have ended.
+Every random choice depends on the seed and the step, never on the arm: at the first step all arms sample the same
+problems with the same random numbers. The steps change only the `RunState`. An interrupted run resumes from the last
+saved one, and ends with the same bits.
 """
 
 import math
@@ -50,7 +50,7 @@ from tailrl.training.stopping import Watch
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same throughout a run: settings, seed, folder of the results, and the problems as tokens."""
+    """The constants of a run: settings, seed, folder of the results, and the problems as tokens."""
 
     run: Run
     seed: int
@@ -62,19 +62,19 @@ class Job:
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
-    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`, and where
-    the settings ask for them `snapshots/`.
+    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`, and
+    `snapshots/` where the settings ask for them.
 
-    Goes on from the last whole state in `out/checkpoints`. Of a run that is finished there are its results alone, which
-    are given again where Snakemake has removed them. The batches of skipped updates stay in `out/skipped`.
+    Resumes from the last whole state in `out/checkpoints`. A finished run is not retrained; its results are restored
+    where Snakemake removed them. The batches of skipped updates stay in `out/skipped`.
 
     Args:
         run: the arm's settings.
         seed: of the order of the problems and of every sampled token.
         policy_folder: the policy to start from, in Hugging Face format.
         problems_file: JSONL of problems.
-        out: where the results go.
-        wandb_folder: where W&B keeps its files.
+        out: folder of the results.
+        wandb_folder: folder of W&B's files.
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
@@ -86,7 +86,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
-        # What the first rank finds, which holds the folder.
+        # The first rank decides, since it holds the folder.
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
@@ -145,12 +145,16 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
             between_steps = time.perf_counter() - begun
     if state.skipped_in_a_row >= most:
-        # It stopped so in its last step, and was started again.
+        # The run stopped in its last step and was started again.
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
         print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
-    found: dict[str, object] = {"fingerprint": checkpoints.fingerprint, "sampler_self_test": tested, "stopped": stopped}
+    found = {
+        "fingerprint": checkpoints.fingerprint,
+        "sampler_self_test": tested if math.isfinite(tested) else None,
+        "stopped": stopped,
+    }
     write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished, snapshots)
 
 
@@ -160,14 +164,14 @@ def take_step(
     """One step, from the problems to the weights in the engine.
 
     Args:
-        job: what stays the same.
-        state: what changes; its step and lines are the caller's to move on.
-        engine: samples with the weights that it was handed.
+        job: the run's constants.
+        state: what the step changes, except its step and metrics, which the caller updates.
+        engine: samples with the weights that it has.
         chosen: the indices of the step's problems.
-        between_steps: seconds that the logging and saving after the step before took: they are booked on this one.
+        between_steps: seconds of logging and saving after the previous step; they count towards this one.
 
     Returns:
-        The step's metrics, and where the update was skipped, the sentence that says why.
+        The step's metrics, and the reason of a skipped update.
     """
     run, settings, step = job.run, job.run.training, state.step
     watch, begun = Stopwatch(), time.perf_counter()
@@ -205,7 +209,7 @@ def take_step(
     metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
     metrics[keys.STEP_SECONDS] = elapsed
     metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
-    # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
+    # All ranks take the first one's numbers, times included, and so decide the same.
     metrics = distributed.gathered(metrics)[0]
     if updated is not None:
         lost_mass = metrics[keys.LOST_MASS]
@@ -236,7 +240,7 @@ def _sample(
 
 
 def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
-    """Drop the gradient, keep the batch, say so; returns the sentence."""
+    """Drop the gradient and keep the batch; prints and returns the reason."""
     give_up_forward(state.model)
     state.optimizer.zero_grad(set_to_none=True)
     file = job.out / "skipped" / f"step-{state.step:08d}.npz"
@@ -260,7 +264,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
 
 
 def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
-    """Hand the engine its first weights and test it; returns what its self-test found."""
+    """Give the engine its first weights and test it; returns its self-test's largest error over all ranks, nats."""
     run, size = job.run, state.model.config.vocab_size
     if run.floor_defeats_pruning(size) and distributed.is_first():
         warnings.warn(
@@ -276,7 +280,7 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
     with engine.in_time("the engine's self-test"):
         tested = engine.sampler.self_test(requests, job.decoding)
     if resumed:
-        # As after any other step: without what the engine cached in its test.
+        # Drops what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
             engine.hand_over.again(state.model)
     return float(max(distributed.gathered(tested)))

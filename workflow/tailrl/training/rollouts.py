@@ -1,4 +1,4 @@
-"""What a step samples: its problems, the requests to the engine, the responses' rewards, and those of all ranks."""
+"""What a step samples: its problems, the requests to the engine, rewards, and the gathering of all ranks' responses."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ from tailrl.tasks.scoring import score
 
 
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
-    """Indices of the problems of each step: a problem at most once an epoch, in an order of the seed's own."""
+    """Indices of each step's problems: a problem at most once an epoch, in an order by the seed."""
     if per_step > count:
         raise StudyError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
     epoch = 0
@@ -29,10 +29,10 @@ def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
 def step_requests(
     prompts: Sequence[tuple[int, ...]], thresholds: Sequence[float], group_size: int, seed: int, step: int
 ) -> list[Request]:
-    """The requests of a step, `group_size` for each prompt in turn, each with a random stream of its own."""
+    """The requests of a step, `group_size` for each prompt in turn, each with its own random stream."""
     return [
-        Request(prompt, derive_seed("rollout", seed, step, place, member), threshold)
-        for place, (prompt, threshold) in enumerate(zip(prompts, thresholds, strict=True))
+        Request(prompt, derive_seed("rollout", seed, step, position, member), threshold)
+        for position, (prompt, threshold) in enumerate(zip(prompts, thresholds, strict=True))
         for member in range(group_size)
     ]
 
@@ -40,7 +40,7 @@ def step_requests(
 def rewards(
     rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> NDArray[np.float32]:
-    """1 for a right answer to its problem, else 0: float32, one a rollout."""
+    """1 for a right answer, else 0, for each rollout: float32."""
     texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
     pairs = zip(texts, problems, strict=True)
     return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
@@ -51,12 +51,12 @@ def of_all_ranks(
 ) -> tuple[list[Rollout], NDArray[np.float32]]:
     """The rollouts of a step and their rewards, in the order of its requests.
 
-    A response is scored where it was sampled: a judge that has a limit of time might find otherwise elsewhere.
+    Each rank scores its own responses: a judge with a time limit might decide differently on another rank.
 
     Args:
         rollouts: of this rank's share of the requests (`distributed.share`).
         rewards: one for each of these rollouts.
-        together: ranks that have the same share, of which the first one's counts.
+        together: ranks with the same share; the first one's counts.
     """
     given = distributed.gathered((rollouts, rewards))[::together]
     return [rollout for own, _ in given for rollout in own], np.concatenate([own for _, own in given])

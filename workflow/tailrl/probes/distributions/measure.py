@@ -4,7 +4,7 @@ The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`)
 in packed micro-batches as training does. For the noise floor the trainer scores them twice, packed in two ways.
 """
 
-import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl.artifacts.manifest import NAME, policy_digest, write_manifest
+from tailrl.artifacts.records import DistributionsRecord, write_record
 from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
@@ -28,6 +30,7 @@ from tailrl.objective.disturbance import computing_with, disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, Comparison, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
@@ -53,6 +56,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             that keeps no logits, logits that are not finite, or no place to compare.
     """
     begun = time.perf_counter()
+    digest = policy_digest(policy_folder)
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
     log_rhos = read_thresholds(settings, vocabulary)
@@ -86,19 +90,21 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
-    record = {
-        "settings": settings.model_dump(mode="json"),
+    record = DistributionsRecord(
+        settings=settings.model_dump(mode="json"),
         **provenance(),
-        "threads": torch.get_num_threads(),
-        "vocabulary": vocabulary,
-        "tokens": tokens,
-        "edges": EDGES[:-1],
-        "head_below": HEAD_BELOW,
-        "tail_from": TAIL_FROM,
-        "sampler_self_test": tested,
-        "wall_seconds": round(time.perf_counter() - begun, 1),
-    }
-    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        threads=torch.get_num_threads(),
+        vocabulary=vocabulary,
+        tokens=tokens,
+        edges=list(EDGES[:-1]),
+        head_below=HEAD_BELOW,
+        tail_from=TAIL_FROM,
+        sampler_self_test=tested if math.isfinite(tested) else None,
+        wall_seconds=round(time.perf_counter() - begun, 1),
+    )
+    write_record(out, record)
+    inputs = {"problems": checksum(problems_file), "base policy": digest}
+    write_manifest(out / NAME, [out / "positions.npz", out / "run.json"], inputs=inputs)
 
 
 def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tailrl.artifacts.manifest import NAME, write_manifest
+from tailrl.artifacts.records import GradientsRecord, write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.objective.loss import surrogate
@@ -182,10 +184,11 @@ def write_qualities(settings: Gradients, out: Path) -> None:
         for quality in measure(settings):
             finite = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(quality).items()}
             file.write(json.dumps(finite) + "\n")
-    record = {
-        "settings": settings.model_dump(mode="json"),
+    record = GradientsRecord(
+        settings=settings.model_dump(mode="json"),
         **provenance(),
-        "threads": torch.get_num_threads(),
-        "wall_seconds": round(time.perf_counter() - start, 1),
-    }
-    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        threads=torch.get_num_threads(),
+        wall_seconds=round(time.perf_counter() - start, 1),
+    )
+    write_record(out, record)
+    write_manifest(out / NAME, [out / "quality.jsonl", out / "run.json"])

@@ -1,0 +1,131 @@
+"""Manifests: a change after a job is noticed where the file is read next."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tailrl.artifacts.manifest import NAME, files_in, policy_digest, read_manifest, read_vouched, write_manifest
+from tailrl.runtime.errors import StudyError
+
+WEIGHTS = "model.safetensors"
+
+
+def make_policy(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in (WEIGHTS, "config.json", "tokenizer.json"):
+        (folder / name).write_bytes(name.encode() * 1000)
+    return folder
+
+
+def make_run(folder: Path) -> Path:
+    """A run's folder with its policy and one on the way."""
+    make_policy(folder / "policy")
+    make_policy(folder / "snapshots" / "step-00000010")
+    (folder / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
+    write_manifest(folder / NAME, files_in(folder), inputs={"problems": "0"}, steps=20)
+    return folder
+
+
+def flip(file: Path) -> None:
+    """One bit of the last byte."""
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_what_a_manifest_holds(tmp_path: Path) -> None:
+    made = read_manifest(make_run(tmp_path / "run") / NAME)
+    assert made.steps == 20 and made.inputs == {"problems": "0"}
+    policies = {f"{folder}/{name}" for folder in ("policy", "snapshots/step-00000010")
+                for name in (WEIGHTS, "config.json", "tokenizer.json")}  # fmt: skip
+    assert made.outputs.keys() == {"metrics.jsonl", *policies}
+    assert made.outputs["metrics.jsonl"].length == 3
+    # Of the text "{}\n", by sha256sum.
+    digest = "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    assert made.outputs["metrics.jsonl"].sha256 == digest
+
+
+def test_a_small_file_is_checked_at_every_read(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run") / "metrics.jsonl"
+    assert read_vouched(path) == b"{}\n"
+    flip(path)
+    with pytest.raises(StudyError) as error:
+        read_vouched(path)
+    remedy = f"put it back, or remove {path} and run the study again"
+    assert str(error.value) == f"{path}: is not as its job left it, as manifest.json shows; {remedy}"
+    (path.with_name("more.jsonl")).touch()
+    with pytest.raises(StudyError, match=r"more\.jsonl: is not as its job left it"):
+        read_vouched(path.with_name("more.jsonl"))
+
+
+@pytest.mark.parametrize("where", ["policy", "snapshots/step-00000010"])
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
+def test_a_byte_flipped_in_a_policy_is_noticed(tmp_path: Path, where: str, name: str) -> None:
+    folder = make_run(tmp_path / "run") / where
+    before = policy_digest(folder)
+    flip(folder / name)
+    with pytest.raises(StudyError) as error:
+        policy_digest(folder)
+    assert str(error.value).startswith(f"{folder / name}: is not as its job left it")
+    assert f"remove {folder} and run the study again" in str(error.value)
+    flip(folder / name)
+    assert policy_digest(folder) == before
+
+
+def test_the_base_policy_has_a_manifest_of_its_own(tmp_path: Path) -> None:
+    base = make_policy(tmp_path / "base")
+    write_manifest(base / NAME, files_in(base))
+    policy_digest(base)
+    flip(base / WEIGHTS)
+    with pytest.raises(StudyError, match=rf"{WEIGHTS}: is not as its job left it"):
+        policy_digest(base)
+
+
+def test_a_file_too_many_or_too_few_is_noticed_and_a_card_is_not(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run") / "policy"
+    before = policy_digest(folder)
+    for name in ("README.md", ".snakemake_timestamp"):
+        (folder / name).touch()
+    assert policy_digest(folder) == before
+    (folder / "adapter.safetensors").touch()
+    with pytest.raises(StudyError, match=r"adapter\.safetensors: is not as"):
+        policy_digest(folder)
+    (folder / "adapter.safetensors").unlink()
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(StudyError, match=rf"{WEIGHTS}: is not as"):
+        policy_digest(folder)
+
+
+def test_a_policy_of_others_needs_no_manifest(tmp_path: Path) -> None:
+    """Nor is one that does not speak of it held against it."""
+    run = make_run(tmp_path / "run")
+    shutil.copytree(run / "policy", tmp_path / "elsewhere" / "policy")
+    assert policy_digest(tmp_path / "elsewhere" / "policy") == policy_digest(run / "policy")
+    assert policy_digest(make_policy(run / "other")) == policy_digest(run / "policy")
+
+
+def test_the_digest_in_the_manifest_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    known = read_manifest(run / NAME)
+    assert known.policy("policy") == policy_digest(run / "policy")
+    assert known.policy("snapshots/step-00000010") == policy_digest(run / "snapshots" / "step-00000010")
+    monkeypatch.chdir(run)
+    assert policy_digest(Path("policy")) == known.policy("policy"), "however the folder is called"
+    flip(run / "policy" / WEIGHTS)
+    with pytest.raises(StudyError):
+        policy_digest(Path("policy"))
+
+
+def test_outputs_may_lie_apart(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name / f"{name}.json").write_text(name)
+    write_manifest(tmp_path / "a" / NAME, [tmp_path / "a" / "a.json", tmp_path / "b" / "b.json"])
+    assert read_manifest(tmp_path / "a" / NAME).outputs.keys() == {"a.json", "../b/b.json"}
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME).symlink_to("/dev/full")
+    with pytest.raises(StudyError, match=r"manifest\.json: could not be written: No space left on device"):
+        write_manifest(tmp_path / NAME, [])

@@ -1,0 +1,164 @@
+"""eval/<arm>.json and <arm>.samples.jsonl: the scores of an arm's policies, and their responses. The only reader and
+writer of these files."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tailrl.artifacts.files import Record, parse_record
+from tailrl.artifacts.manifest import read_vouched
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.records import Count
+from tailrl.config.jobs import Evaluation as Settings
+from tailrl.runtime.errors import StudyError, writing
+
+
+class ProblemScores(Record):
+    """Zeros and ones of the samples of one problem, in the order of the repeats."""
+
+    id: str
+    correct: list[Literal[0, 1]] = Field(min_length=1)
+
+
+class PolicyScores(Record):
+    """One policy: its training seed (base: 0) and, of one on the way, its step; means over problems; the problems."""
+
+    seed: Count
+    step: Count | None = None
+    avg_at_k: float = Field(ge=0, le=1)
+    pass_at_k: float = Field(ge=0, le=1)
+    response_length_mean: float = Field(ge=0)
+    stopped_fraction: float = Field(ge=0, le=1)
+    per_problem: list[ProblemScores]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One policy on the held-out problems: correct_PK (P, K) float64, 0 or 1; its training seed (base: 0)."""
+
+    seed: int
+    correct_PK: FloatArray
+
+    @property
+    def by_problem(self) -> FloatArray:
+        """avg@k of each problem, (P,)."""
+        return np.asarray(self.correct_PK.mean(axis=1), dtype=np.float64)
+
+    @property
+    def avg_at_k(self) -> float:
+        """Share of right samples."""
+        return float(self.correct_PK.mean())
+
+    @property
+    def pass_at_k(self) -> float:
+        """Share of problems with at least one right sample."""
+        return float(self.correct_PK.max(axis=1).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The score of a policy on the way, after so many steps."""
+
+    step: int
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An arm's policies on the same problems, in the same order; `lm_eval` is the harness' version."""
+
+    arm: str
+    problems: tuple[str, ...]
+    scores: tuple[Score, ...]
+    lm_eval: str
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+class EvaluationFile(Record):
+    """eval/<arm>.json; `header` says what its first fields are."""
+
+    arm: str
+    task: str
+    samples_per_problem: Count
+    temperature: float
+    max_new_tokens: Count
+    sampler: dict[str, Any]
+    seed: int
+    policies: list[PolicyScores]
+    snapshots: list[PolicyScores] = Field(default_factory=list)
+    lm_eval_version: str
+
+    def arrays(self) -> Evaluation:
+        """The scores in arrays."""
+        problems = tuple(item.id for item in self.policies[0].per_problem)
+        snapshots = tuple(Snapshot(policy.step or 0, _score(policy)) for policy in self.snapshots)
+        return Evaluation(self.arm, problems, tuple(map(_score, self.policies)), self.lm_eval_version, snapshots)
+
+
+def header(arm: str, settings: Settings) -> dict[str, Any]:
+    """What an evaluation's file says of how an arm was evaluated."""
+    return {
+        "arm": arm,
+        "task": settings.task.name,
+        "samples_per_problem": settings.samples,
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+        "sampler": settings.sampler.model_dump(mode="json"),
+        "seed": settings.seed,
+    }
+
+
+def manifest_of(path: Path) -> Path:
+    """Where the manifest of an arm's evaluation lies: eval/<arm>.manifest.json."""
+    return path.with_suffix(".manifest.json")
+
+
+def write_evaluation(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write what an `EvaluationFile` holds; raises StudyError where the disk refuses."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_samples(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write every response, a line for each policy and problem; raises StudyError where the disk refuses."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+
+
+def read_evaluation_file(path: Path) -> EvaluationFile:
+    """An arm's evaluation as the file has it.
+
+    Raises:
+        StudyError: it is missing or not such a file, or its policies differ in problems or samples.
+    """
+    found = parse_record(EvaluationFile, read_vouched(path, manifest_of(path)), path)
+    every = [*found.policies, *found.snapshots]
+    if not found.policies or not all(policy.per_problem for policy in every):
+        raise StudyError(f"{path}: holds no policy, or a policy without problems")
+    if len({tuple((item.id, len(item.correct)) for item in policy.per_problem) for policy in every}) > 1:
+        raise StudyError(f"{path}: its policies differ in problems or samples per problem")
+    first = every[0].per_problem
+    if len({item.id for item in first}) < len(first):
+        raise StudyError(f"{path}: two problems have the same id")
+    if {len(item.correct) for item in first} != {found.samples_per_problem}:
+        raise StudyError(f"{path}: a problem does not have {found.samples_per_problem} samples")
+    if len({(policy.seed, policy.step) for policy in every}) < len(every):
+        raise StudyError(f"{path}: holds a policy twice")
+    return found
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """An arm's evaluation in arrays; raises StudyError likewise."""
+    return read_evaluation_file(path).arrays()
+
+
+def _score(policy: PolicyScores) -> Score:
+    return Score(policy.seed, np.array([item.correct for item in policy.per_problem], dtype=np.float64))

@@ -1,0 +1,80 @@
+"""Reads bytes, text, JSON and records from files: whatever cannot be used is one sentence that names the file."""
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tailrl.config.messages import sentences
+from tailrl.runtime.errors import StudyError, one_line, reason
+
+
+class Record(BaseModel):
+    """A file of results or a part of one: closed to names that it does not know, and no value is converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content; raises StudyError where it is missing or cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise StudyError(f"{path}: is missing") from None
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def read_text(path: Path) -> str:
+    """A file's text; raises StudyError where it is missing, cannot be read or is not UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
+    """The object that a JSON text holds; raises StudyError, which says where, for anything else."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise StudyError(f"{where}: not valid JSON") from None
+    if not isinstance(data, dict):
+        raise StudyError(f"{where}: holds {type(data).__name__}, not a JSON object")
+    return data
+
+
+def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> RecordT:
+    """A record from JSON text; raises StudyError, which says where and names the fields that are wrong."""
+    try:
+        return kind.model_validate(parse_object(text, where))
+    except ValidationError as error:
+        raise StudyError(f"{where}: {one_line(sentences(error, kind))}") from None
+
+
+def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDArray[Any]]:
+    """Numbers by name from the content of an npz file, all of one length; raises StudyError, which names the file."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            missing = [name for name in names if name not in file]
+            arrays = {} if missing else {name: file[name] for name in names}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise StudyError(f"{path}: cannot be read as an npz file of arrays") from None
+    if missing:
+        raise StudyError(f"{path}: has no {missing[0]}")
+    if any(array.dtype.kind not in "biuf" or not array.ndim for array in arrays.values()):
+        raise StudyError(f"{path}: its arrays do not hold numbers")
+    lengths = sorted({len(array) for array in arrays.values()})
+    if len(lengths) != 1 or not lengths[0]:
+        raise StudyError(f"{path}: its arrays hold {', '.join(map(str, lengths))} places")
+    return arrays

@@ -1,0 +1,126 @@
+"""manifest.json: what a job left, and digests of what it was made from. The only reader and writer of these files.
+
+A small file of results is held against its manifest whenever it is read, a policy once by each job that reads it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tailrl.artifacts.files import Record, parse_record, read_bytes
+from tailrl.runtime.atomic_files import checksum
+from tailrl.runtime.errors import StudyError, writing
+
+NAME = "manifest.json"
+CARD = "README.md"
+"""A model card is written after its policy, and may be written again."""
+
+
+class Output(Record):
+    """The bytes of a file, and their SHA-256."""
+
+    length: int
+    sha256: str
+
+
+class PolicyDigest(Record):
+    """A policy that was evaluated: its training seed, the step of one on the way, and its `policy_digest`."""
+
+    seed: int
+    step: int | None = None
+    sha256: str
+
+
+class Manifest(Record):
+    """What one job left.
+
+    Attributes:
+        outputs: its files, by their paths from the manifest's folder.
+        inputs: SHA-256 by what it is of: the problems, the base policy.
+        steps: of a training run.
+        arm, settings, policies: of an evaluation.
+    """
+
+    outputs: dict[str, Output]
+    inputs: dict[str, str] = Field(default_factory=dict)
+    steps: int | None = None
+    arm: str | None = None
+    settings: dict[str, Any] | None = None
+    policies: list[PolicyDigest] = Field(default_factory=list)
+
+    def policy(self, folder: str) -> str:
+        """The `policy_digest` of a policy among the outputs."""
+        return _digest(_within(self, folder))
+
+
+def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
+    """Write the manifest of these files, with the other fields that are given; raises StudyError."""
+    files = {os.path.relpath(file, path.parent): file for file in outputs}
+    found = {name: {"length": file.stat().st_size, "sha256": checksum(file)} for name, file in files.items()}
+    manifest = Manifest.model_validate({"outputs": found, **others})
+    with writing(path):
+        path.write_text(manifest.model_dump_json(indent=1, exclude_defaults=True) + "\n", encoding="utf-8")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest; raises StudyError where it is missing or is none."""
+    return parse_record(Manifest, read_bytes(path), path)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a job's folder but for its manifest, those of the folders in it too, in order."""
+    return [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / NAME]
+
+
+def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
+    """A small file's content, if the manifest (by default that beside it) says the same.
+
+    Raises:
+        StudyError: either is missing or cannot be read, or the file was changed after its job.
+    """
+    data, beside = read_bytes(path), manifest or path.with_name(NAME)
+    known = read_manifest(beside).outputs.get(path.name)
+    if known is None or known.sha256 != hashlib.sha256(data).hexdigest():
+        raise _changed(path, beside, path)
+    return data
+
+
+def policy_digest(folder: Path) -> str:
+    """One SHA-256 over all files of a policy: weights, configuration and tokenizer, without its card.
+
+    Raises:
+        StudyError: a file cannot be read, or differs from the manifest of the job that made the policy, where there is
+            one: in the folder, beside it, or beside the `snapshots` that it is of.
+    """
+    files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    found = {file.name: checksum(file) for file in files if file.name not in (NAME, CARD)}
+    homes = [folder, folder.parent] if folder.name == "policy" else [folder, *folder.parents[1:2]]
+    for home in homes:
+        name = folder.relative_to(home).as_posix()
+        if not (home / NAME).is_file() or not (known := _within(read_manifest(home / NAME), name)):
+            continue
+        for file in sorted(known.keys() | found.keys()):
+            if known.get(file) != found.get(file):
+                raise _changed(folder / file, home / NAME, folder)
+    return _digest(found)
+
+
+def _within(manifest: Manifest, folder: str) -> dict[str, str]:
+    """SHA-256 of the files directly in a folder, by their names."""
+    return {Path(name).name: o.sha256 for name, o in manifest.outputs.items() if Path(name).parent == Path(folder)}
+
+
+def _digest(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _changed(path: Path, manifest: Path, remove: Path) -> StudyError:
+    return StudyError(
+        f"{path}: is not as its job left it, as {manifest.name} shows; put it back, or remove {remove} and run the "
+        "study again"
+    )

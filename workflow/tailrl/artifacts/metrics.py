@@ -1,0 +1,70 @@
+"""metrics.jsonl: a line of numbers for each step of a run. The only reader and writer of these files."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrl.artifacts.files import parse_object
+from tailrl.artifacts.manifest import read_vouched
+from tailrl.runtime.errors import StudyError
+from tailrl.tracking.metrics import REWARD, STEP
+
+FloatArray = NDArray[np.float64]
+Metrics = Mapping[str, FloatArray]
+"""By key, (N,) over the steps, NaN where a step lacks the key."""
+
+Point = dict[str, float | None]
+"""What one step logged; None for what was not finite."""
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """A step's line: what is not finite becomes null, since JSON has no NaN."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
+
+
+def follow_metrics(path: Path, ended: Callable[[], bool]) -> Iterator[Point]:
+    """The steps in a file that grows, each when its line is whole, until its writer has ended."""
+    with path.open(encoding="utf-8") as file:
+        part, over = "", False
+        while not over:
+            over = ended()  # before the reading: what was written until then is read
+            *lines, part = (part + file.read()).split("\n")
+            yield from (parse_object(line, path) for line in lines)
+
+
+def read_points(job: Path) -> list[Point]:
+    """Every step of a finished run.
+
+    Raises:
+        StudyError: the file is missing or empty, a line is not an object of numbers, a step is missing, or a reward
+            does not lie between 0 and 1.
+    """
+    path = job / "metrics.jsonl"
+    points: list[Point] = []
+    for step, line in enumerate(read_vouched(path).splitlines()):
+        where = f"{path}, line {step + 1}"
+        try:
+            point = parse_object(line, where)
+            [float(value) for value in point.values() if value is not None]
+        except (StudyError, TypeError, ValueError, OverflowError):  # a whole number may be larger than any float
+            raise StudyError(f"{where}: not a JSON object of numbers") from None
+        if point.get(STEP) != step:
+            raise StudyError(f"{where}: {STEP} is {point.get(STEP)}, not {step}")
+        reward = point.get(REWARD, 0.0)
+        if reward is None or not 0 <= reward <= 1:
+            raise StudyError(f"{where}: {REWARD} is {reward}, but rewards lie between 0 and 1")
+        points.append(point)
+    if not points:
+        raise StudyError(f"{path}: holds no training step")
+    return points
+
+
+def read_metrics(job: Path) -> Metrics:
+    """The same by key; raises StudyError likewise."""
+    points = [{key: math.nan if value is None else value for key, value in point.items()} for point in read_points(job)]
+    keys = dict.fromkeys(key for point in points for key in point)
+    return {key: np.array([point.get(key, math.nan) for point in points], dtype=np.float64) for key in keys}

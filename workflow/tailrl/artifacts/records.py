@@ -1,0 +1,117 @@
+"""run.json: what a job was given and what it ran on. The only reader and writer of these files."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, ValidationError, field_validator
+
+from tailrl.artifacts.files import Record, RecordT, parse_record
+from tailrl.artifacts.manifest import read_vouched
+from tailrl.config.base import Settings
+from tailrl.config.distributions import Distributions
+from tailrl.config.gradients import Gradients
+from tailrl.config.jobs import Run
+from tailrl.config.messages import sentences
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Hardware(Record):
+    """The machine of a job; None where it could not be found out."""
+
+    cpu: str | None
+    cores: Count | None
+    memory_gb: Seconds
+    gpu: str | None
+
+
+class JobRecord(Record):
+    """What the record of every job holds: its settings, what ran, on what, and for how long.
+
+    Attributes:
+        settings: of the job, as JSON has them.
+        versions: of the libraries; None for one that is not there.
+        dirty: whether the commit had changes besides.
+        threads: of the job; wall_seconds: from its start to its end.
+    """
+
+    kind: ClassVar[type[Settings]]
+    """What the settings are."""
+
+    settings: dict[str, Any]
+    versions: dict[str, str | None]
+    commit: str | None
+    dirty: bool | None
+    hardware: Hardware
+    threads: Count
+    wall_seconds: Seconds
+
+    @field_validator("settings")
+    @classmethod
+    def _of_their_kind(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        try:
+            cls.kind.model_validate(settings)
+        except ValidationError as error:
+            raise ValueError(sentences(error, cls.kind)) from None
+        return settings
+
+
+class RunRecord(JobRecord):
+    """A training run.
+
+    Attributes:
+        startup_seconds: until the first step, in all processes of the run.
+        resumed_at_steps: where it went on from a checkpoint.
+        fingerprint: digests of all that it was made from, see `tailrl.training.checkpoints`.
+        sampler_self_test: what the engine's test found; None where that is not finite.
+        stopped: the rule that ended it early, in words.
+    """
+
+    kind = Run
+
+    study: str
+    arm: str
+    seed: Count
+    ranks: Count
+    startup_seconds: Seconds
+    resumed_at_steps: list[Count]
+    fingerprint: dict[str, str]
+    sampler_self_test: float | None
+    stopped: str | None
+
+    @property
+    def run(self) -> Run:
+        """The settings as a model."""
+        return Run.model_validate(self.settings)
+
+
+class DistributionsRecord(JobRecord):
+    """A comparison of an engine's distributions with the trainer's; `tailrl.probes.distributions` says what its numbers
+    are."""
+
+    kind = Distributions
+
+    vocabulary: Count
+    tokens: Count
+    edges: list[float]
+    head_below: float
+    tail_from: float
+    sampler_self_test: float | None
+
+
+class GradientsRecord(JobRecord):
+    """An exam of the arms' gradient estimators."""
+
+    kind = Gradients
+
+
+def read_record(folder: Path, kind: type[RecordT]) -> RecordT:
+    """The record in a job's folder; raises StudyError, which names the file and the field."""
+    path = folder / "run.json"
+    return parse_record(kind, read_vouched(path), path)
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write run.json into a job's folder."""
+    (folder / "run.json").write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")

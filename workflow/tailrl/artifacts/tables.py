@@ -1,0 +1,68 @@
+"""CSV tables, claims.csv among them: the only reader and writer of these files."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from tailrl.artifacts.files import read_text
+from tailrl.runtime.errors import StudyError
+
+Row = Mapping[str, object]
+
+
+def flat_rows(records: Iterable[object]) -> list[Row]:
+    """Records as CSV rows; a record inside a record gives columns `outer_inner`.
+
+    Raises:
+        ValueError: Two fields give one column.
+    """
+    rows: list[Row] = []
+    for record in records:
+        row: dict[str, object] = {}
+        for key, value in asdict(record).items():  # type: ignore[call-overload]
+            cells = {f"{key}_{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+            if twice := row.keys() & cells.keys():
+                raise ValueError(f"two fields of {type(record).__name__} give the column {min(twice)}")
+            row |= cells
+        rows.append(row)
+    return rows
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Rows with the same columns, floats to 9 digits, NaN as an empty cell; a header alone if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{key: _cell(value) for key, value in row.items()} for row in rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else format(value, ".9g")
+
+
+def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
+    """The rows of a table; raises StudyError where one lacks any of the columns or has more cells than the header."""
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    for row in rows:
+        missing = [name for name in columns if row.get(name) is None]
+        if missing:
+            raise StudyError(f"{path}: a line has no {missing[0]}")
+        if None in row:
+            raise StudyError(f"{path}: a line has more cells than the header")
+    return rows
+
+
+def write_claims(path: Path, verdicts: Iterable[object]) -> None:
+    """Write the verdicts on claims, records of one kind, a line each."""
+    write_csv(path, flat_rows(verdicts))
+
+
+def read_claims(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    """The verdicts in a file, as text; raises StudyError where one lacks any of the columns."""
+    return read_csv(path, columns)
