@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from study_fixture import PLANNED, ROOT, Workflow, copy_workflow
 
+from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import COMMANDS
-from tailrl.claims.statements import STATEMENTS
 from tailrl.config.load import read_study
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import Study

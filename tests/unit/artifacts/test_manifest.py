@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.artifacts.manifest import NAME, files_in, policy_digest, read_manifest, read_vouched, write_manifest
+from tailrl.artifacts.manifest import (
+    NAME,
+    digest_of,
+    files_in,
+    policy_digest,
+    read_manifest,
+    read_vouched,
+    write_manifest,
+)
 from tailrl.runtime.errors import StudyError
 
 WEIGHTS = "model.safetensors"
@@ -107,10 +115,10 @@ def test_a_policy_of_others_needs_no_manifest(tmp_path: Path) -> None:
 def test_the_digest_in_the_manifest_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
     known = read_manifest(run / NAME)
-    assert known.policy("policy") == policy_digest(run / "policy")
-    assert known.policy("snapshots/step-00000010") == policy_digest(run / "snapshots" / "step-00000010")
+    assert digest_of(known.digests("policy")) == policy_digest(run / "policy")
+    assert digest_of(known.digests("snapshots/step-00000010")) == policy_digest(run / "snapshots" / "step-00000010")
     monkeypatch.chdir(run)
-    assert policy_digest(Path("policy")) == known.policy("policy"), "however the folder is called"
+    assert policy_digest(Path("policy")) == digest_of(known.digests("policy")), "however the folder is called"
     flip(run / "policy" / WEIGHTS)
     with pytest.raises(StudyError):
         policy_digest(Path("policy"))

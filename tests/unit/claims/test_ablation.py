@@ -11,8 +11,9 @@ from artifacts_fixture import edit
 from csv_fixture import rows
 from scipy import stats
 
-from tailrl.claims.ablation import Point, as_good
-from tailrl.claims.decide import Verdict
+from tailrl.analysis.ablation import Point
+from tailrl.claims.ablation import as_good
+from tailrl.claims.decide import Scope
 from tailrl.claims.finding import CHANGES, UNDECIDED, UNTESTABLE
 from tailrl.config.study import Study
 from tailrl.report.study import write_ablation
@@ -152,8 +153,7 @@ def test_what_is_as_good_within_a_margin() -> None:
         Point("start", arm, f"value {arm}", NONE, NO_DIFFERENCE, change, 0.5, NONE, NONE, NONE, NONE, NONE, 3, 0)
         for arm, change in changes.items()
     ]
-    line = Verdict("ablation.it.score", "", "", "", "", "", "start", 3, 0, 0, 0, "share of samples", 0.5, 0.5, "", "")
-    found = as_good(line, points, 0.05)
+    found = as_good("it", points, [Scope("", "", "")] * len(points), 0.05)
     assert [(own.arms, own.verdict) for own in found] == [
         ("good", "reproduced"), ("open", "not decided"), ("worse", "contradicted"),
     ]  # fmt: skip

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, made, results_of
 
-from tailrl.analysis import early_warning
-from tailrl.claims import distributions, finding, gradients
-from tailrl.claims.decide import judge
+from tailrl.analysis import across, early_warning
+from tailrl.claims import catalogue, distributions, gradients
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TRAINED_CLAIMS, WORDS, named, words_of
 from tailrl.claims.evidence import COLUMNS, Shown, answers
-from tailrl.claims.finding import ABLATED, CLAIMS, WORDS, words_of
-from tailrl.claims.statements import STATEMENTS
-from tailrl.report import across
+from tailrl.claims.study import judge
 from tailrl.report.study import claims_page, read_shown
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -28,7 +26,7 @@ FACTS = [
     )
     for name in names
 ]
-OWN = [*(claim.id for claim in CLAIMS), *FACTS]
+OWN = [*(claim.id for claim in TRAINED_CLAIMS), *FACTS]
 FAMILIES = ("ablation.", "across.", "warning.")
 
 
@@ -40,18 +38,18 @@ def ids(path: Path) -> list[str]:
 def test_every_id_is_one_of_its_own() -> None:
     every = [*OWN, *(statement.id for statement in STATEMENTS)]
     assert len(every) == len(set(every))
-    for own in (*every, *(claim for claim in WORDS if "*" not in claim)):
-        assert re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", own), own
+    for own in (*every, *CATALOGUE):
+        assert re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", own.replace("{field}", "field")), own
     assert {own.partition(".")[0] for own in OWN} == {"dvp", "vexact", "open", "price"}
     assert {statement.id.partition(".")[0] for statement in STATEMENTS} == {"statement", "question"}
 
 
 def test_every_claim_has_words_of_its_own_and_no_words_are_left_over() -> None:
-    known = [claim for claim in WORDS if "*" not in claim]
-    assert sorted(OWN) == sorted(claim for claim in known if not claim.startswith(FAMILIES))
-    assert len({WORDS[claim] for claim in known}) == len(known)
-    assert list(across.QUANTITIES) == list(finding.QUANTITIES)
-    assert list(early_warning.METRICS) == list(finding.WARNINGS)
+    assert sorted(OWN) == sorted(claim for claim in CATALOGUE if not claim.startswith(FAMILIES))
+    assert len({claim.text for claim in CATALOGUE.values()}) == len(CATALOGUE)
+    assert list(across.QUANTITIES) == list(named("across.*"))
+    for asked in ("collapse", "before_reward"):
+        assert list(early_warning.METRICS) == list(named(f"warning.*.{asked}"))
 
 
 def test_the_words_of_an_ablation_are_made_from_its_field() -> None:
@@ -72,9 +70,8 @@ def test_every_published_line_is_on_a_known_claim(path: Path) -> None:
 
 def test_every_statement_is_decided_by_known_claims() -> None:
     fields = {claim.rpartition(".")[0] for path in PUBLISHED for claim in ids(path) if claim.startswith("ablation.")}
-    known = {claim for claim in WORDS if "*" not in claim} | {
-        f"{field}.{asked}" for field in fields for asked in ABLATED
-    }
+    ablated = [claim for claim in CATALOGUE if claim.startswith("ablation.")]
+    known = {*CATALOGUE, *(claim.replace("ablation.{field}", field) for field in fields for claim in ablated)}
     for statement in STATEMENTS:
         for by in statement.by:
             assert any(fnmatchcase(claim, by) for claim in known), by
@@ -108,8 +105,8 @@ def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.Monke
 
     decided, lines = judge(results), matched()
     page = claims_page(published(), DOCS)
-    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(WORDS)}
-    monkeypatch.setattr(finding, "WORDS", new)
+    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(WORDS) if not claim.startswith("ablation.")}
+    monkeypatch.setattr(catalogue, "WORDS", {**WORDS, **new})
     assert matched() == lines
     again = judge(results)
     assert [verdict.claim for verdict in again] == [new[verdict.id] for verdict in decided]

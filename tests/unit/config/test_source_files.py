@@ -42,6 +42,11 @@ def test_the_files_of_modules() -> None:
     assert [module_file(name) for name in ("torch", "tailrl.nothing", "tailrl.config.study.Study")] == [None] * 3
 
 
+def test_the_data_of_a_package_counts_with_it() -> None:
+    assert "claims/catalogue/mismatch.yaml" in names("tailrl.report.study")
+    assert not any(file.endswith(".yaml") for file in relative(training_files("vllm")))
+
+
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(
         "import os, tailrl.runtime.seeding\n"

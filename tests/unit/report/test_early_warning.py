@@ -11,11 +11,12 @@ from artifacts_fixture import edit, policy_of, write_scores
 from early_warning_fixture import case, write_run, write_runs
 
 from tailrl.analysis.early_warning import ALL, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.claims.catalogue import STATEMENTS
+from tailrl.claims.early_warning import ALIKE, UNSKILLED, judge_warnings
 from tailrl.claims.evidence import OPEN, answers, read_shown
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.statements import STATEMENTS
 from tailrl.config.load import parse_study
-from tailrl.report.early_warning import ALIKE, UNSKILLED, _verdicts, warning_figure
+from tailrl.report.early_warning import warning_figure
 from tailrl.report.study import write_early_warning
 from tailrl.stats.clustered import shuffled_skill
 from tailrl.stats.intervals import Interval, share_interval
@@ -36,11 +37,11 @@ def study(tmp_path: Path) -> Path:
 def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> None:
     share = share_interval(5, 10)
     one = Warned("k3", K3, 2.0, "judged on", ALL, 10, 5, share, 10, 5, share, Interval(*lead, 3), 0.5)
-    announces, plateau, *_ = _verdicts([], [one])
+    announces, plateau, *_ = judge_warnings([], [one])
     assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
     assert plateau.id == "warning.k3.collapse.lead"
     nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
-    assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
+    assert judge_warnings([], [nothing])[1].verdict == UNTESTABLE
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_which_warns_first(low: float, high: float, verdict: str) -> None:
     for p, expected in ((0.0001, verdict), (0.5, UNDECIDED if verdict == REPRODUCED else verdict)):
         lines = [
             (line.id, line.verdict, line.seeds)
-            for line in _verdicts([], [reward, replace(k3, p=p)])
+            for line in judge_warnings([], [reward, replace(k3, p=p)])
             if line.id.endswith(".before_reward")
         ]
         assert lines == [("warning.k3.before_reward", expected, 10)]
@@ -70,7 +71,7 @@ def test_what_is_said_of_metrics() -> None:
     fair = replace(good, metric="rising entropy", p=0.005)
     backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
     cases = [case(seed, collapses=False) for seed in range(5)]
-    lines = {line.id: line for line in _verdicts(cases, [good, fair])}
+    lines = {line.id: line for line in judge_warnings(cases, [good, fair])}
     first, second, k3, plateau = (
         lines[name]
         for name in (
@@ -84,8 +85,8 @@ def test_what_is_said_of_metrics() -> None:
         (REPRODUCED, 0.0049, pytest.approx(0.049)),
         (REPRODUCED, 0.005, pytest.approx(0.049)),
     ]
-    assert _verdicts(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
-    assert _verdicts(cases, [backward])[0].verdict == UNDECIDED
+    assert judge_warnings(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
+    assert judge_warnings(cases, [backward])[0].verdict == UNDECIDED
     assert len(lines) == len(METRICS) + 1
     assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
     assert k3.seen == plateau.seen == f"k3: {ALIKE}", "no run of these collapses"

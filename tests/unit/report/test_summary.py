@@ -14,7 +14,7 @@ from tailrl.analysis.format import percent, points, short, spread
 from tailrl.analysis.scores import Comparison, compare_arms
 from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
-from tailrl.claims.decide import judge
+from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
 from tailrl.config.study import Study
 from tailrl.report.page import page

@@ -71,6 +71,7 @@ def updates_of_placed(model: PreTrainedModel, run: Run, count: int) -> dict[str,
         "norms": [norm for _, norm, _ in found],
         "metrics": [record.metrics() for _, _, record in found],
         "tokens": [record.tokens() for _, _, record in found],
+        "order": [record.order() for _, _, record in found],
         "gradients": [gradient.numpy() for gradient in gradients],
         "weights": torch.cat([distributed.whole(p).detach().flatten() for p in model.parameters()]).numpy(),
     }

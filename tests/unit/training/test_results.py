@@ -68,7 +68,7 @@ def test_a_finished_run_without_outputs_is_restored_not_retrained(
     for _ in range(2):  # with the outputs removed, and with them there
         runs.train(run)
         assert contents(out) == before
-        assert f"tailrl: {out}: this run is finished; its results are given again\n" in capsys.readouterr().err
+        assert f"tailrl: {out}: this run is finished; its results are restored\n" in capsys.readouterr().err
     assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
 
 
@@ -172,7 +172,8 @@ def test_damaged_results_are_not_restored(runs: Runs, file: str) -> None:
     runs.train(run)
     SPOILT[file](out)
     before = contents(out)
-    words = rf"{file}: damaged, and with it the results of a finished run; remove \S+ to train it again$"
+    changed = r"is not as its job left it, as manifest\.json shows; put it back, or remove \S+ and run the study again"
+    words = rf"finished-\w+/{file}: ({changed}|not valid JSON)$"
     with pytest.raises(StudyError, match=words):
         runs.train(run)
     assert contents(out) == before

@@ -18,17 +18,21 @@ from sampler_fixture import PlainSampler
 from step_fixture import DVP, GROUP, PROMPTS, RHO, STEPS, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from tailrl.artifacts.tokens import ARRAYS
 from tailrl.config.jobs import Run
 from tailrl.model.policy import load_policy, load_tokenizer, named_weights
+from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
+from tailrl.training.kept_data import response_arrays
 from tailrl.training.loop import train
+from tailrl.training.optimizer import make_optimizer
 from tailrl.training.rollouts import problem_order, rewards, step_requests
-from tailrl.training.step import Sample, accumulate_gradients
+from tailrl.training.step import Sample, accumulate_gradients, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -186,6 +190,31 @@ def test_tokens_are_recorded_as_they_were_sampled(model: PreTrainedModel) -> Non
     assert (tokens["logp_train_masked"] >= tokens["logp_train"]).all()
 
 
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_what_each_token_is_and_what_its_response_earned(model: PreTrainedModel, minibatches: int) -> None:
+    """Minibatches are dealt by chance, and responses without an advantage come last in theirs."""
+    rollouts, advantages = make_rollouts()
+    advantages[1] = advantages[4] = 0.0
+    clip: dict[str, Any] = {"clip": {"ratio": "recompute"}} if minibatches > 1 else {}
+    run = run_of({"vocabulary": DVP, **clip}, minibatches=minibatches)
+    optimizer = make_optimizer(model, run.training)
+    _, _, record = update(model, optimizer, samples_of(rollouts, advantages, run), run, 3, Stopwatch())
+    order, rewards_B = record.order(), np.arange(7, dtype=np.float32) / 7
+    assert sorted(order) == list(range(7)) != order
+    tokens = record.tokens() | response_arrays(order, rollouts, advantages, rewards_B)
+    assert len({len(array) for array in tokens.values()}) == 1
+    assert {name: str(tokens[name].dtype) for name in ("token", "position", "sequence", "advantage", "reward")} == {
+        **dict.fromkeys(("token", "position", "sequence"), "int32"), **dict.fromkeys(("advantage", "reward"), "float32")
+    }  # fmt: skip
+    for number, rollout in enumerate(rollouts):
+        own = tokens["sequence"] == number
+        assert tokens["token"][own].tolist() == list(rollout.tokens)
+        assert tokens["position"][own].tolist() == list(range(len(rollout.tokens)))
+        np.testing.assert_array_equal(tokens["logp_infer_masked"][own], rollout.logp_infer_T)
+        assert set(tokens["advantage"][own]) == {np.float32(advantages[number])}
+        assert set(tokens["reward"][own]) == {rewards_B[number]}
+
+
 def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
     rollouts, advantages = make_rollouts()
     with pytest.raises(StudyError, match="loss is nan"):
@@ -272,6 +301,16 @@ def test_a_run_over_an_exact_engine(
     np.testing.assert_allclose(tokens["logp_train"], tokens["logp_infer"], atol=1e-4)
     np.testing.assert_allclose(tokens["logp_train_masked"], tokens["logp_infer_masked"], atol=1e-4)
     assert not tokens["outside"].any()
+    assert set(tokens.files) == set(ARRAYS)
+    for number in (0, 2):
+        own = {name: tokens[name][tokens["step"] == number] for name in tokens.files}
+        first = own["position"] == 0
+        assert sorted(own["sequence"][first]) == list(range(PROMPTS * GROUP))
+        by_sequence = np.argsort(own["sequence"][first])
+        reward_PG = own["reward"][first][by_sequence].reshape(PROMPTS, GROUP)
+        assert reward_PG.mean() == metrics[number]["reward/mean"]
+        advantage_PG = ESTIMATORS[run.estimator](torch.from_numpy(reward_PG)).numpy()
+        np.testing.assert_array_equal(own["advantage"][first][by_sequence].reshape(PROMPTS, GROUP), advantage_PG)
 
     record = json.loads((files / "out" / "run.json").read_text())
     assert (record["study"], record["arm"], record["seed"]) == ("test", arm, 5)

@@ -53,9 +53,14 @@ class Manifest(Record):
     settings: dict[str, Any] | None = None
     policies: list[PolicyDigest] = Field(default_factory=list)
 
-    def policy(self, folder: str) -> str:
-        """The `policy_digest` of a policy among the outputs."""
-        return _digest(_within(self, folder))
+    def digests(self, folder: str = ".") -> dict[str, str]:
+        """SHA-256 of the outputs in a folder, by their paths in it."""
+        within = ((Path(name), output.sha256) for name, output in self.outputs.items())
+        return {str(path.relative_to(folder)): sha256 for path, sha256 in within if path.is_relative_to(folder)}
+
+    def evaluated(self, seed: int, step: int | None = None) -> str | None:
+        """The `policy_digest` of a policy that was evaluated; None where it was not."""
+        return next((p.sha256 for p in self.policies if (p.seed, p.step) == (seed, step)), None)
 
 
 def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
@@ -73,8 +78,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a job's folder but for its manifest, those of the folders in it too, in order."""
-    return [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / NAME]
+    """The files that a job left in a folder and in those in it, in order: not its manifest, nor what is hidden."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
+    return [file for file in files if file.name not in (NAME, CARD)]
 
 
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
@@ -90,6 +96,20 @@ def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
     return data
 
 
+def read_digests(folder: Path, home: Path) -> dict[str, str]:
+    """SHA-256 of each file in a folder, by its path in it.
+
+    Raises:
+        StudyError: a file cannot be read, or they differ from what the manifest in `home`, above the folder, says.
+    """
+    found = {str(file.relative_to(folder)): checksum(file) for file in files_in(folder)}
+    known = read_manifest(home / NAME).digests(folder.relative_to(home).as_posix())
+    for name in sorted(known.keys() | found.keys()):
+        if known.get(name) != found.get(name):
+            raise _changed(folder / name, home / NAME, folder)
+    return found
+
+
 def policy_digest(folder: Path) -> str:
     """One SHA-256 over all files of a policy: weights, configuration and tokenizer, without its card.
 
@@ -97,25 +117,15 @@ def policy_digest(folder: Path) -> str:
         StudyError: a file cannot be read, or differs from the manifest of the job that made the policy, where there is
             one: in the folder, beside it, or beside the `snapshots` that it is of.
     """
-    files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
-    found = {file.name: checksum(file) for file in files if file.name not in (NAME, CARD)}
-    homes = [folder, folder.parent] if folder.name == "policy" else [folder, *folder.parents[1:2]]
-    for home in homes:
-        name = folder.relative_to(home).as_posix()
-        if not (home / NAME).is_file() or not (known := _within(read_manifest(home / NAME), name)):
-            continue
-        for file in sorted(known.keys() | found.keys()):
-            if known.get(file) != found.get(file):
-                raise _changed(folder / file, home / NAME, folder)
-    return _digest(found)
+    homes = [folder, *([folder.parent] if folder.name == "policy" else folder.parents[1:2])]
+    home = next((home for home in homes if (home / NAME).is_file()), None)
+    if home is not None and read_manifest(home / NAME).digests(folder.relative_to(home).as_posix()):
+        return digest_of(read_digests(folder, home))
+    return digest_of({str(file.relative_to(folder)): checksum(file) for file in files_in(folder)})
 
 
-def _within(manifest: Manifest, folder: str) -> dict[str, str]:
-    """SHA-256 of the files directly in a folder, by their names."""
-    return {Path(name).name: o.sha256 for name, o in manifest.outputs.items() if Path(name).parent == Path(folder)}
-
-
-def _digest(digests: Mapping[str, str]) -> str:
+def digest_of(digests: Mapping[str, str]) -> str:
+    """One SHA-256 over those of several files."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

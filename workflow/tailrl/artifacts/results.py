@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.evaluation import Evaluation, Score, Snapshot, manifest_of, read_evaluation_file
-from tailrl.artifacts.manifest import NAME, Manifest, read_manifest
+from tailrl.artifacts.manifest import NAME, Manifest, digest_of, read_manifest
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
@@ -82,7 +82,7 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     base_path = folder / "eval" / f"{BASE_ARM}.json"
     base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
     for run in (run for arm in names for run in runs[arm]):
-        if run.record.fingerprint.get("base policy") != made.policies[0].sha256:
+        if run.record.fingerprint.get("base policy") != made.evaluated(0):
             job = folder / "train" / run.arm / f"seed{run.seed}"
             raise StudyError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
     evaluations = {}
@@ -91,7 +91,7 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
         evaluations[arm], own = _read_evaluation(study, path, arm, study.seeds)
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
-        _check_policies(path, own, folder / "train" / arm, study.seeds)
+        _check_policies(path, evaluations[arm], own, folder / "train" / arm)
     return Results(names, runs, evaluations, base)
 
 
@@ -116,10 +116,9 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     for key in _differing(record.settings, settings.model_dump(mode="json")):
         raise StudyError(f"{job / 'run.json'}: was trained with another {key} than the study says")
     tokens = read_tokens(job)
-    steps = set(tokens.step_T.tolist())
-    regular = {step for step in steps if step % settings.training.keep_tokens_every == 0}
+    steps = np.unique(tokens.step_T)
     # The first step whose update is not skipped is kept in any case.
-    if not (steps - regular <= {min(steps)} and min(steps) >= 0 and max(steps) < len(metrics[STEP])):
+    if steps[0] < 0 or steps[-1] >= len(metrics[STEP]) or (steps[1:] % settings.training.keep_tokens_every).any():
         raise StudyError(f"{job / 'tokens.npz'}: holds tokens of steps that its run does not keep")
     return TrainedRun(arm, seed, metrics, tokens, record)
 
@@ -139,15 +138,14 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
 
-def _check_policies(path: Path, made: Manifest, runs: Path, seeds: Sequence[int]) -> None:
+def _check_policies(path: Path, evaluation: Evaluation, made: Manifest, runs: Path) -> None:
     """Raises StudyError where an evaluation's policies are not those that lie in the runs' folders now."""
-    for policy in made.policies:
-        if policy.seed not in seeds:
-            continue
-        job = runs / f"seed{policy.seed}"
-        kept = "policy" if policy.step is None else f"snapshots/step-{policy.step:08d}"
-        if policy.sha256 != read_manifest(job / NAME).policy(kept):
-            raise StudyError(f"{path}: evaluated another policy than {job / kept}; remove it to evaluate that one")
+    policies: list[tuple[int, int | None]] = [(score.seed, None) for score in evaluation.scores]
+    policies += [(kept.score.seed, kept.step) for kept in evaluation.snapshots]
+    for seed, step in policies:
+        job, name = runs / f"seed{seed}", "policy" if step is None else f"snapshots/step-{step:08d}"
+        if made.evaluated(seed, step) != digest_of(read_manifest(job / NAME).digests(name)):
+            raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")
 
 
 def _differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

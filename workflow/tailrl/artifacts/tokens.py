@@ -12,9 +12,14 @@ from tailrl.artifacts.files import parse_arrays
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
 
-ARRAYS = ("step", "logp_train", "logp_infer", "logp_train_masked", "logp_infer_masked", "outside")
+ARRAYS = (
+    *("step", "logp_train", "logp_infer", "logp_train_masked", "logp_infer_masked", "outside"),
+    *("token", "position", "sequence", "advantage", "reward"),
+)
 """What the file holds of each of T tokens: int32, the training step; float32, nats, log π_train and log π_infer of the
-sampled token, unmasked and masked; bool, whether it lies outside the trainer's safe set."""
+sampled token, unmasked and masked; bool, whether it lies outside the trainer's safe set; int32, its id, its position in
+the response from 0, and the response's number in the step (so that number // group_size is the prompt's); float32, the
+response's advantage and reward."""
 
 
 @dataclass(frozen=True, slots=True)

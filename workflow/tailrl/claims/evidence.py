@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.tables import read_claims, read_csv
+from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.finding import UNTESTABLE
-from tailrl.claims.statements import STATEMENTS, Statement
 
 Row = dict[str, str]
 
@@ -195,7 +195,7 @@ def _tables(folder: Path) -> list[Path]:
 def _shown(name: str, places: Sequence[Path]) -> Shown:
     pages = {place: _page(place, name) for place in places}
     claims = [
-        {**row, "page": str(page or "")}
+        {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
         for row in read_claims(path, COLUMNS)

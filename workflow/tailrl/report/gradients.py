@@ -15,7 +15,6 @@ from tailrl.analysis.gradients import (
     ENDS,
     LINE,
     MISMATCHES,
-    NO_MISMATCH,
     Range,
     Summary,
     read_qualities,
@@ -23,6 +22,7 @@ from tailrl.analysis.gradients import (
 )
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.records import GradientsRecord, read_record
+from tailrl.config.gradients import NO_MISMATCH
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render
 

@@ -13,10 +13,10 @@ from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import Results, read_results
 from tailrl.artifacts.tables import write_claims
-from tailrl.claims.decide import judge
 from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
+from tailrl.claims.study import judge
 from tailrl.config.study import Study
 from tailrl.report import ablation, distributions, figures, gradients, snapshots
 from tailrl.report.across import write_across

@@ -2,14 +2,13 @@
 
 import platform
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 
 LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
 """Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on and, in a second line, the
@@ -54,12 +53,12 @@ def remove_stale_lock(folder: Path) -> bool:
     said: set[int] = set()
     while jobs := running_jobs(folder):
         for process in jobs.keys() - said:
-            _say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
+            say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
         said |= jobs.keys()
         time.sleep(PAUSE)
     for lock in locks:
         lock.unlink(missing_ok=True)
-    _say(f"{folder}: the lock of a Snakemake that was killed is removed")
+    say(f"{folder}: the lock of a Snakemake that was killed is removed")
     return True
 
 
@@ -116,7 +115,3 @@ def _same(place: str, folder: Path) -> bool:
         return Path(place).samefile(folder)
     except OSError:
         return False  # it is gone
-
-
-def _say(sentence: str) -> None:
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)

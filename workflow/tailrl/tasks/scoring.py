@@ -1,10 +1,10 @@
 """The one rule that scores a response, whatever the task."""
 
 import atexit
-import sys
 from collections.abc import Callable
 from functools import cache
 
+from tailrl.runtime.errors import say
 from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.verifier import MathVerifier
@@ -51,8 +51,7 @@ def _close(verifier: MathVerifier) -> None:
     """End the worker, and say how many answers were scored 0 because it came to no verdict."""
     verifier.close()
     if verifier.timeouts or verifier.crashes:
-        print(
-            f"tailrl: math-verify came to no verdict on {verifier.timeouts + verifier.crashes} answers, which count as "
-            f"wrong: {verifier.timeouts} took too long, {verifier.crashes} ended its process",
-            file=sys.stderr,
+        say(
+            f"math-verify came to no verdict on {verifier.timeouts + verifier.crashes} answers, which count as wrong: "
+            f"{verifier.timeouts} took too long, {verifier.crashes} ended its process"
         )

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.errors import StudyError, reason, say, writing
 from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
 
@@ -127,11 +127,9 @@ class Mirror:
                 self._warn(f"its process ended with {self.process.returncode}")
 
     def _warn(self, why: str) -> None:
-        print(
-            f"tailrl: warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
-            f"`tailrl mirror {self.folder}` sends it later",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"`tailrl mirror {self.folder}` sends it later"
         )
 
 

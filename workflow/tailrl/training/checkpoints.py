@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ from tailrl.config.source_files import training_files
 from tailrl.config.training import OPERATIONAL
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.provenance import provenance
 from tailrl.training.state import RunState
 
@@ -106,19 +105,19 @@ class Checkpoints:
         """The name of the restored file."""
         aside = self.folder / ASIDE
         if aside.exists():
-            _say(f"{aside}: half-written, left out")
+            say(f"{aside}: half-written, left out")
             aside.unlink()
         damaged: dict[Path, DamagedError] = {}
         for file in reversed(self._files()):
             try:
                 self._restore(file, state)
             except DamagedError as error:
-                _say(f"{file}: {error}, left out")
+                say(f"{file}: {error}, left out")
                 damaged[file] = error
                 continue
             for later in damaged:
                 _remove(later)
-            _say(f"{file}: the run goes on from step {state.step}")
+            say(f"{file}: the run goes on from step {state.step}")
             return file.name
         if damaged:
             *_, first = damaged.values()
@@ -127,7 +126,7 @@ class Checkpoints:
                 f"from a copy, or remove {self.folder} to train from the first step"
             )
         for file in sorted(self.folder.glob("step-*"))[-1:]:
-            _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
+            say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
         return None
 
     def _restore(self, file: Path, state: RunState) -> None:
@@ -179,7 +178,7 @@ class Checkpoints:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     file.seek(0)
-                    _say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
+                    say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 except OSError as error:
                     raise StudyError(
@@ -234,7 +233,3 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _say(sentence: str) -> None:
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)

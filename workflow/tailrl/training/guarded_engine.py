@@ -5,7 +5,6 @@ Every response has its own seed, so a step repeated on a new engine gives the sa
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -15,7 +14,7 @@ from tailrl.config.sampler import Disturbance
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import Handover
@@ -56,9 +55,9 @@ class Engine:
         except Exception as error:
             first = last_lines(error)
         if is_sharded(model):
-            print(f"tailrl: rank {distributed.number()}: the engine failed: {first}", file=sys.stderr, flush=True)
+            say(f"rank {distributed.number()}: the engine failed: {first}")
             os._exit(os.EX_SOFTWARE)
-        print(f"tailrl: the engine failed and is restarted, its batch repeated: {first}", file=sys.stderr)
+        say(f"the engine failed and is restarted, its batch repeated: {first}")
         try:
             with deadline(self.timeout, "the end of the engine that failed"):
                 del self.sampler, self.hand_over.sampler

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import DamagedError, write_whole
 from tailrl.runtime.errors import StudyError, reason, writing
 from tailrl.training.step import Sample
@@ -152,6 +153,28 @@ class KeptTokens:
 
     def _file(self, step: int) -> Path:
         return self.folder / f"tokens-{step:08d}-{self.name}.safetensors"
+
+
+def response_arrays(
+    order: Sequence[int], rollouts: Sequence[Rollout], advantages: Sequence[float], rewards: NDArray[np.float32]
+) -> dict[str, NDArray[np.generic]]:
+    """The tokens of a step with their responses' advantages and rewards; `artifacts.tokens` describes the arrays.
+
+    Args:
+        order: the responses' numbers in the step, in the order of the step's other per-token arrays.
+        rollouts: all rollouts of the step.
+        advantages: one per rollout.
+        rewards: one per rollout.
+    """
+    lengths = [len(rollouts[i].tokens) for i in order]
+    order_N = np.array(order, np.int64)
+    return {
+        "token": np.concatenate([np.array(rollouts[i].tokens, np.int32) for i in order]),
+        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "sequence": np.repeat(order_N.astype(np.int32), lengths),
+        "advantage": np.repeat(np.array(advantages, np.float32)[order_N], lengths),
+        "reward": np.repeat(rewards[order_N], lengths),
+    }
 
 
 def write_batch(samples: Sequence[Sample], file: Path) -> None:

@@ -8,7 +8,6 @@ saved one, and ends with the same bits.
 """
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
 from tailrl.model.forward import make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
@@ -29,17 +29,17 @@ from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import NumericalError, StudyError, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.guarded_engine import Engine
-from tailrl.training.kept_data import KeptMetrics, KeptTokens, write_batch
+from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
-from tailrl.training.results import check, give, write_results
+from tailrl.training.results import give, write_results
 from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
@@ -90,8 +90,9 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
-            check(checkpoints.finished)
-            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
+            # Its files have second names, by which something may have changed them.
+            read_digests(checkpoints.finished, checkpoints.finished)
+            say(f"{out}: this run is finished; its results are restored")
         if distributed.is_first():
             give(checkpoints.finished, out)
             checkpoints.clear()
@@ -149,7 +150,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
-        print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
+        say(f"arm {run.arm}, seed {job.seed}: {stopped}")
     found = {
         "fingerprint": checkpoints.fingerprint,
         "sampler_self_test": tested if math.isfinite(tested) else None,
@@ -202,7 +203,8 @@ def take_step(
             loss, norm, record = updated
             metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
-                kept = record.tokens()
+                advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
+                kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
@@ -248,7 +250,7 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
     sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
     if distributed.is_first():
         write_batch(samples, file)
-        print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
     return sentence
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, files_in, read_manifest, write_manifest
+from tailrl.artifacts.manifest import NAME, files_in, write_manifest
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.artifacts.records import RunRecord, write_record
 from tailrl.artifacts.tokens import write_tokens
 from tailrl.config.jobs import Run
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
-from tailrl.runtime.atomic_files import checksum, link, link_tree, sync, whole_folder
+from tailrl.runtime.atomic_files import link, link_tree, sync, whole_folder
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.provenance import provenance
 from tailrl.training.snapshots import Snapshots
@@ -104,22 +104,3 @@ def give(folder: Path, out: Path) -> None:
         else:
             link(source, target)
     sync(out)
-
-
-def check(folder: Path) -> None:
-    """Check results that an earlier process wrote, since a file may have been changed through its second name.
-
-    Raises:
-        StudyError: a file has changed.
-    """
-    try:
-        known = read_manifest(folder / NAME).outputs
-        names = sorted(known.keys() | {str(file.relative_to(folder)) for file in files_in(folder)})
-        whole = {n for n in names if n in known and (folder / n).exists() and checksum(folder / n) == known[n].sha256}
-        damaged = [folder / name for name in names if name not in whole]
-    except StudyError:
-        damaged = [folder / NAME]
-    if damaged:
-        raise StudyError(
-            f"{damaged[0]}: damaged, and with it the results of a finished run; remove {folder} to train it again"
-        )

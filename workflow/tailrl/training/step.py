@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -120,7 +120,7 @@ def accumulate_gradients(
             chosen = [samples[i] for i in groups[index]]
             before = None if old is None else [old[i] for i in groups[index]]
             with watch.phase("forward"), torch.set_grad_enabled(teaches):
-                loss, part = _together(_forward, model, chosen, run, len(samples), before)
+                loss, part = _together(_forward, model, chosen, run, len(samples), before, groups[index])
             if teaches:
                 with watch.phase("backward"):
                     (loss if counts else 0 * loss).backward()  # type: ignore[no-untyped-call]
@@ -135,7 +135,12 @@ def accumulate_gradients(
 
 
 def _forward(
-    model: PreTrainedModel, chosen: Sequence[Sample], run: Run, samples: int, old: Sequence[TokenLogprobs] | None
+    model: PreTrainedModel,
+    chosen: Sequence[Sample],
+    run: Run,
+    samples: int,
+    old: Sequence[TokenLogprobs] | None,
+    numbers: Sequence[int],
 ) -> tuple[Tensor, Part]:
     """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
     logprobs, batch = forward_logprobs(model, chosen, run)
@@ -164,7 +169,7 @@ def _forward(
     kept_vocab_infer_T = _concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
-    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights)
+    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers))
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
@@ -226,6 +231,8 @@ def update(
         done = len(record.parts)
         with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
+        # Numbers within this update become numbers within the step.
+        record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
         if run.training.loss_mean == "kept":
             losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
         with watch.phase("optimizer"):

@@ -48,6 +48,7 @@ class Part:
         advantage_T: of the token's sequence.
         clipped_T: bool, whether the clipped branch is taken.
         weights: in the loss.
+        number_N: int64, the number of each sequence among the samples of the update.
     """
 
     loss: Tensor
@@ -59,6 +60,7 @@ class Part:
     advantage_T: Tensor
     clipped_T: Tensor
     weights: Weights
+    number_N: Tensor
 
 
 @dataclass(slots=True)
@@ -90,6 +92,10 @@ class StepRecord:
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
             "outside": self.of("logprobs.outside_T").cpu().numpy(),
         }
+
+    def order(self) -> list[int]:
+        """The number of each sequence among the step's samples, in training order."""
+        return [int(number) for number in self.of("number_N")]
 
     def _unmasked(self) -> Tensor:
         """The trainer's log π of every token; inside V_S it is log π^mp + log Z, summed as the sampler's is, so that
