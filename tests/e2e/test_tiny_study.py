@@ -44,11 +44,11 @@ def metrics(results: Path, arm: str, seed: int) -> list[dict[str, float]]:
 
 def test_every_output_exists(results: Path) -> None:
     files = [f"data/{name}.jsonl" for name in ("train", "evaluation", "warm_start")]
-    files += [f"eval/{arm}{end}" for arm in ("base", *ARMS) for end in (".json", ".samples.jsonl")]
+    files += [f"eval/{arm}{end}" for arm in ("base", *ARMS) for end in (".json", ".samples.jsonl", ".manifest.json")]
     for folder in ("base", *(f"train/{arm}/seed{seed}/policy" for arm, seed in RUNS)):
         files += [f"{folder}/{name}" for name in ("model.safetensors", "config.json", "tokenizer.json")]
     for arm, seed in RUNS:
-        names = ("metrics.jsonl", "tokens.npz", "run.json", "policy/README.md")
+        names = ("metrics.jsonl", "tokens.npz", "run.json", "manifest.json", "policy/README.md")
         files += [f"train/{arm}/seed{seed}/{name}" for name in names]
     files += [f"figures/{figure}.svg" for figure in FIGURES] + [f"tables/{figure}.csv" for figure in FIGURES]
     files += [f"tables/{table}.csv" for table in ("policies", "differences", "claims")]

@@ -88,12 +88,15 @@ def counts(ended: subprocess.CompletedProcess[str]) -> list[dict[str, int]]:
     return [{rule: int(count) for rule, count in table.items()} for table in found[::2]]
 
 
-@pytest.mark.parametrize("name", ["stress", "ablate_rho", "tiny"])
-def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow, name: str) -> None:
-    study = STUDIES[name]
-    (planned,) = counts(workflow.run("snakemake", "--dry-run", name))
+def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow) -> None:
+    study = STUDIES["ablate_rho"]
+    (planned,) = counts(workflow.run("snakemake", "--dry-run", study.name))
     assert planned["train"] == len(study.all_arms()) * len(study.seeds)
-    assert {f"ablation_{ablation}" for ablation in study.ablations} | {"html", "summarise", name} <= planned.keys()
+    assert {f"ablation_{ablation}" for ablation in study.ablations} | {
+        "html",
+        "summarise",
+        study.name,
+    } <= planned.keys()
 
 
 def test_a_name_is_short_for_its_file(workflow: Workflow) -> None:
@@ -103,8 +106,9 @@ def test_a_name_is_short_for_its_file(workflow: Workflow) -> None:
         return sorted(PLANNED.findall(output(ended)))
 
     more = ("--config", "seeds=[7]", "training={steps: 2}")
-    assert plan("tiny", *more) == plan("all", "ablations", "--configfile", "studies/tiny.yaml", *more)
-    assert plan("tiny", "--configfile", "studies/tiny.yaml") == plan("tiny")
+    by_name = plan("tiny", *more)
+    assert by_name == plan("all", "ablations", "--configfile", "studies/tiny.yaml", *more)
+    assert by_name == plan("tiny", "--configfile", "studies/tiny.yaml", *more)
 
 
 def test_what_trains_nothing_plans_its_page(workflow: Workflow) -> None:
@@ -128,13 +132,13 @@ def test_studies_side_by_side_are_planned_one_after_another(workflow: Workflow) 
 
 
 def test_the_comparison_is_made_of_what_the_others_left(workflow: Workflow) -> None:
-    """Without their results it would be of one study; a run more makes it stale."""
-    run = workflow.folder / "results/ablate_domain_arithmetic/train/dvp/seed220/run.json"
-    run.parent.mkdir(parents=True)
-    run.touch()
+    """Else a run more of theirs would not make it again."""
+    run = "results/ablate_domain_arithmetic/train/dvp/seed220/run.json"
+    (workflow.folder / run).parent.mkdir(parents=True)
+    (workflow.folder / run).touch()
     graph = output(workflow.run("snakemake", "--filegraph", "ablate_domain"))
-    (box,) = [box for box in graph.split("</table>") if ">results/ablate_domain_words/across.md<" in box]
-    assert str(run.relative_to(workflow.folder)) in box
+    boxes = [box for box in graph.split("</table>") if ">results/ablate_domain_words/across.md<" in box]
+    assert any(f">{run}<" in box for box in boxes)
 
 
 # --- jobs in other processes -------------------------------------------------------------------------
@@ -145,9 +149,7 @@ def test_jobs_in_other_processes_are_told_the_study(workflow: Workflow) -> None:
     last = 'include: "workflow/rules/named.smk"\n'
     with workflow.edited("Snakefile", last, f"{last}print('HANDED ON', workflow.overwrite_configfiles)\n"):
         by_name = output(workflow.run("snakemake", "--dry-run", "tiny"))
-        by_file = output(workflow.run("snakemake", "--dry-run", "all", "--configfile", "studies/tiny.yaml"))
-    (said,) = re.findall(r"^HANDED ON (.*)$", by_name, re.MULTILINE)
-    assert f"HANDED ON {said}\n" in by_file and str(workflow.folder / "studies/tiny.yaml") in said
+    assert f"HANDED ON [{workflow.folder / 'studies/tiny.yaml'!r}]\n" in by_name
 
 
 # --- what is refused ---------------------------------------------------------------------------------
@@ -158,14 +160,18 @@ def test_jobs_in_other_processes_are_told_the_study(workflow: Workflow) -> None:
     [
         (("stress", "collapse"), "one study a call, not stress, collapse: `make stress collapse` runs them one after"),
         (("stress", "--configfile", "studies/tiny.yaml"), "stress names a study itself; beside --configfile name a"),
-        (("stres",), "stres: there is no such target; did you mean stress?"),
-        (("train_dpv",), "train_dpv: there is no such target; did you mean train_dvp?"),
-        (("ablate_lenght",), "ablate_lenght: there is no such target; did you mean ablate_length?"),
     ],
 )
-def test_a_name_that_is_none(workflow: Workflow, words: tuple[str, ...], sentence: str) -> None:
+def test_two_names_in_one_call(workflow: Workflow, words: tuple[str, ...], sentence: str) -> None:
     ended = workflow.run("snakemake", "--dry-run", *words)
     assert ended.returncode != 0 and sentence in output(ended) and "Traceback" not in output(ended)
+
+
+def test_a_misspelt_name(workflow: Workflow) -> None:
+    ended = workflow.run("snakemake", "--dry-run", "stres", "train_dpv", "ablate_lenght")
+    assert ended.returncode != 0 and "Traceback" not in output(ended)
+    for word, meant in {"stres": "stress", "train_dpv": "train_dvp", "ablate_lenght": "ablate_length"}.items():
+        assert f"{word}: there is no such target; did you mean {meant}?\n" in output(ended)
 
 
 def test_the_words_of_a_call_that_is_right_are_no_misspelt_names(workflow: Workflow) -> None:
