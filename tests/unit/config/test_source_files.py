@@ -87,6 +87,14 @@ def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(en
     assert not set().union(*(OWN[other] for other in ENGINES if other != engine)) & found
 
 
+def test_no_run_depends_on_how_results_are_read_together() -> None:
+    """Else an edit of what a report or a probe reads would train every run again."""
+    found = set(relative(training_files("exact")))
+    assert {"artifacts/manifest.py", "artifacts/records.py"} <= found
+    assert not {f"artifacts/{name}.py" for name in ("evaluation", "probes", "results", "tables")} & found
+    assert not {"config/study.py", "config/gradients.py", "config/distributions.py"} & found
+
+
 def test_several_modules_give_one_sorted_list() -> None:
     files = source_files("tailrl.config.study", "tailrl.runtime.seeding", "tailrl.config.study")
     assert files == sorted(set(files))

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.artifacts.metrics import STEP
-from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.artifacts.results import finished_jobs
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason
 
 SECTIONS: dict[str, dict[str, tuple[str, bool]]] = {
