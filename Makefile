@@ -22,46 +22,26 @@ pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
+NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(STUDIES) figure1 distributions early_warning ablate_length ablate_domain help venv install reproduce test test-slow slurm chaos bench soak lint format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
-	@echo "  or a study: $(STUDIES)"
+	@echo "  or what \`snakemake --cores all NAME\` makes: figure1 $(NAMES)"
 
 reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
-# A study of studies/ by its name: its report, or what it is about.
-dose_response $(filter search_% ablate_%,$(STUDIES)): TARGET = all ablations
-gradient_quality: TARGET = gradient_quality
-smollm2_checks: TARGET = distributions
-smollm2_checks: results/models/smollm2
-smollm2: results/models/smollm2_shots
-
-results/models/smollm2_shots: SHOTS = --shots
-results/models/smollm2 results/models/smollm2_shots: | $(STAMP)
-	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
-	$(IN_VENV) python benchmarks/smollm2.py $@ $(SHOTS)
+# A study of studies/ by its name, studies side by side, or what takes no study's training.
+$(NAMES): venv
+	$(IN_VENV) tailrl unlock && snakemake --cores all $@ $(ARGS)
 
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
 	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
-		snakemake --cores all figure1 --configfile studies/paper.yaml --set-resources train:ranks=$(GPUS) $(ARGS)
-
-# Ablations of what all arms of a study share: a study for each value.
-ablate_length: $(filter ablate_length_%,$(STUDIES))
-ablate_domain: $(filter ablate_domain_%,$(STUDIES))
-ablate_length ablate_domain:
-	$(IN_VENV) tailrl across $(^:%=studies/%.yaml) --results results --out results/$(lastword $^)/across
-
-$(STUDIES): venv
-	$(IN_VENV) tailrl unlock && snakemake --cores all $(TARGET) --configfile studies/$@.yaml $(ARGS)
-
-# What takes the policy alone, and what looks at the runs of all studies at hand.
-distributions early_warning: venv
-	$(IN_VENV) tailrl unlock && snakemake --cores all $@ $(ARGS)
+		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
@@ -89,8 +69,8 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
-lint: venv  ## formats, style, types, workflow
-	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint
+lint: venv  ## formats, style, types, imports, workflow
+	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 format: venv  ## put the files into the format that lint wants
 	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format

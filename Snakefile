@@ -1,8 +1,11 @@
-# The whole study, from problems to report. `snakemake --cores all` runs config.yaml; another study is
-# `snakemake --cores all --configfile studies/<name>.yaml`. What is computed stands there; where, in profiles/.
+# The whole study, from problems to report: `snakemake --cores all` runs config.yaml, `snakemake --cores all NAME` runs
+# studies/NAME.yaml, and `--configfile FILE` any other. What is computed stands there; where, in profiles/.
 from snakemake.utils import min_version
 
 min_version("9.25")
+
+
+include: "workflow/rules/names.smk"
 
 
 # A study given on the command line replaces the default one: the two are not merged.
@@ -22,17 +25,16 @@ include: "workflow/rules/diagnose.smk"
 include: "workflow/rules/report.smk"
 
 
-localrules:
-    all,
-
-
-# A study that names engines to compare has their page too.
-compared = "engines" in study.distributions.model_fields_set
-
-
 rule all:
     default_target: True
     input:
         f"{results}/report.html",
         f"{results}/summary.md",
-        rules.distributions.output.page if compared else [],
+        # A study that names engines to compare has their page too.
+        rules.distributions.output.page
+        if "engines" in study.distributions.model_fields_set
+        else [],
+    localrule: True
+
+
+include: "workflow/rules/named.smk"

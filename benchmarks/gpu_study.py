@@ -3,7 +3,7 @@
     PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_study --seconds 500
     PYTHONPATH=workflow python benchmarks/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
 
-What trains is `tailrl train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
+What trains is `tailrl job train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
 bfloat16, since vLLM need not be there, the trainer computes in float32 over the fused log-probs; one arm more has it
 compute in bfloat16 too, and one more samples with the exact engine, which its own self-test may refuse on a GPU. A call
 ends a job that is not finished when its time is up, and ends with 75 itself; the next one goes on from the job's last
@@ -34,7 +34,7 @@ from tailrl.training.base_policy import write_base_policy
 ROOT = Path(__file__).parents[1]
 UNFINISHED = 75  # EX_TEMPFAIL: call again
 SEED = 0
-TAILRL = (sys.executable, "-c", "from tailrl.cli import main; main()")
+TAILRL = (sys.executable, "-c", "from tailrl.cli import main; main()", "job")
 
 ENGINE = {"sampler": {"engine": "transformers"}}
 SAFE = {"vocabulary": {"rule": "min_p", "rho": "e-13"}}

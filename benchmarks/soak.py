@@ -53,7 +53,7 @@ def prepare(steps: int, folder: Path) -> list[str]:
     settings = study.run("dvp_mis").model_dump_json()
     paths = {"policy": folder / "base", "problems": folder / "data/train.jsonl", "out": folder, "wandb": folder}
     script = "from tailrl.cli import main; main()"
-    command = [sys.executable, "-c", script, "train", "--settings", settings, "--seed", "0"]
+    command = [sys.executable, "-c", script, "job", "train", "--settings", settings, "--seed", "0"]
     return [*command, *(f"--{name}={path}" for name, path in paths.items())]
 
 

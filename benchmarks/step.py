@@ -44,7 +44,7 @@ from tailrl.model.policy import encode_prompt, named_weights
 from tailrl.model.tokenizer import prose, train_tokenizer
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.training.loop import step_requests
+from tailrl.training.rollouts import step_requests
 from tailrl.training.step import Sample, update
 from tailrl.training.step_record import Stopwatch
 

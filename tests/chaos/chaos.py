@@ -8,8 +8,9 @@ files until the aim is on, lets a random part of the time go by that it lasts, a
 at once (Snakemake, its jobs, W&B's processes: a power cut), Snakemake alone (its jobs go on by themselves), or one job
 (the kernel out of memory). A checkpoint and the results of a run are met while they are being written. After a
 Snakemake has ended the study is started again by the one command that the README names. A study that finishes before
-the kills are used up is compared and begun anew. The seed fixes aims, victims and the shares of time; how fast the
-machine is, it cannot.
+the kills are used up is compared and begun anew. Its runs must have learned (`learning.py`): a wrongly restored weight
+shows only where weights move. The seed fixes aims, victims and the shares of time. It cannot fix how fast the machine
+is.
 """
 
 import argparse
@@ -27,16 +28,16 @@ from statistics import mean
 from typing import Any
 
 from kills import RECORDS, STARTS, Kill, Struck, plan, table
+from learning import LEARNS, demand_learning
 from outcome import compare, final, resumed
 from study_fixture import Workflow, copy_workflow
-from victims import MARK, PASSING, Job, half_written, jobs, kill, kill_all
+from victims import MARK, PASSING, Job, half_written, jobs, kill, kill_all, writer
 
 ARMS = ("dvp_mis", "naive")
 EXACT = {"engine": "exact", "dtype": "float32"}
-CHANGES: dict[str, Any] = {
+CHANGES: dict[str, Any] = LEARNS | {
     "name": "chaos",
     "seeds": [0],
-    "policy.warm_start.stages": [{"name": "arithmetic", "problems": 800, "terms": [2, 3], "seed": 1}],
     "training.steps": 24,
     "training.checkpoint_every": 2,
     "ablations": {},
@@ -97,7 +98,7 @@ class Chaos:
     # --- undisturbed ---------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, float]:
-        """Let the study come to its end; the mean seconds that each stage of a process lasts."""
+        """Let the study come to its end, where its runs must have learned; the mean seconds that each stage lasts."""
         begun, process = time.monotonic(), self.start()
         seen: dict[tuple[int, str], list[float]] = {}
         while process.poll() is None:
@@ -107,6 +108,8 @@ class Chaos:
             time.sleep(0.25)
         if process.returncode:
             self.fail()
+        shares = demand_learning(self.results, self.runs())
+        print("steps with a gradient:", {run: f"{share:.0%}" for run, share in shares.items()}, flush=True)
         lasted = defaultdict(list)
         for (_, stage), (first, last) in seen.items():
             lasted[stage].append(last - first)
@@ -180,11 +183,11 @@ class Chaos:
             What may now make the running Snakemake fail: the name of a job that was killed alone. Of one with an engine
             the rule itself starts the process again, once.
         """
-        writer = self.writer(self.writing) if kill_.aim in PASSING and self.writing else None
-        if writer is not None and self.writing:
-            kill(writer)  # at once: to look at all processes takes longer than to write
+        writing_one = writer(self.writing) if kill_.aim in PASSING and self.writing else None
+        if writing_one is not None and self.writing:
+            kill(writing_one)  # at once: to look at all processes takes longer than to write
             name = f"train {self.writing.parent.name} {self.writing.name}"
-            victim: Job | None = Job(writer, kill_.aim, name, self.writing)
+            victim: Job | None = Job(writing_one, kill_.aim, name, self.writing)
         else:
             now = jobs(self.folder)
             victim = next((job for job in now if job.stage == kill_.aim), now[0] if now else None)
@@ -226,7 +229,7 @@ class Chaos:
         """Which runs must go on from a state: those whose process was killed when they had one and no results yet. And
         which have results, which must be the ones that the study ends with: to train again would give the same bits."""
         killed = self.runs() if mode == "everything" else []
-        if mode == "one job" and victim and victim.run and self.writer(victim.run) == victim.process:
+        if mode == "one job" and victim and victim.run and writer(victim.run) == victim.process:
             killed = [victim.run]
         for run in self.runs():
             for record in run.glob("checkpoints/finished-*/run.json"):
@@ -235,18 +238,12 @@ class Chaos:
             if any(run.glob("checkpoints/step-*")) and not any(run.glob("checkpoints/finished-*")):
                 self.to_resume.add(run)
 
-    def writer(self, run: Path) -> int | None:
-        """The process that has the run's checkpoints, and not one that waits for them."""
-        try:
-            return int((run / "checkpoints" / "lock").read_text().partition(" ")[0])
-        except (OSError, ValueError):
-            return None  # the run has just ended
-
     # --- the end -------------------------------------------------------------------------------------
 
     def compare(self, expected: Mapping[str, Any]) -> None:
-        """Count a study that has finished; ends the script where it is not as undisturbed."""
+        """Count a study that has finished; ends the script where it has not learned or is not as undisturbed."""
         kill_all(self.folder)
+        demand_learning(self.results, self.runs())
         compare(final(self.results), expected)
         for run in sorted(self.to_resume):
             if not resumed(run):
@@ -274,16 +271,16 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
         kill_all(undisturbed.folder)
         if out is not None:
             with out.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(field.name for field in fields(Struck))
-                writer.writerows(map(astuple, disturbed.struck))
+                rows = csv.writer(file)
+                rows.writerow(field.name for field in fields(Struck))
+                rows.writerows(map(astuple, disturbed.struck))
     left = sum(row.half_written for row in disturbed.struck)
     print(f"\n{table(disturbed.struck)}\n")
     print(
-        f"{kills} kills (seed {seed}, {left} left something half-written): {disturbed.finished} studies finished, "
-        f"each the same as the undisturbed one in every file that no clock has a part in; {disturbed.resumed} runs "
-        f"went on from a state, all that had one; {disturbed.kept} were finished when struck, and none was trained "
-        "again"
+        f"{kills} kills (seed {seed}, {left} left something half-written): {disturbed.finished} studies finished; each "
+        "has learned and is the same as the undisturbed one in every file that no clock has a part in; "
+        f"{disturbed.resumed} runs went on from a state, all that had one; {disturbed.kept} were finished when struck, "
+        "and none was trained again"
     )
     return disturbed.struck
 

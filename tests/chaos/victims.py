@@ -51,12 +51,12 @@ def jobs(folder: Path) -> list[Job]:
         names = [Path(word).name for word in command[:3]]
         if "snakemake" in names and "--report" in command:
             found.append(Job(process, "report", "report.html"))
-        elif len(command) > 2 and names[1] == "tailrl" and "--out" in command:
+        elif names[1:] == ["tailrl", "job"] and "--out" in command:
             out = folder / command[command.index("--out") + 1]
-            if command[2] == "train":
+            if command[3] == "train":
                 found.append(Job(process, _training(process, out), f"train {out.parent.name} {out.name}", out))
             else:
-                found.append(Job(process, _COMMANDS.get(command[2], command[2]), f"{command[2]} {out.stem}"))
+                found.append(Job(process, _COMMANDS.get(command[3], command[3]), f"{command[3]} {out.stem}"))
     return found
 
 
@@ -65,12 +65,20 @@ def half_written(run: Path, stage: str) -> bool:
     return (run / "checkpoints" / PASSING[stage]).exists()
 
 
+def writer(run: Path) -> int | None:
+    """The process that writes the run's checkpoints; None before it has begun and after it has ended."""
+    try:
+        return int((run / "checkpoints" / "lock").read_text().partition(" ")[0])
+    except (OSError, ValueError):
+        return None
+
+
 def _training(process: int, run: Path) -> str:
     """The stage of a training job; one that waits for another process to end counts among those that start."""
     lock, metrics = run / "checkpoints" / "lock", run / "metrics.jsonl"
     try:
         # The file of metrics is opened anew when the first step begins, and the lock is taken before.
-        stepping = lock.read_text().partition(" ")[0] == str(process) and metrics.stat().st_mtime > lock.stat().st_mtime
+        stepping = writer(run) == process and metrics.stat().st_mtime > lock.stat().st_mtime
     except OSError:
         stepping = False
     if not stepping:

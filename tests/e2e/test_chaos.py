@@ -1,19 +1,24 @@
 """A study that is killed at random and started again ends as one that nobody disturbed; `make chaos` is longer."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import chaos
 import kills
+import numpy as np
 import outcome
 import pytest
 import victims
 from kills import AIMS, RECORDS, STARTS, Struck
+from learning import demand_learning
+from safetensors.numpy import save_file
 
 SEED = 156
 """Both kills strike everything: one while a checkpoint is written, one while the results of a run are."""
@@ -35,8 +40,106 @@ def test_ten_kills_with_vllm(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_named() -> None:
-    with pytest.raises(SystemExit, match=r"^not as undisturbed: b, d, c$"):
-        outcome.compare({"a": b"1", "b": [1], "d": 0}, {"a": b"1", "b": [2], "c": {"x": b""}})
+    """Of a record, the fields too."""
+    found = {"a": b"1", "b": [1], "d": 0, "e": {"x": 1, "y": 2, "z": 3}}
+    expected = {"a": b"1", "b": [2], "c": {"x": b""}, "e": {"x": 1, "y": 3}}
+    with pytest.raises(SystemExit, match=r"^not as undisturbed: b, d, e \(y, z\), c$"):
+        outcome.compare(found, expected)
+
+
+# --- whether it has learned --------------------------------------------------------------------------
+
+LEARNED = {"train/dvp_mis/seed0": 0.5, "train/naive/seed0": 1.0}
+
+
+def write_weights(policy: Path, value: float) -> None:
+    policy.mkdir(parents=True, exist_ok=True)
+    save_file({"weight": np.full((2, 3), value, dtype=np.float32)}, policy / "model.safetensors")
+
+
+def write_norms(results: Path, run: str, *norms: float | None) -> None:
+    (results / run / "metrics.jsonl").write_text("".join(f"{json.dumps({'train/grad_norm': n})}\n" for n in norms))
+
+
+def write_learned(results: Path) -> list[Path]:
+    """A study's weights and gradient norms as they should be; returns the folders of its runs."""
+    write_weights(results / "base", 0.0)
+    for value, run in enumerate(LEARNED, start=1):
+        write_weights(results / run / "policy", value)
+    write_norms(results, "train/dvp_mis/seed0", 0.0, 0.3, None, 0.1)
+    write_norms(results, "train/naive/seed0", 0.2, 0.2)
+    return [results / run for run in LEARNED]
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_runs_that_have_learned_pass(tmp_path: Path) -> None:
+    assert demand_learning(tmp_path, write_learned(tmp_path)) == LEARNED
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights of the base": (
+        lambda results: write_weights(results / "train/naive/seed0/policy", 0.0),
+        "train/naive/seed0: its weights are those of the base policy",
+    ),
+    "weights of another run": (
+        lambda results: write_weights(results / "train/naive/seed0/policy", 1.0),
+        "train/naive/seed0: its weights are those of train/dvp_mis/seed0",
+    ),
+    "too few gradients": (
+        lambda results: write_norms(results, "train/dvp_mis/seed0", 0.0, 0.3, 0.0),
+        "train/dvp_mis/seed0: only 33% of its steps have a gradient",
+    ),
+    "no number is no gradient": (
+        lambda results: write_norms(results, "train/naive/seed0", float("nan"), float("inf"), None),
+        "train/naive/seed0: only 0% of its steps have a gradient",
+    ),
+    "no steps": (
+        lambda results: write_norms(results, "train/naive/seed0"),
+        "train/naive/seed0: only 0% of its steps have a gradient",
+    ),
+    "steps without the metric": (
+        lambda results: (results / "train/naive/seed0/metrics.jsonl").write_text("{}\n"),
+        "train/naive/seed0: no gradient norms in metrics.jsonl: KeyError",
+    ),
+    "no metrics": (
+        lambda results: (results / "train/naive/seed0/metrics.jsonl").unlink(),
+        "train/naive/seed0: no gradient norms in metrics.jsonl: FileNotFoundError",
+    ),
+    "no weights": (
+        lambda results: (results / "train/naive/seed0/policy/model.safetensors").unlink(),
+        "train/naive/seed0/policy: holds no weights",
+    ),
+    "damaged weights": (
+        lambda results: truncate(results / "train/naive/seed0/policy/model.safetensors"),
+        "train/naive/seed0/policy: its weights cannot be read: ",
+    ),
+    "no base": (lambda results: (results / "base/model.safetensors").unlink(), "base: holds no weights"),
+}
+
+
+@pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_a_run_that_has_not_learned_is_named(tmp_path: Path, plant: Callable[[Path], object], sentence: str) -> None:
+    runs = write_learned(tmp_path)
+    plant(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        demand_learning(tmp_path, runs)
+    assert isinstance(ended.value.code, str) and ended.value.code.startswith(sentence)
+    assert "\n" not in ended.value.code
+
+
+def test_the_harness_demands_learning_of_every_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same folder stands for the undisturbed and the disturbed study, so that no other check can fail."""
+    study = chaos.Chaos(tmp_path / "study", "exact")
+    write_learned(study.results)
+    write_weights(study.results / "train/naive/seed0/policy", 0.0)
+    monkeypatch.setattr(chaos, "COMMAND", "true {study}")
+    with pytest.raises(SystemExit, match=r"^train/naive/seed0: its weights are those of the base policy"):
+        study.finish()
+    with pytest.raises(SystemExit, match=r"^train/naive/seed0: its weights are those of the base policy"):
+        study.compare(outcome.final(study.results))
 
 
 # --- what is planned and said ------------------------------------------------------------------------
@@ -108,7 +211,7 @@ def test_what_a_training_job_does_shows_in_its_files(tmp_path: Path) -> None:
     (run / "checkpoints").mkdir(parents=True)
     (tmp_path / "tailrl").write_text("print('runs', flush=True); import time; time.sleep(60)")
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "tailrl"), "train", "--out", str(run.relative_to(tmp_path))],
+        [sys.executable, str(tmp_path / "tailrl"), "job", "train", "--out", str(run.relative_to(tmp_path))],
         env=os.environ | {victims.MARK: str(tmp_path)},
         stdout=subprocess.PIPE,
     )

@@ -171,6 +171,8 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
     [
         ("workflow/tailrl/report/figures.py", REPORTED),
         ("workflow/report/kept.rst", REPORTED),
+        ("workflow/tailrl/report/templates/summary.md.j2", REPORTED),
+        ("workflow/tailrl/evaluation/model_card.md.j2", []),
         ("workflow/report/workflow.rst", ["report.html"]),
         ("workflow/tailrl/objective/loss.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm/engine.py", [*TRAINED, *EVALUATED, *REPORTED]),
@@ -178,7 +180,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/tailrl/evaluation/evaluate.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
         ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
-        ("workflow/tailrl/cli.py", []),
+        ("workflow/tailrl/cli/jobs.py", []),
     ],
 )
 def test_an_edit_plans_what_depends_on_it(finished: Workflow, file: str, expected: list[str]) -> None:
@@ -229,9 +231,9 @@ def test_an_ablation_adds_its_arms_alone(finished: Workflow) -> None:
         runs = [f"train {name}, seed {seed}" for name in names for seed in SEEDS]
         return sorted([*runs, *(f"evaluate {name}" for name in names), "table and figure of the ablation rho"])
 
-    assert finished.plan("ablate_rho") == arms("rho=e-13")
+    assert finished.plan("ablation_rho") == arms("rho=e-13")
     more = finished.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
-    assert finished.plan("ablate_rho", study=more) == arms("rho=e-13", "rho=0.34-V")
+    assert finished.plan("ablation_rho", study=more) == arms("rho=e-13", "rho=0.34-V")
 
 
 def test_a_misspelt_key_stops_a_finished_study(finished: Workflow, results: Path) -> None:

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from tailrl import cli
-from tailrl.cli import main
+from tailrl.cli import app, commands, main
+from tailrl.cli.commands import PANELS
+from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.task import ArithmeticTask
@@ -37,9 +39,11 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
     return sentence.removeprefix("tailrl: ")
 
 
-def test_schema(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_and_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     call(monkeypatch, "schema")
     assert capsys.readouterr().out == (ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8")
+    call(monkeypatch, "metrics")
+    assert capsys.readouterr().out == (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 
 
 def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +55,7 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = Problems(train=ArithmeticTask(problems=5), evaluation=ArithmeticTask(problems=3, seed=9), warm_start=())
-    call(monkeypatch, "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)
+    call(monkeypatch, "job", "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)
     names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -67,7 +71,7 @@ def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_bad_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, words: str) -> None:
     arguments = [x for name in ("policy", "problems", "out", "wandb") for x in (f"--{name}", tmp_path / name)]
-    assert words in refusal(monkeypatch, "train", "--settings", settings, "--seed", "0", *arguments)
+    assert words in refusal(monkeypatch, "job", "train", "--settings", settings, "--seed", "0", *arguments)
 
 
 def test_a_missing_policy_and_a_missing_file(
@@ -75,13 +79,13 @@ def test_a_missing_policy_and_a_missing_file(
 ) -> None:
     rest = ("--settings", RUN, "--seed", "0", "--out", tmp_path / "out", "--wandb", tmp_path)
     nowhere = tmp_path / "nowhere"
-    sentence = refusal(monkeypatch, "train", *rest, "--policy", nowhere, "--problems", nowhere)
+    sentence = refusal(monkeypatch, "job", "train", *rest, "--policy", nowhere, "--problems", nowhere)
     assert f"{nowhere}: no tokenizer could be read from it" in sentence
-    sentence = refusal(monkeypatch, "train", *rest, "--policy", policy_folder, "--problems", nowhere)
+    sentence = refusal(monkeypatch, "job", "train", *rest, "--policy", policy_folder, "--problems", nowhere)
     assert sentence.startswith(f"{nowhere}: cannot be read: ") and "No such file" in sentence
     write_problems([Problem("long", "1+" * 100, "1")], tmp_path / "problems.jsonl")
     sentence = refusal(
-        monkeypatch, "train", *rest, "--policy", policy_folder, "--problems", tmp_path / "problems.jsonl"
+        monkeypatch, "job", "train", *rest, "--policy", policy_folder, "--problems", tmp_path / "problems.jsonl"
     )
     assert sentence.startswith("problem 'long': ") and "exceed the 64 that the policy supports" in sentence
 
@@ -90,7 +94,7 @@ def test_a_missing_policy_and_a_missing_file(
 def test_a_policy_without_its_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str) -> None:
     settings = STUDY.evaluation.model_dump_json()
     paths = [x for name in ("problems", "out", "samples") for x in (f"--{name}", tmp_path / name)]
-    sentence = refusal(monkeypatch, "evaluate", "--arm", "a", "--settings", settings, "--policy", policy, *paths)
+    sentence = refusal(monkeypatch, "job", "evaluate", "--arm", "a", "--settings", settings, "--policy", policy, *paths)
     assert sentence == f"--policy {policy}: write it as SEED=FOLDER"
 
 
@@ -101,8 +105,8 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "is"}}}
     study = parse_study({"name": "s", "arms": arms, "gradient_quality": {**sizes, "doses": doses}})
     for out in (tmp_path / "a", tmp_path / "b"):
-        call(monkeypatch, "gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
-        call(monkeypatch, "gradient_report", "--results", out, "--out", out)
+        call(monkeypatch, "job", "gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
+        call(monkeypatch, "job", "gradient-report", "--results", out, "--out", out)
     files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "models.csv", "quality.jsonl")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     with (tmp_path / "a" / "gradient_quality.csv").open(encoding="utf-8") as file:
@@ -112,7 +116,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ]
     assert float(rows[0]["bias_high"]) < 1e-10 < float(rows[2]["bias_low"])
     nowhere = tmp_path / "nowhere"
-    sentence = refusal(monkeypatch, "gradient_report", "--results", nowhere, "--out", tmp_path)
+    sentence = refusal(monkeypatch, "job", "gradient-report", "--results", nowhere, "--out", tmp_path)
     assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
 
 
@@ -131,8 +135,18 @@ def test_distributions(
     for out in (tmp_path / "a", tmp_path / "b"):
         for name in engines:
             job = study.compared(name).model_dump_json()
-            call(monkeypatch, "distributions", "--settings", job, *given, "--out", out / name)
-        call(monkeypatch, "distribution_report", "--results", out, "--engine=noisy", "--engine=exact", "--out", out)
+            call(monkeypatch, "job", "distributions", "--settings", job, *given, "--out", out / name)
+        call(
+            monkeypatch,
+            "job",
+            "distribution-report",
+            "--results",
+            out,
+            "--engine=noisy",
+            "--engine=exact",
+            "--out",
+            out,
+        )
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     with (tmp_path / "a" / "distributions.csv").open(encoding="utf-8") as file:
         noisy, same = csv.DictReader(file)
@@ -141,10 +155,10 @@ def test_distributions(
     assert (same["tv_mean"], same["kl_train_infer_mean"], same["flips"]) == ("0", "0", "0")
     assert same["equal"] == same["places"] and same["engine"] == "exact"
     rest = ("--results", tmp_path / "a", "--engine", "other", "--out", tmp_path)
-    sentence = refusal(monkeypatch, "distribution_report", *rest)
+    sentence = refusal(monkeypatch, "job", "distribution-report", *rest)
     assert sentence == f"{tmp_path / 'a' / 'other' / 'run.json'}: is missing"
     bad = study.compared("exact").model_dump_json().replace('"every"', '"evry"')
-    sentence = refusal(monkeypatch, "distributions", "--settings", bad, *given, "--out", tmp_path)
+    sentence = refusal(monkeypatch, "job", "distributions", "--settings", bad, *given, "--out", tmp_path)
     assert "Distributions settings: every is missing; evry is not a known key (did you mean 'every'?)" in sentence
 
 
@@ -153,14 +167,15 @@ def test_an_engine_that_failed_has_a_code_of_its_own() -> None:
     script = """if True:
         import sys
         from tailrl import cli
+        from tailrl.cli import jobs
         from tailrl.runtime.timeouts import guarded
 
-        def problems(args):
+        def fail(*_):
             with guarded(9.0, "the engine's start"):
                 raise RuntimeError("no memory left")
 
-        cli.problems = problems
-        sys.argv = ["tailrl", "problems", "--settings", "{}", "--out", "x"]
+        jobs.parse_settings = fail
+        sys.argv = ["tailrl", "job", "problems", "--settings", "{}", "--out", "x"]
         cli.main()
     """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
@@ -185,18 +200,62 @@ def test_a_process_that_does_not_end_is_ended() -> None:
 
 
 def test_seed_and_folder() -> None:
-    assert cli._seed_and_folder("3=results/a=b") == (3, Path("results/a=b"))
+    assert seed_and_folder("3=results/a=b") == (3, Path("results/a=b"))
 
 
-def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        call(monkeypatch, "--help")
-    commands = capsys.readouterr().out
-    names = ("problems", "policy", "train", "evaluate", "report", "ablation", "gradients", "gradient_report")
-    names += ("distributions", "distribution_report", "equal_mass", "download", "mirror", "check", "schema", "unlock")
-    for name in names:
-        assert re.search(rf"^    {name}\s", commands, re.MULTILINE)
-    assert "invalid choice: 'trian' (choose from 'problems', " in refusal(monkeypatch, "trian")
+def shown_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, *command, "--help")
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+COMMANDS = get_command(app)
+GROUPS = {(): COMMANDS, ("job",): COMMANDS.commands["job"]}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group or "all")
+def test_every_command_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], group: tuple[str, ...]
+) -> None:
+    listed = shown_help(monkeypatch, capsys, *group)
+    for name, command in GROUPS[group].commands.items():  # type: ignore[attr-defined]
+        assert re.search(rf"^│ {name} +[A-Z].*[a-z]", listed, re.MULTILINE), name
+        help_ = shown_help(monkeypatch, capsys, *group, name)
+        assert f"Usage: tailrl {' '.join([*group, name])} " in help_
+        assert " ".join(help_.split()).count(" ".join((command.help or "?").split())) == 1, name
+
+
+def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown_help(monkeypatch, capsys).splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    assert [line.split()[1] for line in lines if line.startswith("╭")] == list(PANELS)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("chekc",), "No such command 'chekc'. Did you mean 'check'? (see tailrl --help)"),
+        (("job", "trian"), "No such command 'trian'. Did you mean 'train'? (see tailrl job --help)"),
+        (("check",), "Missing argument 'STUDY...' (see tailrl check --help)"),
+        (("plan", "x", "--gpu", "2"), "No such option: --gpu (Possible options: --gpus) (see tailrl plan --help)"),
+        (("job",), "Missing command (see tailrl job --help)"),
+    ],
+)
+def test_a_wrong_command_line(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], sentence: str) -> None:
+    assert refusal(monkeypatch, *words) == sentence
+
+
+def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the signal, which the job's shell looks for; not by an exit code of the parser's."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "read_study", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        call(monkeypatch, "check", "x.yaml")
 
 
 def test_the_process_exits_with_one_and_one_line(tmp_path: Path) -> None:

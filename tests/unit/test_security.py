@@ -188,17 +188,17 @@ def test_no_stage_writes_a_secret(
     )
     results, data = tmp_path / "results", tmp_path / "results" / "data"
     run, base = results / "train/a/seed0", results / "base"
-    call("problems", "--settings", study.problems().model_dump_json(), "--out", data)
+    call("job", "problems", "--settings", study.problems().model_dump_json(), "--out", data)
     policy = json.dumps({"policy": study.policy.model_dump()})
-    call("policy", "--settings", policy, "--problems", data / "warm_start.jsonl", "--out", base)
+    call("job", "policy", "--settings", policy, "--problems", data / "warm_start.jsonl", "--out", base)
     train = ("--policy", base, "--problems", data / "train.jsonl", "--out", run, "--wandb", results)
-    call("train", "--settings", study.run("a").model_dump_json(), "--seed", "0", *train)
+    call("job", "train", "--settings", study.run("a").model_dump_json(), "--seed", "0", *train)
     for arm, folder in (("base", base), ("a", run / "policy")):
         out = ("--out", results / f"eval/{arm}.json", "--samples", results / f"eval/{arm}.samples.jsonl")
         evaluation = Evaluation.model_validate(study.evaluation).model_dump_json()
         where = ("--policy", f"0={folder}", "--problems", data / "evaluation.jsonl")
-        call("evaluate", "--arm", arm, "--settings", evaluation, *where, *out)
-    call("report", "--study", study.model_dump_json(), "--results", results, "--out", results)
+        call("job", "evaluate", "--arm", arm, "--settings", evaluation, *where, *out)
+    call("job", "report", "--study", study.model_dump_json(), "--results", results, "--out", results)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"metrics.jsonl", "run.json", "summary.md"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)

@@ -9,6 +9,7 @@ from study_fixture import Workflow, copy_workflow
 
 # In place of the real one. Its arms fail by their names; every call is noted.
 TAILRL = """#!/usr/bin/env bash
+shift  # job
 arm=$(echo "$@" | grep -o 'train/[a-z]*' | tail -1)
 echo "$1/${arm#train/}" >> "$CALLS"
 calls() { grep -c "$1" "$CALLS"; }

@@ -1,8 +1,10 @@
 """What Snakemake plans, and what it refuses, in a copy of the workflow. Nothing is computed here."""
 
+import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
     planned = workflow.plan(study="other.yaml")
     prepared = ["base policy", "problems of the study results/other"]
     assert planned == sorted([*prepared, *jobs("only", seeds=(0, 1, 2)), "evaluate base", *REPORTED])
-    assert "ablate_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
+    assert "ablation_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
 
 
 def test_one_arm_alone(workflow: Workflow) -> None:
@@ -83,14 +85,14 @@ def test_one_arm_alone(workflow: Workflow) -> None:
 def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
     """The value that the base arm has already is that arm."""
     arms = jobs("dvp_mis", "rho=e-13")
-    assert workflow.plan("ablate_rho") == sorted(
+    assert workflow.plan("ablation_rho") == sorted(
         [*PREPARED, *arms, "evaluate base", "table and figure of the ablation rho"]
     )
 
 
 def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow: Workflow) -> None:
     more = workflow.write_study({"ablations.rho.values": ["1e-2", "e-13", "0.34/V"]})
-    before, after = workflow.plan("ablate_rho"), workflow.plan("ablate_rho", study=more)
+    before, after = workflow.plan("ablation_rho"), workflow.plan("ablation_rho", study=more)
     assert set(before) < set(after)
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
@@ -115,12 +117,12 @@ def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
 
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
     jobs_alone = ["gradient estimators on tiny models", "table and figure of the gradient estimators"]
-    assert workflow.plan("gradient_quality") == jobs_alone
-    assert workflow.plan("gradient_quality", study="studies/gradient_quality.yaml") == jobs_alone
+    assert workflow.plan("gradients") == jobs_alone
+    assert workflow.plan("gradients", study="studies/gradient_quality.yaml") == jobs_alone
 
 
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
-    assert workflow.plan("paper") == ["page over all studies"]
+    assert workflow.plan("overview") == ["page over all studies"]
     assert workflow.plan("early_warning") == ["early warnings of a collapse"]
 
 
@@ -164,6 +166,23 @@ def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
     (engines / "transformers.py").write_text("(")
     assert workflow.plan("train_exact", study=study) == sorted([*PREPARED, *jobs("exact")[:2]])
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
+
+
+def test_a_template_is_source_of_the_pages_and_of_nothing_else(workflow: Workflow) -> None:
+    """In a study that is finished by the look of its files."""
+    listed = workflow.run("snakemake", "--dry-run", "--summary", "--configfile", TINY).stdout
+    outputs = [workflow.folder / line.split("\t")[0] for line in listed.splitlines() if line.startswith("results/")]
+    for path in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch() if path.suffix else (path / "inside").mkdir(parents=True)
+    now = time.time_ns()
+    for path in (workflow.folder / "results").rglob("*"):
+        os.utime(path, ns=(now, now))
+    assert len(outputs) > 40 and workflow.plan() == []
+    with workflow.edited("workflow/tailrl/report/templates/summary.md.j2", "## What ran", "## Ran"):
+        assert workflow.plan() == REPORTED
+    with workflow.edited("workflow/tailrl/evaluation/model_card.md.j2", "## Training", "## Trained"):
+        assert workflow.plan() == []
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import sampling_files, source_files, training_files
 from tailrl.config.jobs import Evaluation, PolicyFile
+from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import BASE_ARM
 from tailrl.config.load import merged, parse_study, read_config
 from tailrl.runtime.atomic_files import forget_finished
@@ -27,6 +28,16 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+# Models that the workflow makes itself. A study may name one before it is there.
+made_here = getattr(study.policy, "path", None) in MADE_MODELS
+MODEL_FILES = (
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 conda_env = f"{workflow.basedir}/envs/cpu.yaml"
 
 
@@ -81,9 +92,18 @@ def arm_results(arms):
     return run_files(arms, *RUN_FILES) + evaluated
 
 
-# What the pages over all studies are made of: whatever is there.
+# What the pages over several studies are made of: whatever is there.
 def finished_runs(wildcards):
     return sorted(map(str, Path("results").glob("*/train/*/seed*/run.json")))
+
+
+def finished_results(studies):
+    return [
+        str(path)
+        for name in studies
+        for pattern in ("train/*/seed*/run.json", "eval/*.json")
+        for path in sorted(Path("results", name).glob(pattern))
+    ]
 
 
 def known_claims(wildcards):
@@ -128,6 +148,7 @@ onsuccess:
 
 
 wildcard_constraints:
+    model="|".join(Path(path).name for path in MADE_MODELS),
     arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
     seed=r"\d+",
     engine="|".join(map(re.escape, study.distributions.engines)),

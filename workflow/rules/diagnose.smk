@@ -2,7 +2,7 @@
 # distributions against the trainer's, and thresholds of other rules that prune as much as min-p.
 
 
-rule gradients:
+rule measure_gradients:
     input:
         code=source_files("tailrl.probes.gradients.quality"),
     output:
@@ -22,14 +22,14 @@ rule gradients:
     message:
         "gradient estimators on tiny models"
     shell:
-        "tailrl gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
 
-rule gradient_quality:
+rule gradients:
     input:
-        qualities=rules.gradients.output.qualities,
-        run=rules.gradients.output.run,
-        manifest=rules.gradients.output.manifest,
+        qualities=rules.measure_gradients.output.qualities,
+        run=rules.measure_gradients.output.run,
+        manifest=rules.measure_gradients.output.manifest,
         code=source_files("tailrl.report.study"),
     output:
         table=f"{results}/gradients/gradient_quality.csv",
@@ -47,7 +47,7 @@ rule gradient_quality:
     message:
         "table and figure of the gradient estimators"
     shell:
-        "tailrl gradient_report --results {params.results:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job gradient-report --results {params.results:q} --out {params.out:q} 2> {log:q}"
 
 
 rule compare:
@@ -76,7 +76,7 @@ rule compare:
         "distributions of {wildcards.engine}"
     shell:
         once_more(
-            "tailrl distributions --settings {params.settings:q} --policy {input.policy:q} "
+            "tailrl job distributions --settings {params.settings:q} --policy {input.policy:q} "
             "--problems {input.problems:q} --out {params.out:q}"
         )
 
@@ -113,7 +113,7 @@ rule distributions:
     message:
         "tables and figure of the distributions"
     shell:
-        "tailrl distribution_report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job distribution-report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
 
 
 rule equal_mass:
@@ -135,5 +135,5 @@ rule equal_mass:
     message:
         "thresholds of equal kept mass"
     shell:
-        "tailrl equal_mass --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
+        "tailrl job equal-mass --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
         "--out {output:q} 2> {log:q}"

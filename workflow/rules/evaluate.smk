@@ -39,6 +39,6 @@ rule evaluate:
         "evaluate {wildcards.arm}"
     shell:
         once_more(
-            "tailrl evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
+            "tailrl job evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
             "{params.snapshots:q} --problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q}"
         )

@@ -20,13 +20,17 @@ rule problems:
     message:
         "problems of the study {results}"
     shell:
-        "tailrl problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
 
 rule policy:
     input:
         problems=rules.problems.output.warm_start,
-        local=study.local_policy(),
+        local=(
+            [f"{study.policy.path}/{file}" for file in MODEL_FILES]
+            if made_here
+            else study.local_policy()
+        ),
         code=source_files("tailrl.training.base_policy"),
     output:
         directory(f"{results}/base"),
@@ -43,7 +47,31 @@ rule policy:
     message:
         "base policy"
     shell:
-        "tailrl policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
+        "tailrl job policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
+
+
+# A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
+rule smollm2_model:
+    input:
+        script=ancient("benchmarks/smollm2.py"),
+        pins=ancient("envs/bench.txt"),
+    output:
+        [f"results/models/{{model}}/{file}" for file in MODEL_FILES],
+    log:
+        "results/models/{model}.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        shots=lambda wildcards: ["--shots"] * wildcards.model.endswith("_shots"),
+        out=subpath(output[0], parent=True),
+    message:
+        "model {wildcards.model}"
+    shell:
+        "packages=$(mktemp -d) && trap 'rm -rf \"$packages\"' EXIT "
+        "&& python -m pip install -qq --disable-pip-version-check --no-deps "
+        '--target "$packages" -r {input.pins:q} 2> {log:q} && PYTHONPATH="$packages:${{PYTHONPATH:-}}" '
+        "python {input.script:q} {params.out:q} {params.shots:q} 2>> {log:q}"
 
 
 rule download:
@@ -57,4 +85,4 @@ rule download:
     message:
         "data sets and model into the Hugging Face cache"
     shell:
-        "tailrl download --study {params.study:q} 2> {log:q}"
+        "tailrl download {params.study:q} 2> {log:q}"

@@ -18,7 +18,6 @@ rule summarise:
         results=arm_results(study.arms),
         code=source_files("tailrl.report.study"),
         captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
-        style="workflow/report/page.css",
     output:
         page=report(
             f"{results}/summary.html",
@@ -69,7 +68,7 @@ rule summarise:
     message:
         "tables, figures and summary"
     shell:
-        "tailrl report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
+        "tailrl job report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
 
 
 if has_snapshots:
@@ -129,7 +128,7 @@ rule early_warning:
     message:
         "early warnings of a collapse"
     shell:
-        "tailrl early_warning {params.studies:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
 # It has no output: what it makes is on the server, and what it says is for the terminal.
@@ -150,17 +149,16 @@ rule dashboard:
         "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
 
 
-rule paper:
+rule overview:
     input:
         claims=known_claims,
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
-        style="workflow/report/page.css",
         code=source_files("tailrl.report.study"),
     output:
-        page="results/paper/index.html",
-        claims=["results/paper/claims.md", "results/paper/statements.csv"],
+        page="results/overview/index.html",
+        claims=["results/overview/claims.md", "results/overview/statements.csv"],
     log:
-        "results/paper/paper.log",
+        "results/overview/overview.log",
     localrule: True
     conda:
         conda_env
@@ -170,14 +168,14 @@ rule paper:
     message:
         "page over all studies"
     shell:
-        "tailrl paper {params.roots:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:
 
     rule:
         name:
-            f"ablate_{ablation}"
+            f"ablation_{ablation}"
         input:
             results=arm_results(study.ablation_arms(ablation)),
             code=source_files("tailrl.report.study"),
@@ -188,7 +186,7 @@ for ablation in study.ablations:
             claims=f"{results}/ablations/{ablation}_claims.csv",
             differences=f"{results}/ablations/{ablation}_differences.csv",
         log:
-            f"{results}/logs/ablate_{ablation}.log",
+            f"{results}/logs/ablation_{ablation}.log",
         conda:
             conda_env
         params:
@@ -198,7 +196,7 @@ for ablation in study.ablations:
         message:
             "table and figure of the ablation {params.name}"
         shell:
-            "tailrl ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
+            "tailrl job ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
             "--out {params.results:q} 2> {log:q}"
 
 

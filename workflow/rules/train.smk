@@ -36,7 +36,7 @@ rule train:
     # Started once more, it goes on from its last checkpoint.
     shell:
         once_more(
-            "tailrl train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
+            "tailrl job train --settings {params.settings:q} --seed {wildcards.seed:q} --policy {input.policy:q} "
             "--problems {input.problems:q} --out {params.out:q} --wandb {params.wandb:q} --ranks {resources.ranks:q}"
         )
 

@@ -1,3 +1,58 @@
-"""The library behind the study: the training-inference mismatch, and what pruning the tail changes."""
+"""Training-inference mismatch in LLM reinforcement learning, and Dynamic Vocabulary Pruning (DVP).
+
+What is public here is imported when it is first asked for; `import tailrl` alone loads no torch.
+
+Objective       safe_set, token_logprobs: the safe set of a row of logits, and log-probs constrained to it
+                constrained_logprobs: the same from hidden states and the head's weight, chunk by chunk
+                ESTIMATORS: advantages (RLOO, REINFORCE, GRPO); correct: importance weights and masks (MIS, TIS, ...)
+                surrogate: the loss of packed tokens; log_ratio_metrics: k1, k3, effective sample size, ...
+                Disturbance, disturb: a mismatch of a known size, put on logits
+Settings        read_study, Study, Arm, Vocabulary, Correction, Clip, SamplerSettings, Training
+Sampling        make_sampler, Decoding, Request, Rollout: vLLM, transformers and the trainer's own bits
+Training        train: one arm with one seed; load_policy, load_tokenizer
+Results         read_results: what a study's runs left; StudyError: one sentence on what is wrong and where
+TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "objective.safe_set": ("safe_set", "token_logprobs"),
+    "kernels.logprobs": ("constrained_logprobs",),
+    "objective.advantages": ("ESTIMATORS",),
+    "objective.corrections": ("correct",),
+    "objective.loss": ("surrogate",),
+    "objective.diagnostics": ("log_ratio_metrics",),
+    "objective.disturbance": ("disturb",),
+    "config.load": ("read_study",),
+    "config.study": ("Study",),
+    "config.arm": ("Arm", "Clip", "Correction", "Vocabulary"),
+    "config.sampler": ("Disturbance", "SamplerSettings"),
+    "config.training": ("Training",),
+    "rollout": ("Decoding", "make_sampler"),
+    "rollout.types": ("Request", "Rollout"),
+    "training.loop": ("train",),
+    "model.policy": ("load_policy", "load_tokenizer"),
+    "artifacts.results": ("read_results",),
+    "runtime.errors": ("StudyError",),
+    "integrations.trl": ("with_dvp",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tailrl' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"tailrl.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise AttributeError(f"tailrl.{name} needs {error.name}, which is not installed") from error
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -13,7 +13,6 @@ from early_warning_fixture import COLLAPSE, STEPS, case, write_run, write_runs
 
 from tailrl.analysis.early_warning import (
     ALL,
-    K3,
     MISMATCHED,
     Case,
     Warned,
@@ -25,13 +24,14 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
-from tailrl.analysis.survival import REWARD
 from tailrl.config.jobs import Run
 from tailrl.report.study import write_early_warning
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.clustered import clustered_median, clustered_share
 from tailrl.stats.intervals import Interval, share_interval
 from tailrl.tracking.alarm import SKEW
+from tailrl.tracking.metrics import K3_UNMASKED as K3
+from tailrl.tracking.metrics import REWARD
 
 
 def without_mismatch(one: Case) -> Case:

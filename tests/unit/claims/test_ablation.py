@@ -11,10 +11,10 @@ from artifacts_fixture import edit
 from csv_fixture import rows
 from scipy import stats
 
-from tailrl.claims.ablation import Point, as_good
-from tailrl.claims.decide import Verdict
+from tailrl.analysis.ablation import Point
+from tailrl.claims.ablation import as_good
+from tailrl.claims.decide import Scope
 from tailrl.claims.finding import CHANGES, UNDECIDED, UNTESTABLE
-from tailrl.claims.statements import LASTS
 from tailrl.config.study import Study
 from tailrl.report.study import write_ablation
 from tailrl.stats.intervals import Interval
@@ -40,7 +40,7 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
         return float(np.mean([problem["correct"] for policy in policies for problem in policy["per_problem"]]))
 
     write_ablation(study, "dose", folder, tmp_path)
-    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if " on " in row["claim"]]
+    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if row["id"].endswith(".contrast")]
     above = {value: score("dvp", value) - score("naive", value) for value in ("0.0", "0.01", "0.02")}
     expected = [above[value] - above["0.0"] for value in ("0.01", "0.02")]
     assert [float(row["effect"]) for row in found] == pytest.approx(expected)
@@ -48,7 +48,7 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
         "0.01 against 0.0",
         "0.02 against 0.0",
     ]
-    assert {row["claim"] for row in found} == {"ablation of disturbance.floor on dvp less naive"}
+    assert {row["id"] for row in found} == {"ablation.disturbance.floor.contrast"}
     varied = [row["dose"].partition("; ")[2] for row in found]
     assert varied == [f"disturbance.floor: 0.0, {value}" for value in ("0.01", "0.02")]
     p, adjusted = ([float(row[name]) for row in found] for name in ("p", "p_holm"))
@@ -71,7 +71,9 @@ def test_values_that_make_runs_collapse_sooner(make_study: Callable[..., tuple[S
     }
     set_ends(study, folder, ends)
     write_ablation(study, "dose", folder, tmp_path)
-    found = [row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if row["claim"].endswith(LASTS)]
+    found = [
+        row for row in rows(tmp_path / "ablations" / "dose_claims.csv") if row["id"].endswith(".steps_before_collapse")
+    ]
     naive, dvp, mis = found
     assert [(row["arms"], row["unit"]) for row in found] == [(base, "steps") for base in ("naive", "dvp", "mis")]
     assert (dvp["verdict"], dvp["seen"], dvp["p"]) == (UNTESTABLE, "no run collapsed", "")
@@ -99,7 +101,11 @@ def test_runs_of_unequal_length_do_not_last_longer(
     study, folder = make_study(seeds=[0, 1, 2, 3], training={"steps": 20}, ablations={"longer": longer})
     set_ends(study, folder, {"longer=40": [30, 32, 34, 40]})
     write_ablation(study, "longer", folder, tmp_path)
-    (found,) = [row for row in rows(tmp_path / "ablations" / "longer_claims.csv") if row["claim"].endswith(LASTS)]
+    (found,) = [
+        row
+        for row in rows(tmp_path / "ablations" / "longer_claims.csv")
+        if row["id"].endswith(".steps_before_collapse")
+    ]
     assert (found["verdict"], found["seen"]) == (UNTESTABLE, "nothing to compare")
 
 
@@ -147,11 +153,10 @@ def test_what_is_as_good_within_a_margin() -> None:
         Point("start", arm, f"value {arm}", NONE, NO_DIFFERENCE, change, 0.5, NONE, NONE, NONE, NONE, NONE, 3, 0)
         for arm, change in changes.items()
     ]
-    line = Verdict("ablation of it", "", "", "", "", "", "start", 3, 0, 0, 0, "share of samples", 0.5, 0.5, "", "")
-    found = as_good(line, points, 0.05)
+    found = as_good("it", points, [Scope("", "", "")] * len(points), 0.05)
     assert [(own.arms, own.verdict) for own in found] == [
         ("good", "reproduced"), ("open", "not decided"), ("worse", "contradicted"),
     ]  # fmt: skip
-    assert {own.claim for own in found} == {"ablation of it, as good within a margin"}
+    assert {own.id for own in found} == {"ablation.it.as_good"}
     assert found[2].seen == "value worse less value start: -20.0 [-30.0, -6.0] points"
     assert all(math.isnan(own.p) and math.isnan(own.p_holm) for own in found), "an interval decides"

@@ -56,7 +56,7 @@ def gradients(**biases: tuple[float, float, float]) -> list[Summary]:
 
 
 def outcomes(claim: str, **biases: tuple[float, float, float]) -> list[str]:
-    return [line.verdict for line in judge_gradients(gradients(**biases), SETTINGS) if line.claim == claim]
+    return [line.verdict for line in judge_gradients(gradients(**biases), SETTINGS) if line.id == claim]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_exact_gradients(claim: str, biases: dict[str, Any], expected: list[str]
 
 def test_a_flat_objective_says_nothing_of_the_theorem() -> None:
     lines = [summary("safe_is", "none", 0.0, ZERO, math.nan, nested=(12, math.nan))]
-    (line,) = [line for line in judge_gradients(lines, SETTINGS) if line.claim == CONSTRAINED]
+    (line,) = [line for line in judge_gradients(lines, SETTINGS) if line.id == CONSTRAINED]
     assert (line.verdict, line.seen) == (UNTESTABLE, "J_mp is flat in every model")
 
 
@@ -102,14 +102,14 @@ def test_a_theorem_is_set_aside_where_its_premise_fails(nested: tuple[int, float
         summary("safe_is", "noise", 0.1, ZERO, ZERO),
         summary("safe_is", "noise", 1.0, 0.1, 0.1, nested=nested),
     ]
-    own = [line for line in judge_gradients(lines, SETTINGS) if line.claim == CONSTRAINED]
+    own = [line for line in judge_gradients(lines, SETTINGS) if line.id == CONSTRAINED]
     assert [line.verdict for line in own] == [REPRODUCED, verdict]
     assert seen in own[1].seen and "nan" not in own[1].seen
 
 
 def test_lines_say_where_they_are_from() -> None:
     lines = judge_gradients(gradients(plain=(ZERO, 0.1, 1.0)), SETTINGS)
-    (line,) = [line for line in lines if line.claim == BIASED]
+    (line,) = [line for line in lines if line.id == BIASED]
     assert (line.arms, line.seeds, line.effect) == ("plain", 12, 1.0)
     assert line.dose == "noise σ on every logit (nats)"
     assert line.seen == "its bias is 0.1 at 0.1 to 1 at 1 |∇J|, above rounding in all 12 models at every dose"
@@ -141,7 +141,7 @@ def compared(engine: str = "coarse", *, settings: dict[str, Any] | None = None, 
 
 
 def verdict(claim: str, *engines: Compared) -> list[tuple[str, str]]:
-    return [(line.arms, line.verdict) for line in judge_distributions(engines) if line.claim == claim]
+    return [(line.arms, line.verdict) for line in judge_distributions(engines) if line.id == claim]
 
 
 def test_the_bound_is_a_fact() -> None:
@@ -149,7 +149,7 @@ def test_the_bound_is_a_fact() -> None:
     assert verdict(BOUND, fine) == [("coarse", REPRODUCED)]
     over = fine.arrays["logp_infer_P"].copy()
     over[7] = fine.arrays["logp_train_P"][7] + 2.1 * 0.02 * -np.expm1(fine.arrays["logp_train_P"][7])
-    (line,) = [line for line in judge_distributions([compared(logp_infer_P=over)]) if line.claim == BOUND]
+    (line,) = [line for line in judge_distributions([compared(logp_infer_P=over)]) if line.id == BOUND]
     assert (line.verdict, line.effect) == (CONTRADICTED, 1 / PLACES)
     assert line.seen == f"1 of {PLACES} sampled tokens exceed it, by 5 % at most"
 
@@ -161,7 +161,7 @@ def test_the_sign_is_tested_over_problems() -> None:
     assert verdict(SIGN, compared(signed_PB=signed_PB + np.array([0.0, 0.001]))) == [("coarse", REPRODUCED)]
     assert verdict(SIGN, compared(signed_PB=signed_PB - np.array([0.0, 0.001]))) == [("coarse", CONTRADICTED)]
     assert verdict(SIGN, compared(mass_PB=np.tile([1.0, 0.0], (PLACES, 1)))) == [("coarse", UNTESTABLE)]
-    (line,) = [line for line in judge_distributions([fine]) if line.claim == SIGN]
+    (line,) = [line for line in judge_distributions([fine]) if line.id == SIGN]
     expected = ratio_interval(signed_PB[:, 1], np.full(PLACES, 0.1), np.arange(PLACES) // 2)
     assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)
     assert "nan" not in line.seen
@@ -170,10 +170,10 @@ def test_the_sign_is_tested_over_problems() -> None:
 def test_a_single_problem_is_no_test() -> None:
     """It has no interval, no p, and no place in the family of the others."""
     fine, single = compared(), compared("single", problem_P=np.zeros(PLACES, int))
-    lines = {line.arms: line for line in judge_distributions([fine, single]) if line.claim == MODE}
-    (alone,) = [line for line in judge_distributions([fine]) if line.claim == MODE]
+    lines = {line.arms: line for line in judge_distributions([fine, single]) if line.id == MODE}
+    (alone,) = [line for line in judge_distributions([fine]) if line.id == MODE]
     assert lines["coarse"].p_holm == alone.p_holm
-    for line in (lines["single"], *(x for x in judge_distributions([single]) if x.claim == SIGN)):
+    for line in (lines["single"], *(x for x in judge_distributions([single]) if x.id == SIGN)):
         assert math.isnan(line.p) and math.isnan(line.p_holm) and line.verdict == UNDECIDED
 
 
@@ -184,7 +184,7 @@ def test_the_size_is_what_is_predicted_or_told_from_it() -> None:
     assert verdict(SECOND, fine) == [("coarse", UNDECIDED)]
     assert verdict(SECOND, compared(second_PB=-fine.arrays["paper_PB"])) == [("coarse", CONTRADICTED)]
     assert verdict(MODE, compared(mass_PB=np.tile([1.0, 0.0], (PLACES, 1)))) == []
-    (line,) = [line for line in judge_distributions([fine]) if line.claim == MODE]
+    (line,) = [line for line in judge_distributions([fine]) if line.id == MODE]
     apart_P = (fine.arrays["signed_PB"] - fine.arrays["paper_PB"])[:, 1]
     expected = ratio_interval(apart_P, np.full(PLACES, 0.1), np.arange(PLACES) // 2)
     assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)

@@ -155,10 +155,10 @@ def test_training_ends_with_a_card_and_is_not_lost_for_want_of_one(
     run = change(tmp_path, trained)
     settings = json.dumps(json.loads((run / "run.json").read_text(encoding="utf-8"))["settings"])
     rest = [x for name in ("policy", "problems", "wandb") for x in (f"--{name}", tmp_path)]
-    call(monkeypatch, "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
+    call(monkeypatch, "job", "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
     assert (run / "policy" / "README.md").is_file() and capsys.readouterr().err == ""
     (run / "run.json").unlink()
-    call(monkeypatch, "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
+    call(monkeypatch, "job", "train", "--settings", settings, "--seed", 5, "--out", run, *rest)
     assert "run.json: is missing" in capsys.readouterr().err
 
 
@@ -172,5 +172,5 @@ def test_a_full_disk_at_the_card_loses_no_run(
     monkeypatch.setattr("tailrl.evaluation.model_card.write_card", full)
     settings = json.dumps(json.loads((trained / "run.json").read_text(encoding="utf-8"))["settings"])
     rest = [x for name in ("policy", "problems", "wandb") for x in (f"--{name}", tmp_path)]
-    call(monkeypatch, "train", "--settings", settings, "--seed", 5, "--out", trained, *rest)
+    call(monkeypatch, "job", "train", "--settings", settings, "--seed", 5, "--out", trained, *rest)
     assert capsys.readouterr().err.endswith("no model card: No space left on device\n")

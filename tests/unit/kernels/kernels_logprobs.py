@@ -1,7 +1,7 @@
 """The CUDA path of the constrained log-prob against the plain definition in float64.
 
-`test_logprobs_triton.py` runs it on a CPU, in a process where Triton interprets its kernels. On a GPU, which compiles
-them: PYTHONPATH=workflow pytest --noconftest tests/unit/kernels/kernels_logprobs.py
+`test_cuda.py` runs it on a CPU, in a process where Triton interprets its kernels. On a GPU, which compiles them:
+PYTHONPATH=workflow pytest --noconftest tests/unit/kernels/kernels_logprobs.py
 """
 
 from dataclasses import dataclass, fields, replace
@@ -96,8 +96,8 @@ def assert_same(case: Case) -> None:
         torch.testing.assert_close(value.cpu(), wanted.to(value.dtype), rtol=1e-5, atol=2e-5, msg=field.name)
     loss = (exact.coefficient_T * expected.logp_T).sum()
     *wanted, by_logits = torch.autograd.grad(loss, (exact.hidden_TH, exact.weight_VH, logits))
-    # In bfloat16 an entry of the gradient by the logits is rounded twice, a GPU by 2⁻⁸ of it, the interpreter, which
-    # cuts off, by 2⁻⁷; and the sum over entries once. In float32 the logits' own error is that of every exp(z).
+    # In bfloat16 an entry of the gradient by the logits is rounded twice, and the sum over entries once. A GPU rounds
+    # by 2⁻⁸, the interpreter, which truncates, by 2⁻⁷. In float32 every exp(z) has the error of its logit.
     narrow = case.hidden_TH.dtype == torch.bfloat16
     relative = (2.0**-7 if DEVICE == "cuda" else 2.0**-6) if narrow else 1e-5
     entries = by_logits.abs() / case.temperature
@@ -110,7 +110,7 @@ def assert_same(case: Case) -> None:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of which a small vocabulary has several, and matrices in several parts."""
+    """Small blocks and matrices, so that a small vocabulary has several."""
     monkeypatch.setattr(cuda_passes, "BLOCK_TOKENS", BLOCK)
     monkeypatch.setattr(cuda_passes, "ENTRIES_STEP", 16)
     monkeypatch.setattr(cuda_passes, "ALIGNED", ALIGNED)
@@ -133,12 +133,12 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[cuda_passes.Kept]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[cuda_passes.KeptEntries]:
     """What each forward kept."""
-    seen: list[cuda_passes.Kept] = []
+    seen: list[cuda_passes.KeptEntries] = []
     trimmed = cuda_passes._trimmed
 
-    def watched(found: cuda_passes.Kept, used: int) -> cuda_passes.Kept:
+    def watched(found: cuda_passes.KeptEntries, used: int) -> cuda_passes.KeptEntries:
         seen.append(trimmed(found, used))
         return seen[-1]
 
@@ -154,7 +154,7 @@ def test_it_is_the_plain_definition(log_rho: float, paper_fill: bool, dtype: tor
 
 
 @pytest.mark.parametrize("log_rho", [-torch.inf, -4.0])
-def test_in_one_part(log_rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_in_one_part(log_rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_passes, "MATRIX_BYTES", ONE_PART)
     assert_same(make_case(log_rho=log_rho))
 
@@ -195,7 +195,7 @@ def test_inputs_of_two_dtypes_are_multiplied_in_float32() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_rows_without_room_are_computed_again(
-    share: float, dtype: torch.dtype, kept: list[cuda_passes.Kept], monkeypatch: pytest.MonkeyPatch
+    share: float, dtype: torch.dtype, kept: list[cuda_passes.KeptEntries], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make_case(dtype=dtype, rows=2 * ALIGNED + 1)
     entry_bytes = 4 if dtype == torch.bfloat16 else 8
@@ -205,7 +205,7 @@ def test_rows_without_room_are_computed_again(
     assert again_T.any() and again_T.all() == (share == 0.0)
 
 
-def test_what_is_kept_is_the_safe_set(kept: list[cuda_passes.Kept]) -> None:
+def test_the_kept_entries_are_the_safe_set(kept: list[cuda_passes.KeptEntries]) -> None:
     case = make_case()
     case.fast()
     assert len(kept[-1].entry_n) == case.safe().sum() and not kept[-1].again_T.any()
@@ -281,7 +281,7 @@ def test_rows_without_a_coefficient_are_in_no_product(log_rho: float, products: 
 
 
 @pytest.mark.parametrize("log_rho", [-torch.inf, -2.0])
-def test_only_the_gradients_that_are_asked_for(log_rho: float) -> None:
+def test_only_the_needed_gradients_are_computed(log_rho: float) -> None:
     case = make_case(log_rho=log_rho)
     d_hidden, d_weight = case.gradients()
     for hidden, weight in ((True, False), (False, True)):

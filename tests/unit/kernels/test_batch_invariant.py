@@ -57,7 +57,7 @@ def test_rounder_widths_need_fewer_rows() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [48, 96, 1536])
-def test_as_many_rows_as_the_widths_ask_for_have_the_bits_of_many(width: int, dtype: torch.dtype) -> None:
+def test_any_row_multiple_of_the_widths_gives_the_same_bits(width: int, dtype: torch.dtype) -> None:
     """Products and an elementwise function with a vectorised body, in every number of rows up to 64."""
     rows, weight = random(256, 96, dtype=dtype), random(width, 96, dtype=dtype, seed=1)
     together = torch.nn.functional.silu(torch.nn.functional.linear(rows, weight))
@@ -100,8 +100,8 @@ def test_sums_that_cancel_have_the_same_bits_too(outputs: int, inputs: int, dtyp
         assert torch.equal(product(rows[:count].clone(), weight), together[:count]), count
 
 
-def test_a_product_is_cut_where_its_rows_would_mind_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose sums depend on whether there are more than 40 rows, or than 704 as AMX has it."""
+def test_a_product_is_cut_where_its_rows_would_affect_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose sums change beyond 40 rows, or beyond 704 as with AMX."""
     taken: list[tuple[int, int]] = []
     border, shortest = 0, 0
 
@@ -191,8 +191,8 @@ HEADS = [(4, 4, 32), (9, 3, 64), (4, 1, 128)]
 
 
 def differing_queries(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> int:
-    """Queries with other bits among others of their sequence than alone: beside other sequences or none, with more
-    padding or less, in up to three products with the values.
+    """Number of queries whose bits differ from those alone: beside other sequences or none, with more or less padding,
+    in up to three products with the values.
     """
     batch, length, group = 3, 608, heads // key_heads
     query = random(batch, length, heads, size, dtype=dtype, seed=1)
@@ -216,7 +216,7 @@ def differing_queries(heads: int, key_heads: int, size: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "key_heads", "size"), HEADS)
-def test_a_query_is_attended_alike_in_any_batch(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
+def test_a_querys_attention_is_the_same_in_any_batch(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
     assert VALUES == 256  # where the lengths above cross from one product to the next
     assert differing_queries(heads, key_heads, size, dtype) == 0
 
@@ -251,7 +251,7 @@ def test_packed_attention_is_causal_within_each_sequence() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocabulary", "hidden"), [(2048, 128), (601, 96), (49152, 576)])
-def test_a_row_of_logits_is_its_own(vocabulary: int, hidden: int, dtype: torch.dtype) -> None:
+def test_a_row_of_logits_depends_on_that_row_alone(vocabulary: int, hidden: int, dtype: torch.dtype) -> None:
     rows, weight = random(4 * ROWS, hidden, dtype=dtype), random(vocabulary, hidden, dtype=dtype, seed=1)
     together = head_logits(rows, weight, Scoring("full", 0.7), [], [])
     assert together.dtype == torch.float32

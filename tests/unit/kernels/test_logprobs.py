@@ -228,7 +228,7 @@ def test_rows_without_a_coefficient_cost_and_send_nothing(log_rho: float | None)
 
 
 @pytest.mark.parametrize("log_rho", [None, -2.0])
-def test_only_the_gradients_that_are_asked_for(log_rho: float | None) -> None:
+def test_only_the_needed_gradients_are_computed(log_rho: float | None) -> None:
     case = make_case()
     d_hidden, d_weight = case.gradients(case.fast(log_rho))
     for hidden, weight in ((True, False), (False, True)):
@@ -282,7 +282,7 @@ def test_finite_differences(log_rho: float | None, paper_fill: bool) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("log_rho", [None, -13.0])
 @pytest.mark.parametrize("where", ["hidden states", "weight"])
-def test_what_is_not_finite_is_refused(bad: float, log_rho: float | None, where: str) -> None:
+def test_inputs_that_are_not_finite_are_refused(bad: float, log_rho: float | None, where: str) -> None:
     case = make_case(dtype=torch.float32)
     with torch.no_grad():
         (case.weight_VH if where == "weight" else case.hidden_TH)[3, 2] = bad
@@ -307,7 +307,7 @@ def saved_bytes(case: Case, log_rho: float | None) -> int:
     return sum(sizes)
 
 
-def test_what_is_kept_is_the_safe_set_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_entries_are_the_safe_set_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(rows=512, vocabulary=4000, dtype=torch.float32)
     kept, rest, counts = int(case.plain(-6.0).kept_vocab_T.sum()), saved_bytes(case, None), 2 * 4 * 4000
     assert 0.02 < kept / (512 * 4000) < 0.4
@@ -334,7 +334,7 @@ class NewStorage(TorchDispatchMode):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("log_rho", [None, -13.0, -2.0])
-def test_no_copy_of_the_hidden_states_is_whole(
+def test_the_hidden_states_are_never_copied_whole(
     monkeypatch: pytest.MonkeyPatch, log_rho: float | None, temperature: float
 ) -> None:
     """Of all that is as large, only their gradient; kept entries, found again or not, have a bound of their own."""
@@ -347,7 +347,7 @@ def test_no_copy_of_the_hidden_states_is_whole(
     assert sorted(made.sizes)[-2] < 640 * 32 * 4 / 2
 
 
-def test_what_is_kept_is_let_go_after_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_entries_are_freed_after_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case()
     kept: list[weakref.ref[Tensor]] = []
 

@@ -103,7 +103,7 @@ def test_a_sequence_does_not_see_its_neighbours() -> None:
     assert torch.equal(hidden_of_second(first), hidden_of_second(other))
 
 
-def test_attention_that_packing_does_not_know_is_refused() -> None:
+def test_attention_that_packing_does_not_support_is_refused() -> None:
     """Windows come from the configuration, as transformers hands them to the attention of such a model."""
     config = Qwen2Config(
         **SIZES, num_attention_heads=3, use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention"] * 2
@@ -178,9 +178,9 @@ def test_every_response_token_is_predicted_from_the_one_before() -> None:
     assert list(zip(batch.sequence_T.tolist(), before, batch.targets_T.tolist(), strict=True)) == expected
 
 
-def test_each_token_has_its_place_and_what_belongs_to_its_sequence() -> None:
+def test_each_token_has_its_position_and_its_sequences_values() -> None:
     batch = pack_batch(random_tokens([3, 1, 5, 2]), random_tokens([2, 0, 4, 1], seed=1))
-    assert batch.places() == [0, 1, 0, 1, 2, 3, 0]
+    assert batch.positions() == [0, 1, 0, 1, 2, 3, 0]
     assert batch.of_tokens(["a", "b", "c", "d"]) == ["a", "a", "c", "c", "c", "c", "d"]
     assert batch.of_tokens(range(4)) == batch.sequence_T.tolist()
     assert batch.responses_N == (2, 0, 4, 1)

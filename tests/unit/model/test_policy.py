@@ -64,7 +64,7 @@ def test_weights_are_read_as_float32(folder: Path) -> None:
     assert {p.dtype for p in load_policy(folder).parameters()} == {torch.float32}
 
 
-def test_an_engine_is_handed_the_tied_head_and_no_gradients(model: PreTrainedModel) -> None:
+def test_named_weights_hold_the_tied_head_and_no_gradients(model: PreTrainedModel) -> None:
     weights = dict(named_weights(model))
     assert {"lm_head.weight", "model.embed_tokens.weight"} < weights.keys()
     assert torch.equal(weights["lm_head.weight"], model.get_input_embeddings().weight)

@@ -22,7 +22,7 @@ def test_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize("text", ["17+15-12=\n", "  1 000\t½ é 漢字 \U0001f600\x00", "the year 2889", ""])
-def test_every_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_every_text_decodes_to_itself(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -37,7 +37,9 @@ def test_it_is_deterministic(tokenizer: PreTrainedTokenizerFast, problems: list[
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 
 
-def test_most_of_it_is_no_use_to_the_task(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> None:
+def test_most_of_the_vocabulary_is_useless_to_the_task(
+    tokenizer: PreTrainedTokenizerFast, problems: list[Problem]
+) -> None:
     used = {token for p in problems for token in tokenizer.encode(p.prompt + p.solution)}
     assert len(used) < 100
 

@@ -107,7 +107,7 @@ def test_the_gain_comes_back_when_the_target_moves() -> None:
     assert gains[0] < 0.05 < gains[1]
 
 
-def test_one_step_moves_the_threshold_by_half_the_error_and_no_more_than_e_squared() -> None:
+def test_one_step_moves_the_threshold_by_half_the_error_and_at_most_e_squared() -> None:
     for lost, change in ((0.02, 0.0), (0.02 * math.e, -0.5), (0.02 / math.e, 0.5), (1e9, -2.0), (1e-12, 2.0), (0.0, 1)):
         thresholds = Thresholds(BUDGET, 600)
         thresholds.observe([0], [0.0], lost)
@@ -126,7 +126,7 @@ def test_the_threshold_stays_within_its_bounds() -> None:
 # --- difficulty ------------------------------------------------------------------------------------------
 
 
-def test_a_threshold_lies_between_the_two_by_how_often_the_prompt_is_solved() -> None:
+def test_a_threshold_is_interpolated_by_how_often_the_prompt_is_solved() -> None:
     thresholds = Thresholds(DIFFICULTY, 600)
     assert thresholds.of(0) == -12, "before the first step every prompt counts as unsolved"
     thresholds.observe([0, 1, 2], [0.0, 1.0, 0.25], lost_mass=0.5)
@@ -135,7 +135,7 @@ def test_a_threshold_lies_between_the_two_by_how_often_the_prompt_is_solved() ->
     assert thresholds.of(9) == pytest.approx(-12 + 8 * (1.25 / 3))
 
 
-def test_only_what_was_last_seen_of_a_prompt_counts() -> None:
+def test_only_the_last_rewards_of_a_prompt_count() -> None:
     thresholds = Thresholds(DIFFICULTY, 600)
     thresholds.observe([0, 1], [0.0, 0.0], 0.1)
     thresholds.observe([0], [0.5], 0.1)

@@ -52,7 +52,7 @@ def token_weight(delta: float, correction: Correction) -> float:
 
 
 def sequence_weight(deltas: list[float], correction: Correction) -> float:
-    """Of a sequence of at least one token."""
+    """The weight of a sequence of at least one token."""
     ratio, most = math.prod(math.exp(delta) for delta in deltas), correction.limit
     if correction.sequence == "is":
         return ratio
@@ -85,8 +85,8 @@ def test_sums_and_means_are_over_sequences() -> None:
 
 
 @pytest.mark.parametrize("correction", EVERY, ids=name)
-def test_a_ratio_is_what_does_more_than_keep_or_reject(correction: Correction) -> None:
-    """What divides by the sampler's probability, and may not stand beside another that does."""
+def test_which_corrections_weigh_by_the_ratio(correction: Correction) -> None:
+    """These divide by the sampler's probability, and only one of them may be used at a time."""
     assert correction.ratio == (0 < weigh([[0.0005]], correction).weight_T.item() != 1)
 
 
@@ -118,7 +118,7 @@ def test_every_weight_is_the_definition(correction: Correction, scale: float) ->
         (Correction(sequence="reject_k3"), 0.045),
     ],
 )
-def test_the_sizes_above_reject_some_and_keep_some(correction: Correction, scale: float) -> None:
+def test_each_scale_rejects_some_and_keeps_some(correction: Correction, scale: float) -> None:
     weights = weigh(random_deltas(scale), correction).weight_T
     assert (weights == 0).any() and (weights > 0).any()
 

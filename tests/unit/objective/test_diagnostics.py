@@ -161,8 +161,8 @@ def test_skew_is_the_definition_and_adds_up_to_the_mean() -> None:
     assert sum(found.values()) == pytest.approx(np.mean(each), rel=1e-12)
 
 
-def test_a_mismatch_that_is_blind_to_the_advantage_skews_either_sign_the_other_way() -> None:
-    """All ratios 1.1: what is reinforced weighs too much by as much as what is pushed down."""
+def test_a_mismatch_independent_of_the_advantage_gives_opposite_skews() -> None:
+    """All ratios are 1.1: positive and negative advantages are overweighted by the same factor."""
     advantage = torch.tensor([1.0, -1.0, 2.0, -2.0])
     found = advantage_skew(torch.full((4,), math.log(1.1), dtype=torch.float64), torch.zeros(4), advantage)
     assert found == pytest.approx({"c_positive_advantage": -0.1 * 3 / 4, "c_negative_advantage": 0.1 * 3 / 4})

@@ -40,7 +40,7 @@ def numbers(settings: Disturbance) -> tuple[list[list[float]], list[list[float]]
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_is_its_definition(cause: str) -> None:
+def test_each_disturbance_matches_its_definition(cause: str) -> None:
     settings, logits = Disturbance.model_validate(CAUSES[cause]), logits_of(4)
     rows = zip(logits.tolist(), *numbers(settings), strict=True)
     expected = [disturbed(*row, settings.floor) for row in rows]
@@ -52,13 +52,13 @@ def test_a_cause_is_its_definition(cause: str) -> None:
     np.testing.assert_allclose(in_float32.softmax(-1), expected, rtol=2e-5)
 
 
-def test_no_cause_is_no_change() -> None:
+def test_no_disturbance_changes_nothing() -> None:
     logits = logits_of(4)
     for settings in (Disturbance(), Disturbance(staleness=3, weights="float8_e4m3")):
         assert disturb(logits, SEEDS, POSITIONS, settings) is logits
 
 
-def test_the_floor_lies_under_what_the_noise_leaves() -> None:
+def test_the_floor_acts_after_the_noise() -> None:
     """No probability is below η/V, with noise that would push most of them far below it."""
     settings = Disturbance(noise=20.0, bias=20.0, floor=0.05)
     log_probs = disturb(logits_of(4, dtype=torch.float32), SEEDS, POSITIONS, settings).log_softmax(-1)
@@ -73,7 +73,7 @@ def test_a_floor_under_an_impossible_token_is_exact() -> None:
     np.testing.assert_allclose(found, [[0.8, 0.1, 0.1]], rtol=1e-6)
 
 
-def test_noise_is_new_in_every_state_and_bias_is_not() -> None:
+def test_noise_differs_between_states_and_bias_does_not() -> None:
     zeros = torch.zeros(4, V)
     noise = disturb(zeros, SEEDS, POSITIONS, Disturbance(noise=1.0))
     bias = disturb(zeros, SEEDS, POSITIONS, Disturbance(bias=1.0))
@@ -206,7 +206,7 @@ def test_a_weight_beyond_the_dtype_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3", None])
-def test_parameters_are_rounded_for_a_while(dtype: str | None) -> None:
+def test_parameters_are_rounded_within_the_block_only(dtype: str | None) -> None:
     """The gradient is that at the rounded weights, found on the exact ones; also after an error."""
     layer = nn.Linear(5, 4)
     exact = {name: p.detach().clone() for name, p in layer.named_parameters()}

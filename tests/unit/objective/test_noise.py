@@ -153,7 +153,7 @@ def test_a_row_is_the_same_bits_in_any_block(draw: str, positions: int, tokens: 
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_no_row_is_nothing(draw: str) -> None:
+def test_no_rows_give_an_empty_tensor(draw: str) -> None:
     assert DRAWS[draw]([], [], 5).shape == (0, 5)
 
 

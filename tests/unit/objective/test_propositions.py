@@ -81,7 +81,7 @@ def mean_of_sampled(probs: FloatArray, token: int) -> tuple[float, float]:
     """Monte Carlo mean of −Δ_a / σ² given that a was sampled from π_infer, and the half-width of its interval.
 
     Noise is drawn in pairs (ε, −ε), each draw weighted by p'_a, the chance that a is sampled under it. The half-width
-    is that of a ratio of means over independent pairs. At this σ what is beyond second order is 1e-3 of the value.
+    belongs to a ratio of means over independent pairs. At this σ terms beyond second order are 1e-3 of the value.
     """
     noise = np.random.default_rng(11).normal(0, SIGMA, (PAIRS, len(probs)))
     logits = np.log(probs)

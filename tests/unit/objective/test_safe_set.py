@@ -272,12 +272,12 @@ def test_the_papers_fill_is_a_softmax_over_filled_logits(shift: float) -> None:
     assert (gradient[outside][safe[outside]] < 0).all()
 
 
-def test_all_the_mass_is_every_token() -> None:
+def test_top_p_of_one_keeps_every_token() -> None:
     logits = 4 * torch.randn(50, 2048, generator=torch.Generator().manual_seed(0))
     assert safe_set(logits, "top_p", 1.0).all()
 
 
-def test_what_is_split_is_what_was_joined() -> None:
+def test_split_inverts_joined() -> None:
     numbers_T = torch.arange(6.0)
     whole = TokenLogprobs(numbers_T, numbers_T + 10, -numbers_T, numbers_T.long(), numbers_T / 2, numbers_T > 3)
     parts = whole.split([2, 0, 4])

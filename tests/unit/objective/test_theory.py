@@ -118,8 +118,8 @@ def overlapping_engines() -> list[tuple[FloatArray, FloatArray]]:
 
 
 @pytest.mark.parametrize(("train", "infer"), overlapping_engines())
-def test_without_nesting_the_bias_is_what_cannot_be_drawn(train: FloatArray, infer: FloatArray) -> None:
-    """Missing of ∇J_mp is what the sampler never draws: ∇ Σ π_mp(y) R(y) over those sequences alone."""
+def test_without_nested_sets_the_bias_is_from_sequences_never_sampled(train: FloatArray, infer: FloatArray) -> None:
+    """∇J_mp loses the sequences that the sampler never draws: ∇ Σ π_mp(y) R(y) over these sequences alone."""
     safe = safe_by_definition(train)
     drawn = policy(infer, safe_by_definition(infer)) > 0
     missing = gradient_of_return(train, safe, np.where(drawn, 0.0, REWARD))

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tailrl.analysis.across import QUANTITIES, places_of
 from tailrl.artifacts.results import read_results
+from tailrl.claims.catalogue import named
 from tailrl.claims.finding import CHANGES, UNDECIDED
-from tailrl.claims.statements import ACROSS
 from tailrl.config.study import Study
-from tailrl.report.across import QUANTITIES, _places, across_figure, write_across
+from tailrl.report.across import across_figure, write_across
 from tailrl.runtime.errors import StudyError
 
 Make = Callable[..., tuple[Study, Path]]
@@ -60,12 +61,14 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
     with (tmp_path / "both_claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
     compared = [row for row in rows if row["change_p_holm"]]
-    assert compared and [(c["arms"], c["claim"], c["p_holm"], c["effect"]) for c in claims] == [
-        (row["arm"], f"{ACROSS}{row['quantity']}", row["change_p_holm"], row["change_mean"]) for row in compared
+    assert compared and [(c["arms"], c["id"], c["p_holm"], c["effect"]) for c in claims] == [
+        (row["arm"], named("across.*")[row["quantity"]].id, row["change_p_holm"], row["change_mean"])
+        for row in compared
     ]
     for claim in claims:
         assert claim["verdict"] == (CHANGES if float(claim["p_holm"]) <= 0.05 else UNDECIDED)
-        assert claim["seen"].startswith(f"{claim['claim'].removeprefix(ACROSS)}, second less first: ")
+        name = claim["claim"].removeprefix("across studies: ")
+        assert name in QUANTITIES and claim["seen"].startswith(f"{name}, second less first: ")
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first, 3 seeds: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"
@@ -75,7 +78,7 @@ def test_the_figure_draws_the_table(make_study: Make, tmp_path: Path) -> None:
     """A line an arm, at the studies in their order, named by what tells them apart."""
     studies, folder = two(make_study)
     read = [read_results(study, folder / study.name, ["naive", "dvp"]) for study in studies]
-    places = [place for name in QUANTITIES for place in _places(name, ["naive", "dvp"], studies, read)]
+    places = [place for name in QUANTITIES for place in places_of(name, ["naive", "dvp"], studies, read)]
     panels = across_figure([replace(place, study=f"of_f_{place.study}") for place in places]).axes
     for ax, name in zip(panels, QUANTITIES, strict=False):
         own = [place for place in places if place.quantity == name]

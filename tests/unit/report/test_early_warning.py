@@ -10,15 +10,17 @@ import pytest
 from artifacts_fixture import edit, policy_of, write_scores
 from early_warning_fixture import case, write_run, write_runs
 
-from tailrl.analysis.early_warning import ALL, K3, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.analysis.early_warning import ALL, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.claims.catalogue import STATEMENTS
+from tailrl.claims.early_warning import ALIKE, UNSKILLED, judge_warnings
 from tailrl.claims.evidence import OPEN, answers, read_shown
 from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
-from tailrl.claims.statements import STATEMENTS
 from tailrl.config.load import parse_study
-from tailrl.report.early_warning import ALIKE, UNSKILLED, _verdicts, warning_figure
+from tailrl.report.early_warning import warning_figure
 from tailrl.report.study import write_early_warning
 from tailrl.stats.clustered import shuffled_skill
 from tailrl.stats.intervals import Interval, share_interval
+from tailrl.tracking.metrics import K3_UNMASKED as K3
 
 LEAD = Interval(20.0, 10.0, 30.0, 4)
 
@@ -35,11 +37,11 @@ def study(tmp_path: Path) -> Path:
 def test_the_plateau_of_k3(lead: tuple[float, float, float], verdict: str) -> None:
     share = share_interval(5, 10)
     one = Warned("k3", K3, 2.0, "judged on", ALL, 10, 5, share, 10, 5, share, Interval(*lead, 3), 0.5)
-    announces, plateau, *_ = _verdicts([], [one])
+    announces, plateau, *_ = judge_warnings([], [one])
     assert (announces.verdict, plateau.verdict, plateau.seeds) == (UNDECIDED, verdict, 5)
-    assert plateau.claim == "k3 announces a collapse 30 to 50 steps before"
+    assert plateau.id == "warning.k3.collapse.lead"
     nothing = replace(one, warned=0, lead=Interval(math.nan, math.nan, math.nan, 0))
-    assert _verdicts([], [nothing])[1].verdict == UNTESTABLE
+    assert judge_warnings([], [nothing])[1].verdict == UNTESTABLE
 
 
 @pytest.mark.parametrize(
@@ -54,13 +56,12 @@ def test_which_warns_first(low: float, high: float, verdict: str) -> None:
     k3 = replace(reward, metric="k3", signal=K3, ahead=Interval((low + high) / 2, low, high, 3))
     for p, expected in ((0.0001, verdict), (0.5, UNDECIDED if verdict == REPRODUCED else verdict)):
         lines = [
-            (line.claim, line.verdict, line.seeds)
-            for line in _verdicts([], [reward, replace(k3, p=p)])
-            if line.claim.endswith("warns before the falling reward does")
+            (line.id, line.verdict, line.seeds)
+            for line in judge_warnings([], [reward, replace(k3, p=p)])
+            if line.id.endswith(".before_reward")
         ]
-        assert lines == [("k3 warns before the falling reward does", expected, 10)]
-    spoken = [one.text for one in STATEMENTS if "… warns before the falling reward does" in one.by]
-    assert spoken == ["7. Which metric warns first, and how often falsely?"]
+        assert lines == [("warning.k3.before_reward", expected, 10)]
+    assert [one.id for one in STATEMENTS if "warning.*.before_reward" in one.by] == ["question.7"]
 
 
 def test_what_is_said_of_metrics() -> None:
@@ -70,22 +71,22 @@ def test_what_is_said_of_metrics() -> None:
     fair = replace(good, metric="rising entropy", p=0.005)
     backward = replace(good, metric="tokens outside", sensitivity=few, false_alarms=many, p=0.001)
     cases = [case(seed, collapses=False) for seed in range(5)]
-    lines = {line.claim: line for line in _verdicts(cases, [good, fair])}
+    lines = {line.id: line for line in judge_warnings(cases, [good, fair])}
     first, second, k3, plateau = (
         lines[name]
         for name in (
-            "falling reward announces a collapse",
-            "rising entropy announces a collapse",
-            "k3 announces a collapse",
-            "k3 announces a collapse 30 to 50 steps before",
+            "warning.falling_reward.collapse",
+            "warning.rising_entropy.collapse",
+            "warning.k3.collapse",
+            "warning.k3.collapse.lead",
         )
     )
     assert [(line.verdict, line.p, line.p_holm) for line in (first, second)] == [
         (REPRODUCED, 0.0049, pytest.approx(0.049)),
         (REPRODUCED, 0.005, pytest.approx(0.049)),
     ]
-    assert _verdicts(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
-    assert _verdicts(cases, [backward])[0].verdict == UNDECIDED
+    assert judge_warnings(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
+    assert judge_warnings(cases, [backward])[0].verdict == UNDECIDED
     assert len(lines) == len(METRICS) + 1
     assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
     assert k3.seen == plateau.seen == f"k3: {ALIKE}", "no run of these collapses"
@@ -185,7 +186,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     write_early_warning([study], out)
     assert {path: path.read_bytes() for path in out.iterdir()} == written
     shown = answers(read_shown([study.parent]))
-    about = [s for s in STATEMENTS if any("announces" in name for name in s.by)]
+    about = [s for s in STATEMENTS if any(".collapse" in name and name.startswith("warning.") for name in s.by)]
     assert len(about) == 2 and "ahead_mean" not in read(out / "thresholds.csv")[0]
     for statement in about:
         assert OPEN not in {answer.verdict for answer in shown if answer.statement == statement}

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from tailrl.analysis.scores import Gain, PolicyScore
-from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare
+from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare, lacking
 from tailrl.report import figures
 from tailrl.report.axes import (
     ARM_COLOURS,
@@ -28,6 +28,7 @@ from tailrl.report.axes import (
 )
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
+from tailrl.tracking.metrics import VETOED
 
 ARMS = ("naive", "dvp", "mis", "dvp_mis")
 NAN = math.nan
@@ -43,11 +44,11 @@ def curves(metrics: tuple[str, ...], value: float = 0.5, steps: int = 5) -> list
 
 
 def mismatch_curves(value: float = 0.5) -> list[Curve]:
-    return curves((*figures.MISMATCH, figures.VETO), value)
+    return curves((*figures.MISMATCH, VETOED), value)
 
 
 def kept_curves() -> list[Curve]:
-    return curves(tuple(pattern.format(side) for pattern in figures.KEPT for side in ("train", "rollout")), 1e-3)
+    return curves(tuple(lacking(key) if figures.is_mass(key) else key for pair in figures.KEPT for key in pair), 1e-3)
 
 
 def bins(tokens: int = 50, size: float = 0.01) -> list[DeltaBin]:

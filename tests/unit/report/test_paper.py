@@ -1,7 +1,6 @@
 """The page over all studies: what speaks to a statement, what is said where nothing does, links that lead somewhere."""
 
 import csv
-import inspect
 import re
 from dataclasses import fields
 from html.parser import HTMLParser
@@ -10,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tailrl.analysis.tables import BEHIND, write_csv
-from tailrl.claims.claims import CLAIMS
+from tailrl.claims.catalogue import STATEMENTS, TRAINED_CLAIMS, WORDS
 from tailrl.claims.decide import Verdict
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.claims.evidence import DEFINITION, OPEN, SEARCH, answers
 from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.claims.statements import ABLATION, ACROSS, STATEMENTS
 from tailrl.report.paper import SHOWN
 from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper
 from tailrl.runtime.errors import StudyError
@@ -24,19 +22,18 @@ from tailrl.runtime.errors import StudyError
 ROOT = Path(__file__).parents[3]
 SPOKEN = [path for path in sorted((ROOT / "docs/results").glob("*/policies.csv")) if SEARCH not in path.parent.name]
 SVG = '<svg width="10pt" height="5pt" viewBox="0 0 10 5"><path id="a"/><use href="#a"/></svg>'
-DVP_ABOVE, EXPLODES = "DVP ends above naive", "Naive's KL explodes, DVP's does not"
-SOONER = "Naive collapses sooner than DVP"
-HIGHER, MIS_ABOVE = "DVP ends above MIS", "MIS alone ends above naive"
+DVP_ABOVE, EXPLODES, SOONER = "dvp.score", "dvp.figure1.explosion", "dvp.figure1.collapse"
+HIGHER, MIS_ABOVE = "open.dvp_or_mis.score", "dvp.mis.score"
 
 
 def write_claims(path: Path, *lines: tuple[str, str, str], low: str = "", unit: str = "") -> None:
-    """Lines of claim, verdict and arms."""
+    """Lines of a claim's id, verdict and arms."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Verdict)])
         writer.writeheader()
         for claim, verdict, arms in lines:
-            row = dict.fromkeys(writer.fieldnames, "") | {"claim": claim, "verdict": verdict, "arms": arms}
+            row = dict.fromkeys(writer.fieldnames, "") | {"id": claim, "verdict": verdict, "arms": arms}
             seen = f"what {arms or 'nobody'} showed"
             writer.writerow(row | {"seeds": "3", "low": low, "unit": unit, "seen": seen, "p_holm": "0.01"})
 
@@ -50,7 +47,7 @@ def roots(tmp_path: Path) -> list[Path]:
     write_claims(here / "stress" / "distributions" / "claims.csv", (NESTED, CONTRADICTED, "vllm"))
     write_claims(here / "search_dose" / "tables" / "claims.csv", (DVP_ABOVE, CONTRADICTED, "of a seed or two"))
     (here / "stress" / "distributions" / "distributions.svg").write_text(SVG)
-    write_claims(here / "stress" / "ablations" / "rho_claims.csv", (f"{ABLATION}vocabulary.rho", CHANGES, "dvp"))
+    write_claims(here / "stress" / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", CHANGES, "dvp"))
     (here / "stress" / "ablations" / "rho.svg").write_text(SVG)
     (here / "stress" / "ablations" / "rho.md").write_text("# Ablation rho\n\n| a | b |\n| --- | --- |\n| 1 | <2> |\n")
     (here / "stress" / "figures").mkdir()
@@ -103,20 +100,21 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
     (here / "stress" / "distributions" / "distributions.md").write_text("")
     page = claims_page(read_shown(roots), here)
     brief, _, page = page.partition("\n## Dynamic")
-    assert f"\n| *{MIS_ABOVE}* |  | **{UNDECIDED}** | `make remedies` |\n" in brief
-    assert f"\n| Missing there: DVP against MIS *{HIGHER}* |  | **{REPRODUCED}** | `make remedies` |\n" in brief
+    assert f"\n| *{WORDS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
+    assert f"\n| Missing there: DVP against MIS *{WORDS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
     assert (
-        f"\n| DVP ends above naive | **{REPRODUCED}** | **{REPRODUCED}**, **{UNDECIDED}** | `make stress` |\n" in brief
+        f"\n| DVP ends above naive | **{REPRODUCED}** | **{REPRODUCED}**, **{UNDECIDED}** | `make stress` | "
+        "[statement.dvp.score](#statement.dvp.score) |\n" in brief
     )
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    said = {row[0].removeprefix("| "): row for row in rows}
+    said = {re.sub(r'^\| |<a id="[a-z0-9_.]*"></a>', "", row[0]): row for row in rows}
     assert said["DVP ends above naive"][4] == "dvp (the min-p set, rho = e-13), naive"
-    assert said[f"Missing there: DVP against MIS *{HIGHER}*"][1] == f"**{REPRODUCED}**"
-    assert said[f"*{MIS_ABOVE}*"][1] == f"**{UNDECIDED}**"
+    assert said[f"Missing there: DVP against MIS *{WORDS[HIGHER]}*"][1] == f"**{REPRODUCED}**"
+    assert said[f"*{WORDS[MIS_ABOVE]}*"][1] == f"**{UNDECIDED}**"
     (nested,) = [row for text, row in said.items() if text.startswith("Safe set")]
     assert nested[2] == "[stress](stress/distributions/distributions.md)"
     (definition,) = [row for text, row in said.items() if text.startswith("Constrained policy")]
-    assert definition[-1] == "`make test` |"
+    assert definition[-2:] == ["`make test`", " |"]
 
 
 def test_a_statements_own_study_speaks_first() -> None:
@@ -133,12 +131,11 @@ def test_a_statements_own_study_speaks_first() -> None:
 
 def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to() -> None:
     """No claim is lost on the page, and no name in the catalogue is misspelt."""
-    known = {claim.statement for claim in CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED}
+    known = {claim.id for claim in TRAINED_CLAIMS} | {BIASED, UNBIASED, CONSTRAINED, TRADED}
     known |= {BOUND, SIGN, MODE, SECOND, NESTED, EQUAL}
     named = {name for statement in STATEMENTS for name in statement.by}
     assert known <= named
-    drawn = (ABLATION, ACROSS, "announces", "warns before")
-    assert all(any(words in name for words in drawn) for name in named - known)
+    assert all(name.startswith(("ablation.", "across.", "warning.")) for name in named - known)
     for statement in STATEMENTS:
         assert statement.by or statement.held_by or statement.beyond, statement.text
         assert not statement.by or statement.command, statement.text
@@ -146,16 +143,18 @@ def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to(
 
 
 class Links(HTMLParser):
-    """Ids and targets of a page."""
+    """Ids, targets and the names of all attributes of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.targets: list[str] = []
+        self.attributes: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
+        self.attributes += found
         self.ids += [found["id"]] if found.get("id") else []  # type: ignore[list-item]
         self.targets += [found["href"]] if tag == "a" and found.get("href") else []  # type: ignore[list-item]
 
@@ -180,6 +179,24 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
     assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
 
 
+def test_what_results_say_is_text(tmp_path: Path) -> None:
+    """Cells of a table, a page in Markdown, the name of a folder: none brings HTML or loads an image."""
+    hostile = '<script>alert("1")</script> ![x](http://a/b.png)'
+    folder = tmp_path / "results" / 'x" onload="alert(1)'
+    write_claims(folder / "claims.csv", (DVP_ABOVE, hostile, hostile))
+    write_claims(folder / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", hostile, "dvp"))
+    (folder / "ablations" / "rho.md").write_text(f"# {hostile}\n\n| a |\n| --- |\n| {hostile} |\n")
+    (folder / "ablations" / "rho.svg").write_text(SVG)
+    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<script" not in text and "<img" not in text
+    assert text.count("&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;") > 5
+    assert not [name for name in Links(text).attributes if name.startswith("on")]
+    claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert "<script" not in claims and "![" not in claims
+    assert '&lt;script>alert("1")&lt;/script> !\\[x](http://a/b.png)' in claims
+
+
 @pytest.mark.parametrize(("lines", "hidden"), [(SHOWN, 0), (SHOWN + 1, 0), (SHOWN + 3, 3)])
 def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_path: Path) -> None:
     """The rest is there, behind a box that says what it holds; a single line more is shown."""
@@ -189,7 +206,7 @@ def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_pa
     )
     write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert text.count('<tr class="rest">') == hidden
+    assert text.count('<tr class="rest" data-claim="dvp.score">') == hidden
     said = f"> {hidden} more: {hidden - 1} {REPRODUCED}, 1 {CONTRADICTED}</label>"
     assert (said in text) == (hidden > 0) == ("<label" in text)
     assert all(f"arm{i}" in text for i in range(lines))
@@ -199,13 +216,13 @@ def test_lines_that_decide_nothing_are_counted(tmp_path: Path) -> None:
     """Where another line on the same claim decides: the reader sees how often there was nothing to see."""
     for name, verdicts in (("a", (REPRODUCED, UNTESTABLE)), ("b", (UNTESTABLE,)), ("c", (UNTESTABLE, UNTESTABLE))):
         write_claims(tmp_path / name / "claims.csv", *((DVP_ABOVE, v, f"arm{i}") for i, v in enumerate(verdicts)))
-    found = [a for a in answers(read_shown([tmp_path])) if a.statement.text == DVP_ABOVE]
+    found = [a for a in answers(read_shown([tmp_path])) if a.statement.id == "statement.dvp.score"]
     assert [a.verdict for a in found] == [REPRODUCED, UNTESTABLE]
     assert found[1].words == "4 lines more, of a, b, c: nothing to test"
     assert found[1].made_by == "", "no one command makes them"
-    write_claims(tmp_path / "d" / "claims.csv", ("k3 announces a collapse", REPRODUCED, "stale"))
-    write_claims(tmp_path / "e" / "claims.csv", ("gradient norm announces a collapse", UNTESTABLE, "stale"))
-    metrics = [a for a in answers(read_shown([tmp_path])) if a.statement.text.startswith("7.")]
+    write_claims(tmp_path / "d" / "claims.csv", ("warning.k3.collapse", REPRODUCED, "stale"))
+    write_claims(tmp_path / "e" / "claims.csv", ("warning.gradient_norm.collapse", UNTESTABLE, "stale"))
+    metrics = [a for a in answers(read_shown([tmp_path])) if a.statement.id == "question.7"]
     assert [(a.study.name, a.verdict) for a in metrics if a.study] == [("d", REPRODUCED), ("e", UNTESTABLE)]
 
 
@@ -214,7 +231,9 @@ def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
     for name, low in (("stress", "0.1"), ("remedies", "0.1"), ("other", "0.2"), ("x", ""), ("y", "")):
         write_claims(tmp_path / name / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"), low=low)
     found = {
-        a.study.name: a.words for a in answers(read_shown([tmp_path])) if a.statement.text == DVP_ABOVE and a.study
+        a.study.name: a.words
+        for a in answers(read_shown([tmp_path]))
+        if a.statement.id == "statement.dvp.score" and a.study
     }
     again = {name for name, words in found.items() if words.endswith("(the same runs as in stress)")}
     assert again == {"remedies"} and len(found) == 5
@@ -224,22 +243,22 @@ def test_equal_shares_of_runs_are_not_the_same_runs(tmp_path: Path) -> None:
     """Five of five against none of five has one interval, whichever runs they are."""
     for name in ("stress", "other"):
         write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low="0.1", unit="share of runs")
-    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line["claim"] == SOONER]
+    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line["id"] == SOONER]
     assert len(found) == 2 and not any("same runs" in words for words in found)
 
 
 def test_early_warnings_name_the_studies_whose_runs_they_are_of(tmp_path: Path) -> None:
-    write_claims(tmp_path / "early_warning" / "claims.csv", ("k3 announces a collapse", REPRODUCED, "stale, collapse"))
+    write_claims(tmp_path / "early_warning" / "claims.csv", ("warning.k3.collapse", REPRODUCED, "stale, collapse"))
     (study,) = read_shown([tmp_path])
     assert study.command == "make stale collapse early_warning"
     of = "default, ablate_length_3, ablate_length_4"
-    write_claims(tmp_path / "early_warning" / "claims.csv", ("k3 announces a collapse", REPRODUCED, of))
+    write_claims(tmp_path / "early_warning" / "claims.csv", ("warning.k3.collapse", REPRODUCED, of))
     assert read_shown([tmp_path])[0].command == "make reproduce ablate_length early_warning"
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "claims.csv").write_text("claim,verdict\na,b\n")
+    (tmp_path / "x" / "claims.csv").write_text("id,claim,verdict\na,b,c\n")
     with pytest.raises(StudyError, match=r"claims.csv: a line has no source"):
         read_shown([tmp_path])
     write_claims(tmp_path / "x" / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"))
@@ -272,5 +291,5 @@ def test_a_published_figure_has_its_numbers_beside_it() -> None:
 def test_a_published_study_speaks_of_every_claim(table: Path) -> None:
     """One that was published before a claim was made says nothing of it, although its runs may."""
     with (table.parent / "claims.csv").open(encoding="utf-8", newline="") as file:
-        said = {row["claim"]: row["endpoint"] for row in csv.DictReader(file)}
-    assert said == {claim.statement: " ".join((inspect.getdoc(claim.find) or "").split()) for claim in CLAIMS}
+        said = {row["id"]: row["endpoint"] for row in csv.DictReader(file)}
+    assert said == {claim.id: claim.endpoint for claim in TRAINED_CLAIMS}

@@ -14,7 +14,7 @@ import pytest
 from artifacts_fixture import edit, vouch_again
 from csv_fixture import rows
 
-from tailrl.claims.claims import CLAIMS
+from tailrl.claims.catalogue import TRAINED_CLAIMS
 from tailrl.config.study import Study
 from tailrl.report.study import write_ablation, write_report
 from tailrl.runtime.errors import StudyError
@@ -79,13 +79,13 @@ def test_policies_and_differences(report: Path) -> None:
 
 def test_claims_and_survival(whole: tuple[Study, Path], report: Path) -> None:
     claims = rows(report / "tables" / "claims.csv")
-    assert list(dict.fromkeys(row["claim"] for row in claims)) == [claim.statement for claim in CLAIMS]
+    assert list(dict.fromkeys(row["id"] for row in claims)) == [claim.id for claim in TRAINED_CLAIMS]
     grows = claims[0]
     assert (grows["verdict"], grows["arms"], grows["seeds"]) == ("reproduced", "naive", "3")
     # Δ was made with standard deviation 0.05 (1 - p): the tail's is near 0.05, and a head's token's p mostly 1.
     assert float(grows["effect"]) > 10
     assert float(grows["low"]) < float(grows["effect"]) < float(grows["high"])
-    assert {row["verdict"] for row in claims if "collapses" in row["claim"]} == {"not testable at this scale"}
+    assert {row["verdict"] for row in claims if ".collapse" in row["id"]} == {"not testable at this scale"}
     survival = rows(report / "tables" / "survival.csv")
     assert [(row["arm"], row["step"], row["collapsed"]) for row in survival] == [
         (arm, "0", "0") for arm in whole[0].arms

@@ -113,7 +113,7 @@ def test_one_thread_or_two(pair: Pair, threads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_request_gives_the_same_bits_whatever_runs_beside_it(pairs: dict[tuple[str, str], Pair], dtype: str) -> None:
+def test_a_request_gives_the_same_bits_in_any_batch(pairs: dict[tuple[str, str], Pair], dtype: str) -> None:
     _, sampler = pairs["llama", dtype]
     requests, decoding = random_requests(180, threshold=-3.0), Decoding(1.0, 30, "min_p")
     together = sampler.generate(requests, decoding)
@@ -128,7 +128,7 @@ def test_the_cases_have_rows_in_multiples_of_many_sizes(pairs: dict[tuple[str, s
     assert {name: row_multiple(model) for (name, _), (model, _) in pairs.items()} == ROW_MULTIPLES
 
 
-def test_a_shared_prompt_is_as_good_as_an_own_one(pair: Pair) -> None:
+def test_a_shared_prompt_gives_the_same_bits_as_its_own_copy(pair: Pair) -> None:
     (first, second), decoding = random_requests(2), Decoding(1.0, 20)
     shared = [replace(first, seed=seed) for seed in range(5)]
     together = pair[1].generate([*shared, second], decoding)
@@ -162,7 +162,7 @@ def test_few_in_flight_and_prompts_in_several_rows_give_the_same_bits(
 
 @pytest.mark.parametrize("dial", DIALS, ids=["undisturbed", "disturbed"])
 def test_kept_logits_have_the_bits_that_the_tokens_were_drawn_from(pair: Pair, dial: Disturbance) -> None:
-    """Of every third place, from a later place on; sequences end and move while others go on."""
+    """At every third position, some responses continued; sequences end and move while others go on."""
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(150, threshold=-3.0, seed=2))]
     decoding = Decoding(0.7, 30, "min_p", dial, keep_every=3)
     rollouts = pair[1].generate(requests, decoding)
@@ -213,7 +213,9 @@ def without_fixed_attention(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("mutate", "largest"), [(without_row_padding, 3), (without_fixed_attention, 60)])
-def test_without_it_bits_differ(pair: Pair, mutate: Any, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_each_batch_invariant_operator_bits_differ(
+    pair: Pair, mutate: Any, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutate(monkeypatch)
     wrong, total = compare(pair, 4, largest, 7)
     assert wrong > 0.01 * total
@@ -237,7 +239,7 @@ def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("rule", "threshold"), [("full", 0.0), ("min_p", -2.0)])
-def test_pairs_of_tokens_come_as_often_as_they_are_probable(pair: Pair, rule: str, threshold: float) -> None:
+def test_pairs_of_tokens_follow_the_policys_distribution(pair: Pair, rule: str, threshold: float) -> None:
     """Two tokens in a row against the enumerated distribution of pairs, at a false alarm of 1e-4 each.
 
     Pairs that 20,000 draws meet fewer than ten times on average are counted as one.

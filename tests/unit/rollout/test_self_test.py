@@ -16,5 +16,5 @@ def test_a_float32_log_softmax_is_within_the_tolerance(vocabulary: int) -> None:
     assert tolerance(vocabulary) < 1e-3
 
 
-def test_it_is_no_more_than_needed_where_the_vocabulary_is_small() -> None:
+def test_the_tolerance_is_1e_5_for_small_vocabularies() -> None:
     assert tolerance(0) == tolerance(2048) == 1e-5 < tolerance(49_152)

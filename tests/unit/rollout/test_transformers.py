@@ -110,7 +110,7 @@ def test_the_number_format_is_really_used(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("rule", ["full", "min_p"])
 @pytest.mark.parametrize("cause", DIALS)
-def test_the_dial_is_its_closed_form(engine: TransformersSampler, cause: str, rule: str) -> None:
+def test_disturbed_distributions_match_their_closed_form(engine: TransformersSampler, cause: str, rule: str) -> None:
     """log π'^mp and log Z' of (1 − η) softmax(z + s b + σ ε) + η/V and its safe set, to 1e-4 nats."""
     dial, threshold = DIALS[cause], -4.0
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(6, threshold=threshold))]
@@ -131,7 +131,7 @@ def test_the_dial_is_its_closed_form(engine: TransformersSampler, cause: str, ru
 
 
 @pytest.mark.parametrize(("rule", "threshold"), [("full", 0.0), ("min_p", -2.0)])
-def test_pairs_of_tokens_come_as_often_as_they_are_probable(
+def test_pairs_of_tokens_follow_the_policys_distribution(
     engine: TransformersSampler, rule: str, threshold: float
 ) -> None:
     """Two tokens in a row against the enumerated distribution of pairs: a false alarm once in 10⁴ seeds.
@@ -167,7 +167,7 @@ def test_pairs_of_tokens_come_as_often_as_they_are_probable(
     assert chisquare(observed, predicted).pvalue > 1e-4
 
 
-def test_a_request_gives_the_same_whatever_runs_beside_it(engine: TransformersSampler) -> None:
+def test_a_request_gives_the_same_response_in_any_batch(engine: TransformersSampler) -> None:
     requests, decoding = random_requests(140, threshold=-3.0), Decoding(1.0, 24, "min_p", DIALS["noise"])
     together = engine.generate(requests, decoding)
     close(together, engine.generate(requests[::-1], decoding)[::-1])
@@ -188,7 +188,7 @@ def test_bfloat16_draws_from_the_same_noise(folders: dict[str, Path], engine: Tr
 
 @pytest.mark.parametrize("dial", [Disturbance(), DIALS["all"]], ids=["undisturbed", "disturbed"])
 def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: TransformersSampler, dial: Disturbance) -> None:
-    """Of every third place, from a later place on; sequences end and leave while others go on."""
+    """At every third position, some responses continued; sequences end and leave while others go on."""
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(100, threshold=-3.0, seed=2))]
     decoding = Decoding(0.7, 24, "min_p", dial, keep_every=3)
     rollouts = engine.generate(requests, decoding)
@@ -198,8 +198,8 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: Transform
     assert not any(rollout.logits_infer_KV for rollout in plain)
 
 
-def test_a_response_that_goes_on_is_the_same(engine: TransformersSampler) -> None:
-    """`Request.start`: noise and limits are those of the whole response."""
+def test_a_continued_response_is_the_same(engine: TransformersSampler) -> None:
+    """With `Request.start`, noise and limits follow positions in the whole response."""
     requests, decoding = random_requests(6), Decoding(1.0, 12, disturbance=DIALS["noise"])
     for request, whole in zip(requests, engine.generate(requests, decoding), strict=True):
         rests = [

@@ -88,7 +88,7 @@ def verified_by(trainer: PreTrainedModel, proposer: Sampler) -> VerifiedSampler:
 
 @pytest.mark.parametrize("name", DECODINGS)
 @pytest.mark.parametrize("proposer", ["same", "near", "far", "nonsense"])
-def test_a_response_is_the_trainers_whoever_proposes_it(
+def test_a_response_is_the_trainers_with_any_proposer(
     trainer: PreTrainedModel, exact: ExactSampler, proposers: dict[str, Sampler], proposer: str, name: str
 ) -> None:
     decoding, threshold = DECODINGS[name]
@@ -166,8 +166,8 @@ def test_the_proposers_own_disturbance_is_not_the_trainers(trainer: PreTrainedMo
     assert all(map(same_bits, found, exact.generate(requests, shared)))
 
 
-def test_a_response_that_goes_on_is_the_same(exact: ExactSampler) -> None:
-    """`Request.start`: noise and limits are those of the whole response."""
+def test_a_continued_response_is_the_same(exact: ExactSampler) -> None:
+    """With `Request.start`, noise and limits follow positions in the whole response."""
     for request, whole in zip(random_requests(10), exact.generate(random_requests(10), Decoding(1.0, 12)), strict=True):
         for start in range(len(whole.tokens)):
             rest = replace(request, prompt_tokens=(*request.prompt_tokens, *whole.tokens[:start]), start=start)

@@ -102,8 +102,8 @@ def folder(
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
-    """One engine for each dtype, and two in float32: one that caches in 8 bits, and one with so small a cache that
-    sequences are thrown out of it."""
+    """One engine for each dtype, and two in float32: one with an 8-bit cache, and one whose small cache preempts
+    sequences."""
     made: dict[str, VllmSampler] = {}
     for dtype in DTYPES:
         sampler = make_sampler(SamplerSettings(dtype=dtype), folder, MAX_LENGTH, seed=0)
@@ -138,7 +138,7 @@ def engine32(engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSa
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
-    """What every sampled token was drawn from, before the mask; a position that is run again replaces itself."""
+    """The logits that every sampled token was drawn from, before the mask; a repeated position replaces itself."""
     kept: Logits = {}
     apply = SafeSetProcessor.apply
 
@@ -155,7 +155,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
 def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float = -np.inf) -> None:
     """Every record equals what float64 makes of the captured logits; |V'_S| exactly, the rest to 1e-5 nats.
 
-    The set is that of min-p with the given ln ρ, which keeps every token at −inf.
+    The rule is min-p with the given ln ρ, which keeps every token at −inf.
     """
     for index, rollout in enumerate(rollouts):
         length = len(rollout.tokens)
@@ -294,7 +294,7 @@ def test_more_requests_than_the_engine_runs_at_once(engine: VllmSampler, capture
 
 
 @pytest.mark.parametrize("decoding", [PLAIN, MIN_P], ids=lambda decoding: decoding.rule)
-def test_a_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler, decoding: Decoding) -> None:
+def test_a_request_gives_the_same_response_in_any_batch(engine32: VllmSampler, decoding: Decoding) -> None:
     requests = random_requests(200, threshold=-3.0)
     together = engine32.generate(requests, decoding)
     backwards = engine32.generate(requests[::-1], decoding)[::-1]
@@ -305,7 +305,7 @@ def test_a_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler,
         np.testing.assert_allclose(left.log_kept_infer_T, right.log_kept_infer_T, atol=1e-4, rtol=0)
 
 
-def test_a_sequence_that_is_thrown_out_of_the_cache_comes_back(
+def test_a_preempted_sequence_resumes(
     engines: dict[str, VllmSampler],
     engine32: VllmSampler,
     policy: PreTrainedModel,
@@ -396,7 +396,7 @@ def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: p
 
 
 class StandIn:
-    """In vLLM's place: what it was started with, and how many weights had been handed over when each was taken."""
+    """Stands in for vLLM: its arguments, and how many weights had been handed over when each was taken."""
 
     def __init__(self, **given: Any) -> None:
         self.given = given
@@ -417,7 +417,7 @@ class StandIn:
 def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, sharing: int, backend: str | None
 ) -> None:
-    """What vLLM is told: on a GPU nobody has seen it. Weights pass one at a time, in the engine's dtype."""
+    """vLLM's arguments, which no test has tried on a GPU. Weights pass one at a time, in the engine's dtype."""
     monkeypatch.setattr(engine_module, "LLM", StandIn)
     monkeypatch.setattr(distributed, "count", lambda: count)
     settings = SamplerSettings(gpu_memory_utilization=0.3, tensor_parallel=sharing)
@@ -444,7 +444,7 @@ def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
 @pytest.mark.parametrize(
     ("said", "gpu", "told"), [(None, False, True), (None, True, False), (False, False, False), (True, True, True)]
 )
-def test_vllm_compiles_on_a_gpu_and_where_it_is_said(
+def test_vllm_compiles_on_a_gpu_and_where_the_settings_say_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, said: bool | None, gpu: bool, told: bool
 ) -> None:
     monkeypatch.setattr(engine_module, "LLM", StandIn)
@@ -459,7 +459,7 @@ def test_an_engine_that_not_all_ranks_can_share_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(distributed, "count", lambda: count)
-    words = rf"tensor_parallel: 2 ranks are to share an engine, and there are {count}: their number must be a multiple"
+    words = rf"tensor_parallel: {count} ranks cannot share engines in groups of 2"
     with pytest.raises(StudyError, match=words):
         make_sampler(SamplerSettings(tensor_parallel=2), folder, MAX_LENGTH, seed=0)
 
@@ -470,8 +470,8 @@ def test_an_engine_that_not_all_ranks_can_share_is_refused(
 def effective_weights(model: nn.Module) -> dict[str, Tensor]:
     """What the engine computes with, layer by layer.
 
-    On a CPU vLLM packs the weights of a linear layer and leaves an empty tensor in their place: they are read back
-    by applying the layer to an identity matrix, which is exact in every dtype.
+    On a CPU vLLM packs a linear layer's weights and leaves an empty tensor. They are read back by applying the layer to
+    an identity matrix, which is exact in every dtype.
     """
     found: dict[str, Tensor] = {}
     for name, module in model.named_modules():
@@ -499,7 +499,7 @@ def fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_engine_computes_with_the_weights_it_was_handed(
+def test_the_engine_computes_with_its_loaded_weights(
     engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast, dtype: str
 ) -> None:
     """Bit for bit, every parameter, for one set after the other: a tied head once stayed the first one's."""
@@ -515,9 +515,7 @@ def test_the_engine_computes_with_the_weights_it_was_handed(
 
 
 @pytest.mark.slow
-def test_a_compiled_engine_computes_with_the_weights_it_was_handed(
-    folder: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_compiled_engine_computes_with_its_loaded_weights(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Its log-probs are the trainer's, for one set of weights after the other."""
     settings = SamplerSettings(dtype="float32", enforce_eager=False)
     sampler = make_sampler(settings, folder, MAX_LENGTH, seed=0)
@@ -564,7 +562,7 @@ def test_a_float32_engine_agrees_with_the_trainer(
         np.testing.assert_allclose(log_kept[same_set], train.log_kept_T[same_set], atol=1e-4, rtol=0)
 
 
-def test_what_was_cached_under_other_weights_is_not_used(
+def test_a_cache_of_other_weights_is_not_used(
     engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """The cramped engine's blocks are short enough for these prompts to fill some, and so to be cached."""
@@ -590,7 +588,7 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
 def test_a_cache_of_eight_bits_is_a_mismatch_of_its_own(
     engines: dict[str, VllmSampler], policy: PreTrainedModel, captured: Logits
 ) -> None:
-    """Its records are those of its own logits; from the trainer it differs by more than float32's rounding."""
+    """Its records match its own logits; it differs from the trainer by more than float32's rounding."""
     sampler = engines["eight_bits"]
     sampler.load_weights(named_weights(policy))
     rollouts = sampler.generate(random_requests(100, threshold=-3.0), MIN_P)
@@ -674,7 +672,7 @@ def test_the_self_test_refuses_another_responses_noise(engine32: VllmSampler, mo
         engine32.self_test(requests, Decoding(1.0, 24, "full", DISTURBANCES["noise"]))
 
 
-def test_a_disturbed_request_gives_the_same_whatever_runs_beside_it(engine32: VllmSampler) -> None:
+def test_a_disturbed_request_gives_the_same_response_in_any_batch(engine32: VllmSampler) -> None:
     requests, decoding = random_requests(150, threshold=-3.0), Decoding(1.0, 24, "min_p", DISTURBANCES["all"])
     together = engine32.generate(requests, decoding)
     backwards = engine32.generate(requests[::-1], decoding)[::-1]
@@ -744,7 +742,7 @@ def kept_by_row(made: SafeSetProcessor, rows: int) -> tuple[list[int], list[int]
     """Requests, positions and set sizes of one step in which every row has the logits 0, −1, −2, −3."""
     made.apply(-torch.arange(4.0).repeat(rows, 1))
     record = made.take()
-    return record.request.tolist(), record.position.tolist(), record.kept_vocab.tolist()
+    return record.request.tolist(), record.index.tolist(), record.kept_vocab.tolist()
 
 
 def test_each_row_has_its_own_threshold() -> None:
@@ -778,7 +776,7 @@ def test_each_row_has_its_own_rule() -> None:
 
 
 def test_each_row_has_its_own_disturbance() -> None:
-    """By its request's seed and its own position; each row as if it were alone, the set chosen afterwards."""
+    """Disturbed by its request's seed and its position, as if it were alone; the safe set is chosen afterwards."""
     settings = [Disturbance(), DISTURBANCES["noise"], DISTURBANCES["all"], DISTURBANCES["noise"], Disturbance()]
     made, tokens = SafeSetProcessor(None, torch.device("cpu"), False), [[], [4], [5, 6], [], [7]]
     extras = [
@@ -831,7 +829,7 @@ def test_a_row_that_was_moved_onto_itself_stays_where_it_is() -> None:
     assert kept_by_row(made, 2) == ([0, 1], [0, 0], [1, 4])
 
 
-def test_nothing_is_recorded_twice_over() -> None:
+def test_take_returns_each_record_once() -> None:
     made, _ = processor(-0.5)
     kept_by_row(made, 1)
     assert kept_by_row(made, 1) == ([0], [0], [1])
@@ -840,7 +838,7 @@ def test_nothing_is_recorded_twice_over() -> None:
 def test_the_last_record_of_a_position_counts() -> None:
     record = SafeSetRecord(
         request=np.array([0, 1, 0, 0]),
-        position=np.array([0, 0, 1, 0]),
+        index=np.array([0, 0, 1, 0]),
         log_kept=np.array([-0.1, -0.2, -0.3, -0.4], np.float32),
         kept_vocab=np.array([1, 2, 3, 4], np.int32),
     )
@@ -878,7 +876,7 @@ def test_more_prompt_tokens_than_the_engine_takes_in_one_step(engine32: VllmSamp
 def test_kept_logits_are_those_that_the_tokens_were_drawn_from(
     engine: VllmSampler, captured: Logits, disturbance: Disturbance
 ) -> None:
-    """Of every third place; more requests than run at once, from a later place on, under temperature and mask."""
+    """At every third position, for more requests than run at once, some continued, under temperature and mask."""
     requests = [replace(r, start=i % 3) for i, r in enumerate(random_requests(150, threshold=-3.0, seed=8))]
     decoding = Decoding(0.8, 20, "min_p", disturbance, keep_every=3)
     rollouts = engine.generate(requests, decoding)
@@ -964,7 +962,7 @@ def test_shared_noise_draws_the_largest_of_logit_plus_noise(
 
 
 def test_the_trainer_verifies_what_vllm_proposes(engine: VllmSampler, policy: PreTrainedModel, folder: Path) -> None:
-    """The responses are those of the exact engine; float32 agrees nearly always, bfloat16 less often."""
+    """The responses equal the exact engine's; float32 proposals agree nearly always, bfloat16 ones less often."""
     exact = ExactSampler(folder, "float32", MAX_LENGTH)
     exact.load_weights(named_weights(policy))
     requests = random_requests(40, threshold=-6.0)

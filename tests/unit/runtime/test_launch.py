@@ -98,7 +98,7 @@ def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, 
         "--wandb": tmp_path,
         "--ranks": 2,
     }
-    ended = tailrl("train", *(str(part) for option in options.items() for part in option))
+    ended = tailrl("job", "train", *(str(part) for option in options.items() for part in option))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("test seed 3  step 2/2") == 1
     record = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
@@ -112,8 +112,6 @@ def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
-    from tailrl.cli import build_parser
-    from tailrl.runtime.errors import StudyError
-
-    with pytest.raises(StudyError, match=f"--ranks: not a whole number from 1 on: '{count}'"):
-        build_parser().parse_args(["train", f"--ranks={count}"])
+    ended = tailrl("job", "train", f"--ranks={count}")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"'--ranks': not a whole number from 1 on: '{count}'" in ended.stderr and "\n" not in ended.stderr.strip()

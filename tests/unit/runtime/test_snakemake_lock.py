@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tailrl.runtime.errors import StudyError
@@ -48,7 +49,7 @@ def test_a_stale_lock_is_removed(locked: Path, capsys: pytest.CaptureFixture[str
 def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) -> None:
     process = pretend(locked, "--cores", "all")
     try:
-        assert running_snakemakes(locked) == [process.pid]
+        assert running_snakemakes(locked) == {process.pid: True}
         with pytest.raises(StudyError, match=f": a Snakemake is running here already, as process {process.pid}$"):
             remove_stale_lock(locked)
         assert left(locked) == 2
@@ -63,7 +64,7 @@ def test_the_lock_of_a_running_snakemake_stays_until_it_is_killed(locked: Path) 
 
 OTHERS = {
     "a Snakemake elsewhere": ("elsewhere", "snakemake", ("--cores", "all")),
-    "training, which keeps others out by itself": (".", "tailrl", ("train", "--out", "results")),
+    "training, which keeps others out by itself": (".", "tailrl", ("job", "train", "--out", "results")),
     "a command that writes no results": (".", "tailrl", ("mirror", "results")),
 }
 
@@ -83,7 +84,7 @@ def test_other_processes_are_not_in_the_way(locked: Path, other: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("tailrl", ("evaluate", "--out", "results/eval/naive.json"), "tailrl evaluate"),
+        ("tailrl", ("job", "evaluate", "--out", "results/eval/naive.json"), "tailrl job evaluate"),
         ("snakemake", ("--report", "report.html", "--nolock"), "report.html"),
     ],
 )
@@ -137,12 +138,12 @@ def test_another_users_snakemake_may_be_here(locked: Path, monkeypatch: pytest.M
     """The system shows its command and not its folder."""
     process = pretend(locked.parent, "--cores", "all")
 
-    def same(path: Path, _: Path) -> bool:
-        if path == Path(f"/proc/{process.pid}/cwd"):
-            raise PermissionError(13, "Permission denied")
-        return False
+    def cwd(asked: psutil.Process) -> str:
+        if asked.pid == process.pid:
+            raise psutil.AccessDenied(asked.pid)
+        return "/"
 
-    monkeypatch.setattr(Path, "samefile", same)
+    monkeypatch.setattr(psutil.Process, "cwd", cwd)
     words = f": another user's Snakemake is running, as process {process.pid}, here or elsewhere; "
     try:
         with pytest.raises(StudyError, match=words):

@@ -130,7 +130,7 @@ def tokens_of_step_one(file: Path) -> Path:
 
 
 NORM = "model.model.norm.weight"
-CHECKSUM, NO_STATE = "damaged, for its checksum is not the one in its name", "no state could be read from it ("
+CHECKSUM, NO_STATE = "damaged, since its checksum is not the one in its name", "no state could be read from it ("
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "one bit": (flip, CHECKSUM),
     "cut short": (lambda file: os.truncate(file, file.stat().st_size // 2), CHECKSUM),
@@ -196,7 +196,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_used(
 
 
 @pytest.mark.parametrize("damage", DAMAGED | SHARED)
-def test_where_none_can_be_taken_up_all_stay(
+def test_where_no_checkpoint_is_usable_all_stay(
     state: RunState, saved: Checkpoints, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     """There may be a copy somewhere; to train from the first step is the user's decision."""
@@ -208,14 +208,14 @@ def test_where_none_can_be_taken_up_all_stay(
     before = snapshot(state)
     change(file)
     left = files(saved)
-    with pytest.raises(StudyError, match=r": damaged, and none of this run's checkpoints \(1\) can be taken up"):
+    with pytest.raises(StudyError, match=r": damaged, and none of this run's checkpoints \(1\) can be used"):
         saved.resume(state)
     assert words in capsys.readouterr().err
     assert files(saved) == left and len(left) == 1
     assert snapshot(state) == before and state.resumed == [], "of a file that cannot be taken up nothing is"
 
 
-def test_two_that_rest_on_the_same_damage_both_stay(state: RunState, saved: Checkpoints) -> None:
+def test_two_checkpoints_on_the_same_damaged_file_both_stay(state: RunState, saved: Checkpoints) -> None:
     for _ in range(2):
         advance(state)
     whole = [saved.save(state)]
@@ -259,7 +259,7 @@ def test_a_half_written_checkpoint_is_named_and_removed(
     assert files(saved) == [first]
 
 
-def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
+def test_a_full_disk_under_the_tokens_ends_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
     """The system itself says that no space is left, to whatever is written to /dev/full."""
     (saved.folder / kept_data.ASIDE).symlink_to("/dev/full")
     words = r"checkpoints: the tokens of step 0 could not be kept \(No space left on device\): they need 0\.0 MB$"
@@ -268,18 +268,18 @@ def test_tokens_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunS
     assert state.tokens.checksums == {} and list(saved.folder.iterdir()) == []
 
 
-def test_metrics_for_which_there_is_no_room_end_the_run_in_a_sentence(state: RunState) -> None:
+def test_a_full_disk_under_the_metrics_ends_the_run_in_a_sentence(state: RunState) -> None:
     state.metrics.file.symlink_to("/dev/full")
     with pytest.raises(StudyError, match=r"a step's metrics, \d+ bytes, could not be kept: "):
         state.metrics.add({"train/step": 0.0})
     assert state.metrics.length == 0
 
 
-def test_a_run_that_kept_nothing_has_nothing(state: RunState) -> None:
+def test_a_new_run_has_no_kept_data(state: RunState) -> None:
     assert (state.tokens.joined(), state.metrics.read()) == ({}, [])
 
 
-def test_metrics_that_are_all_gone_are_named(state: RunState, saved: Checkpoints) -> None:
+def test_missing_metrics_are_named(state: RunState, saved: Checkpoints) -> None:
     advance(state)
     saved.save(state)
     state.metrics.file.unlink()
@@ -287,7 +287,7 @@ def test_metrics_that_are_all_gone_are_named(state: RunState, saved: Checkpoints
         saved.resume(state)
 
 
-def test_metrics_that_were_cut_short_are_not_filled_up(state: RunState) -> None:
+def test_truncated_metrics_are_not_filled_with_zeros(state: RunState) -> None:
     """To write at a place beyond a file's end would leave zeros before it."""
     advance(state)
     os.truncate(state.metrics.file, 3)
@@ -296,7 +296,7 @@ def test_metrics_that_were_cut_short_are_not_filled_up(state: RunState) -> None:
     assert state.metrics.file.stat().st_size == 3
 
 
-def test_metrics_that_cannot_be_brought_to_the_disk_leave_the_last_checkpoint(
+def test_metrics_that_cannot_be_flushed_leave_the_last_checkpoint(
     state: RunState, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance(state)

@@ -42,7 +42,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path
@@ -59,7 +59,7 @@ def trained(files: Path, policy: Path, arm: dict[str, Any], **training: Any) -> 
 # --- the weights that the engine gets ----------------------------------------------------------------------
 
 
-def test_an_engine_that_is_two_steps_behind(
+def test_an_engine_with_weights_of_two_steps_ago(
     files: Path, policy_folder: Path, plain_samplers: list[PlainSampler]
 ) -> None:
     """Step n samples with the weights of step max(0, n − 2), to the bit."""
@@ -85,10 +85,10 @@ def test_staleness_shows_as_mismatch(files: Path, policy_folder: Path, plain_sam
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [None, "float16", "float8_e4m3"])
-def test_the_handover_is_of_copies_of_earlier_weights(
+def test_a_stale_engine_gets_copies_of_earlier_weights(
     model: PreTrainedModel, policy_folder: Path, staleness: int, dtype: str | None
 ) -> None:
-    """Changed in place after each call, as an optimizer does."""
+    """The weights change in place after each call, as an optimizer changes them."""
     sampler = PlainSampler(policy_folder)
     hand_over = Handover(sampler, Disturbance.model_validate({"staleness": staleness, "weights": dtype}))
     history = []
@@ -105,7 +105,7 @@ def test_the_handover_is_of_copies_of_earlier_weights(
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_staleness_of_nothing_is_no_disturbance(
+def test_staleness_zero_is_no_disturbance(
     files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], staleness: int
 ) -> None:
     """With k = 0 a run is the undisturbed one to the bit; with k = 1 it is not."""
@@ -185,7 +185,7 @@ def test_the_matched_control_has_no_mismatch(
 
 
 @pytest.mark.usefixtures("plain_samplers")
-def test_noise_on_one_side_has_the_size_that_it_is_given(files: Path, policy_folder: Path) -> None:
+def test_noise_on_one_side_has_its_given_size(files: Path, policy_folder: Path) -> None:
     """K1 and K3 of sampled tokens of a nearly flat policy: σ²/2 each; an interval of 99.9 % over the tokens."""
     sigma = 0.3
     trained(

@@ -1,9 +1,9 @@
-"""Every estimator × clip × correction × vocabulary × disturbance: what is admitted trains, what is refused says why.
+"""Every estimator × clip × correction × vocabulary × disturbance: an arm is admitted and trains, or refused with why.
 
-A covering subset of what is admitted goes through the whole training loop: every pair of choices that any admitted arm
-has together, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. `test_full_product`
-takes the estimators, corrections and vocabularies of all arms through the update alone; the rest of the suite holds
-each choice to its definition by itself.
+A covering subset of the admitted arms goes through the whole training loop. Every pair of choices that any admitted arm
+combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. `test_full_product` takes
+the estimators, corrections and vocabularies of all arms through the update alone. Other tests hold each choice to its
+definition.
 """
 
 import itertools
@@ -116,7 +116,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path
@@ -130,13 +130,13 @@ def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dic
 
 @pytest.mark.usefixtures("plain_samplers")
 @pytest.mark.parametrize("choice", COVERING, ids=name_of)
-def test_what_is_admitted_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
+def test_every_admitted_combination_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
     metrics = trained(files, policy_folder, arm_of(choice), minibatches=choice["minibatches"])
     assert [line["train/step"] for line in metrics] == [0, 1]
     for line in metrics:
         assert line.keys() == METRICS.keys()
-        # What may not exist: a mean over outside tokens where there is none, and one over the responses without an
-        # outside token where each of the step's six can have one.
+        # Two means may not exist: over outside tokens, without any; and over responses without an outside token, where
+        # each of the step's six can have one.
         outside = line["dvp/sampled_outside_train_support_count"]
         assert outside is not None
         missing = {"dvp/outside_delta_abs_mean"} if outside == 0 else set()
@@ -163,7 +163,7 @@ def test_an_adapted_threshold_reaches_both_sides(
         kept = line["dvp/kept_vocab_per_token_train"]
         assert kept == pytest.approx(line["dvp/kept_vocab_per_token_rollout"], abs=0.2)
     if vocabulary == "budget":
-        # Too much is lost at first, so ρ falls by as much as one step may; then next to nothing is lost, and it rises.
+        # At first too much is lost, so ρ falls as far as one step may; then almost nothing is lost, and ρ rises.
         lost = [line["dvp/lost_mass_per_response"] for line in metrics]
         assert lost[0] is not None and lost[1] is not None and lost[0] > 0.05 > lost[1]
         assert thresholds[0] is not None and thresholds[1] is not None and thresholds[2] is not None

@@ -39,7 +39,7 @@ def run_steps(
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_nothing_differs(
+def test_sampler_and_trainer_do_not_differ(
     arm: str, policy_folder: Path, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in run_steps(ARMS[arm], policy_folder, problems, tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_nothing_differs(
         assert (tokens["logp_train_masked"] > tokens["logp_train"]).any()
 
 
-def test_a_disturbed_sampler_is_seen(
+def test_a_disturbed_sampler_shows_as_mismatch(
     policy_folder: Path, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = run_steps({"disturbance": {"noise": 0.2}}, policy_folder, problems, tmp_path, monkeypatch)

@@ -175,7 +175,7 @@ def test_a_run_that_stopped_in_its_last_step_is_not_finished_by_starting_it_agai
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *calls: int) -> list[int]:
-    """The engine raises in these calls of `generate`, its self-test left out; the list counts those that were made."""
+    """The engine raises in these calls of `generate`, not counting its self-test; the list holds the calls made."""
     generate, made = ExactSampler.generate, [0]
     monkeypatch.setattr(ExactSampler, "self_test", lambda *_: 0.0)
 
@@ -190,7 +190,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *calls: int) -> l
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_an_engine_that_fails_is_started_anew_and_the_step_repeated(
+def test_an_engine_that_fails_is_restarted_and_the_step_repeated(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], staleness: int
 ) -> None:
     run = runs.settings({"disturbance": {"staleness": staleness}}, **FEW)
@@ -198,9 +198,7 @@ def test_an_engine_that_fails_is_started_anew_and_the_step_repeated(
     # In the first step, which is then repeated, and in the last one.
     made = failing(monkeypatch, RuntimeError("the engine core died\nits last words\n"), 0, 4)
     assert runs.train(run).same(undisturbed)
-    sentence = (
-        "tailrl: the engine failed and is started anew, the batch repeated: RuntimeError: the engine core died | "
-    )
+    sentence = "tailrl: the engine failed and is restarted, its batch repeated: RuntimeError: the engine core died | "
     assert capsys.readouterr().err.count(f"{sentence}its last words\n") == 2
     assert made == [6]
 
@@ -228,7 +226,7 @@ def test_an_engine_beside_a_sharded_policy_ends_the_process(
     assert "tailrl: rank 0: the engine failed: RuntimeError: the engine core died\n" in capsys.readouterr().err
 
 
-def test_bad_input_is_not_tried_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_not_retried(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     made = failing(monkeypatch, StudyError("a prompt of 99 tokens leaves no room"), *range(100))
     with pytest.raises(StudyError, match=r"^a prompt of 99 tokens leaves no room$"):
         runs.train(runs.settings(**FEW))
@@ -264,7 +262,7 @@ def test_an_engine_that_fails_elsewhere_leaves_it_to_another_process(
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == ([1] if time > 1 else [])
 
 
-def test_every_call_of_an_engine_has_an_end_in_time(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_of_an_engine_has_a_deadline(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that fails in a batch too, and the new one."""
     limits: list[tuple[float, str]] = []
 
@@ -289,7 +287,7 @@ def test_every_call_of_an_engine_has_an_end_in_time(runs: Runs, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("block", ["training", "evaluation"])
-def test_no_time_is_longer_than_timers_take(block: str) -> None:
+def test_the_longest_deadline_fits_the_systems_timers(block: str) -> None:
     """30 days: beyond some hundred years the system's timers overflow."""
     with timeouts.deadline(timeouts.MONTH, "a batch"):
         pass
@@ -318,7 +316,7 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     assert ended.stderr.startswith(sentence if how == "asleep" else "Timeout (0:00:02)!\n")
 
 
-def test_what_ends_in_time_is_left_alone() -> None:
+def test_a_call_that_ends_in_time_is_left_alone() -> None:
     script = (
         "import time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 0.1\n"
         "with timeouts.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"

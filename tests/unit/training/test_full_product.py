@@ -1,8 +1,8 @@
 """Estimator × clip × correction × vocabulary in full: every arm is refused with its reason, or admitted and trains.
 
-What the schema admits trains two steps through the update itself, on what the plain sampler drew from the policy that
-they start from: the first step is one update without mismatch, the second one two updates on responses of an older
-policy. Thresholds adapt in between, as in the loop. `deliberate` admits what is biased, and changes nothing else.
+An admitted arm trains two steps through the update itself, on responses that the plain sampler drew from the initial
+policy. The first step is one update without mismatch, the second is two updates on responses of an older policy.
+Thresholds adapt in between, as in the loop. `deliberate` admits biased arms, and changes nothing else.
 """
 
 import zlib
@@ -28,7 +28,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
-from tailrl.training.loop import step_requests
+from tailrl.training.rollouts import step_requests
 from tailrl.training.step import Sample, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -115,18 +115,18 @@ def two_steps(
 def sends_gradient(record: StepRecord, run: Run) -> bool:
     """Whether any token of the step does: it has an advantage, and nothing that may stop it does.
 
-    That is: the clip, the correction's threshold, the veto, the trainer's set; and, where there are ratios, a token of
-    the same response outside that set, which makes the response's ratio 0.
+    It may be stopped by the clip, the correction's threshold, the veto or the trainer's set; and, with ratios, by a
+    token of the same response outside that set, which makes the response's ratio 0.
     """
-    sequence_T = torch.cat(record.sequence)
-    outside_T = torch.cat([part.outside_T for part in record.logprobs])
-    gone_N = torch.cat([weights.rejected_N | weights.vetoed_N for weights in record.weights])
+    sequence_T = record.of("sequence_T")
+    outside_T = record.of("logprobs.outside_T")
+    gone_N = record.of("weights.rejected_N") | record.of("weights.vetoed_N")
     if run.correction.weighted:
         gone_N[sequence_T[outside_T]] = True
-    stopped_T = torch.cat(record.clipped) | torch.cat([w.masked_T for w in record.weights]) | gone_N[sequence_T]
+    stopped_T = record.of("clipped_T") | record.of("weights.masked_T") | gone_N[sequence_T]
     if run.vocabulary.outside == "drop":
         stopped_T |= outside_T
-    return bool((torch.cat(record.advantage)[~stopped_T] != 0).any())
+    return bool((record.of("advantage_T")[~stopped_T] != 0).any())
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tailrl.training.step_record import StepRecord, Stopwatch
 RATE, GRADIENTS = 0.1, ([3.0, -4.0], [1.0, 0.5], [-2.0, 0.0])
 
 
-def test_the_gradient_is_clipped_and_its_norm_is_the_one_before() -> None:
+def test_the_gradient_is_clipped_and_its_norm_before_is_returned() -> None:
     layer = torch.nn.Linear(2, 1, bias=False)
     layer.weight.data = torch.tensor([[1.0, 2.0]])
     layer.weight.grad = torch.tensor([[3.0, 4.0]])
@@ -54,7 +54,7 @@ def sgd(weights: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "decay", "oracle"), [("adamw", 0.1, adamw), ("sgd", 0.0, sgd)])
-def test_three_steps_are_those_of_the_definition(name: str, decay: float, oracle: Any) -> None:
+def test_three_steps_match_the_definition(name: str, decay: float, oracle: Any) -> None:
     layer = torch.nn.Linear(2, 1, bias=False)
     layer.weight.data = torch.tensor([[1.0, 2.0]])
     settings = Training(optimizer=name, learning_rate=RATE, betas=(0.8, 0.9), weight_decay=decay)
@@ -74,7 +74,7 @@ def test_sgd_refuses_what_it_does_not_use() -> None:
 
 
 def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tuple[float, Tensor, StepRecord]:
-    """Loss of one update, by how much it moves the weights, and its record; the model stays as it is."""
+    """Loss of one update, its change of the weights, and its record; the model itself stays unchanged."""
     run = run_of({"vocabulary": DVP, "correction": {"sequence": "mis"}}, max_grad_norm=1e9, **training)
     changed = copy.deepcopy(model)
     loss, _, record = update(changed, torch.optim.SGD(changed.parameters(), lr=1.0), samples, run, 0, Stopwatch())
@@ -82,9 +82,9 @@ def moved(model: PreTrainedModel, samples: list[Sample], **training: Any) -> tup
     return loss, torch.cat(steps), record
 
 
-def test_the_mean_over_kept_responses_is_the_mean_where_there_are_no_others(model: PreTrainedModel) -> None:
+def test_the_mean_over_kept_responses_ignores_rejected_ones(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].weights[0].used_N.item() for sample in samples]
+    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
     kept = [sample for sample, weight in zip(samples, alone, strict=True) if weight > 0]
     assert 0 < len(kept) < len(samples)
     loss, steps, _ = moved(model, samples, loss_mean="kept")
@@ -99,7 +99,7 @@ def test_the_mean_over_kept_responses_is_the_mean_where_there_are_no_others(mode
 
 def test_where_no_response_is_kept_nothing_moves(model: PreTrainedModel) -> None:
     samples = samples_of(*make_rollouts(), run_of({"vocabulary": DVP}))
-    alone = [moved(model, [sample])[2].weights[0].used_N.item() for sample in samples]
+    alone = [moved(model, [sample])[2].of("weights.used_N").item() for sample in samples]
     rejected = [sample for sample, weight in zip(samples, alone, strict=True) if weight == 0]
     loss, steps, _ = moved(model, rejected, loss_mean="kept")
     assert loss == 0 and not steps.any()

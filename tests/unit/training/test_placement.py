@@ -93,7 +93,7 @@ def test_micro_batches_and_ranks_add_up_in_float32(model: PreTrainedModel, tmp_p
 # --- activation checkpointing ----------------------------------------------------------------------------
 
 
-def test_activations_that_are_computed_again_are_the_same_and_not_kept(model: PreTrainedModel) -> None:
+def test_recomputed_activations_are_the_same_and_not_stored(model: PreTrainedModel) -> None:
     kept, results = [], []
     for again in (False, True):
         run, own = run_of(ARM, activation_checkpointing=again), copy.deepcopy(model)

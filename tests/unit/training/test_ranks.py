@@ -22,9 +22,9 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
 from tailrl.training import step
-from tailrl.training.gather import of_all_ranks
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
+from tailrl.training.rollouts import of_all_ranks
 from tailrl.training.step import update
 from tailrl.training.step_record import Stopwatch
 
@@ -104,7 +104,7 @@ def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
+def test_dealt_items_return_in_order(tmp_path: Path, count: int) -> None:
     """Every item counts on one rank, each rank has as many turns, and a share is a run of the items."""
     sizes = [1, 2, 5, 6]
 
@@ -113,8 +113,8 @@ def test_what_is_dealt_comes_back(tmp_path: Path, count: int) -> None:
         for size in sizes:
             dealt, items = distributed.dealt(size), list(range(100, 100 + size))
             own = [items[place] for place, counts in dealt if counts]
-            shares = [item for share in distributed.said(list(distributed.share(items))) for item in share]
-            found.append((len(dealt), distributed.in_turns(distributed.said(own)), shares))
+            shares = [item for share in distributed.gathered(list(distributed.share(items))) for item in share]
+            found.append((len(dealt), distributed.in_turns(distributed.gathered(own)), shares))
         return found
 
     for found in on_ranks(count, tmp_path, deal):
@@ -132,7 +132,7 @@ def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
         numbers = np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.int32)
         rollouts = [Rollout(request.prompt_tokens, (request.seed, 7), *numbers, True) for request in own]
         rewards = np.array([request.seed / 2 for request in own], np.float32)
-        whole, together = of_all_ranks(requests, rollouts, rewards, 2)
+        whole, together = of_all_ranks(rollouts, rewards, 2)
         assert [rollout.prompt_tokens for rollout in whole] == [request.prompt_tokens for request in requests]
         return [request.seed for request in own], [rollout.tokens for rollout in whole], together.tolist()
 
@@ -143,7 +143,7 @@ def test_ranks_that_share_an_engine_sample_one_share(tmp_path: Path) -> None:
         assert rewards == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
-def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
+def test_values_of_all_ranks_arrive_unchanged(tmp_path: Path) -> None:
     """Of several dtypes and lengths, with views and without a number at all."""
 
     def tell() -> tuple[list[dict[str, Tensor]], list[Any], bool, bool]:
@@ -153,7 +153,7 @@ def test_what_ranks_tell_one_another_is_what_they_gave(tmp_path: Path) -> None:
         words = {"é": [rank, float("nan"), None]} if rank else {}
         return (
             distributed.gathered(given),
-            distributed.said(words),
+            distributed.gathered(words),
             distributed.any_rank(rank == 1),
             distributed.any_rank(False),
         )

@@ -1,7 +1,7 @@
-"""Whole runs on two ranks end as those of one process do, and go on from one another's checkpoints.
+"""Whole runs on two ranks end like runs of one process, and each resumes from the other's checkpoints.
 
-The trainer computes in float64, so that all numbers agree to 1e-9 of the largest; the engine is the plain one, whose
-responses depend on nothing but weights and seeds.
+The trainer computes in float64, so that all numbers agree to 1e-9 of the largest. The plain engine's responses depend
+only on weights and seeds.
 """
 
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch is kept, that of the whole step; the steps after it are those of a process that skipped as well."""
+    """One batch is kept, the whole step's; later steps equal those of a single process that skipped too."""
     forward = step.forward_logprobs
     run = settings(runs, "budget")
     calls = {"budget": 0}

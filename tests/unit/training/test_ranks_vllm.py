@@ -19,8 +19,8 @@ TRAIN = """
 import sys, zlib
 from pathlib import Path
 import numpy as np
-from tailrl.config.arm import Run
-from tailrl.config.study import parse_settings
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_settings
 from tailrl.training import loop
 
 def rewards(rollouts, *_):

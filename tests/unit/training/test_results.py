@@ -54,10 +54,10 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a run that is finished ----------------------------------------------------------------------------
 
 
-def test_a_finished_run_whose_outputs_were_removed_is_not_trained_again(
+def test_a_finished_run_without_outputs_is_restored_not_retrained(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As when Snakemake was killed alone: its job went on to its end, which nobody saw."""
+    """As when only Snakemake was killed: its job went on and finished unseen."""
     out, run = runs.folder / "out", runs.settings(**FEW)
     runs.train(run)
     before, inode = contents(out), (out / "tokens.npz").stat().st_ino
@@ -68,12 +68,12 @@ def test_a_finished_run_whose_outputs_were_removed_is_not_trained_again(
     for _ in range(2):  # with the outputs removed, and with them there
         runs.train(run)
         assert contents(out) == before
-        assert f"tailrl: {out}: this run is finished; its results are given again\n" in capsys.readouterr().err
+        assert f"tailrl: {out}: this run is finished; its results are restored\n" in capsys.readouterr().err
     assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
 
 
-def test_what_is_given_again_is_newer_than_what_it_was_made_from(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else Snakemake would start the job again, and again."""
+def test_restored_results_are_newer_than_their_inputs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Snakemake would rerun the job again and again."""
     out, run, problems = runs.folder / "out", runs.settings(**FEW), runs.folder / "problems.jsonl"
     runs.train(run)
     remove_outputs(out)
@@ -167,7 +167,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("file", SPOILT)
-def test_results_that_are_damaged_are_not_given(runs: Runs, file: str) -> None:
+def test_damaged_results_are_not_restored(runs: Runs, file: str) -> None:
     out, run = runs.folder / "out", runs.settings(**FEW)
     runs.train(run)
     SPOILT[file](out)
@@ -179,8 +179,8 @@ def test_results_that_are_damaged_are_not_given(runs: Runs, file: str) -> None:
     assert contents(out) == before
 
 
-def test_the_second_names_go_where_nobody_trains_and_no_state_lies(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the Snakefile does when Snakemake has seen the end."""
+def test_second_names_are_removed_only_without_a_holder_or_states(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Snakefile does this at the end of a study."""
     runs.train(runs.settings(**FEW))
     with Checkpoints(runs.checkpoints, 1, {}).held():
         forget_finished(runs.checkpoints)
@@ -325,7 +325,7 @@ def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monke
     (metrics,) = runs.checkpoints.glob("metrics-*")
     whole = metrics.read_bytes()
     metrics.write_bytes(b"x" + whole[1:])
-    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be taken up; put it back from a copy"
+    words = rf"{metrics}: damaged, and none of this run's checkpoints \(2\) can be used; put it back from a copy"
     with pytest.raises(StudyError, match=words):
         runs.train(runs.settings())
     assert runs.saved() == saved

@@ -78,7 +78,7 @@ def test_checkpoints_change_nothing(runs: Runs) -> None:
     assert often.same(never)
 
 
-def test_a_library_that_draws_by_itself_draws_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librarys_own_draws_are_repeated(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout in a policy, or a task that shuffles: their generators depend on seed and step."""
     own = loop.rewards
 
@@ -118,7 +118,7 @@ def undisturbed(runs: Runs) -> Result:
     return runs.train(runs.settings(), name="undisturbed")
 
 
-def test_the_last_ones_are_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_checkpoints_are_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     for keep, steps in ((1, [5]), (3, [3, 4, 5])):
         interrupt_at(monkeypatch, 5)
         interrupted(runs, runs.settings(checkpoint_every=1, keep_checkpoints=keep))
@@ -151,7 +151,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_from_the_checkpoint_before_a_damaged_one_the_end_is_the_same(
+def test_a_run_resumed_before_a_damaged_checkpoint_ends_the_same(
     at_four: Runs, undisturbed: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What else may be wrong with one: `test_bad_checkpoints.py`."""
@@ -159,7 +159,7 @@ def test_from_the_checkpoint_before_a_damaged_one_the_end_is_the_same(
     flip(at_four.checkpoints / last)
     resumed = at_four.train(at_four.settings())
     said = capsys.readouterr().err
-    assert f"{at_four.checkpoints / last}: damaged, for its checksum is not the one in its name, left out\n" in said
+    assert f"{at_four.checkpoints / last}: damaged, since its checksum is not the one in its name, left out\n" in said
     assert f"{at_four.checkpoints / first}: the run goes on from step 2\n" in said
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [2]
 
@@ -217,7 +217,7 @@ def test_a_changed_setting_starts_anew_and_one_changed_back_goes_on(
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
 
 
-def test_when_a_run_is_saved_may_be_changed(at_four: Runs, undisturbed: Result) -> None:
+def test_operational_settings_may_be_changed(at_four: Runs, undisturbed: Result) -> None:
     run = at_four.settings(checkpoint_every=3, keep_checkpoints=1, max_skipped=9, rollout_timeout=9.0)
     resumed = at_four.train(run)
     assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]

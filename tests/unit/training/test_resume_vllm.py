@@ -19,8 +19,8 @@ pytestmark = pytest.mark.vllm
 SCRIPT = """
 import shutil, sys
 from pathlib import Path
-from tailrl.config.arm import Run
-from tailrl.config.study import parse_settings
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_settings
 from tailrl.training import loop
 
 settings, policy, problems, out, left = sys.argv[1:]

@@ -35,8 +35,8 @@ def test_a_snapshot_is_the_policy_of_a_run_that_ends_there(runs: Runs) -> None:
     assert not (runs.folder / "to2" / "snapshots").exists(), "only where the study asks for them"
 
 
-def test_an_interrupted_run_has_the_same_ones(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on from step 4, behind the snapshot of step 5, which it makes again."""
+def test_an_interrupted_run_has_the_same_snapshots(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It resumes from step 4, before the snapshot of step 5, which it makes again."""
     whole = runs.train(runs.settings(steps=7, snapshot_every=5, checkpoint_every=4), name="whole")
     interrupt_at(monkeypatch, 6)
     with pytest.raises(Interrupted):
@@ -50,13 +50,13 @@ def test_an_interrupted_run_has_the_same_ones(runs: Runs, monkeypatch: pytest.Mo
     assert weights(runs.folder / "out/snapshots/step-00000005") == weights(first[0][1]), "given again"
 
 
-def test_one_that_is_gone_is_missed(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_snapshot_is_an_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_at(monkeypatch, 5)
     with pytest.raises(Interrupted):
         runs.train(runs.settings(steps=6, snapshot_every=3))
     (snapshot,) = runs.checkpoints.glob("snapshot-*-00000003")
     shutil.rmtree(snapshot)
-    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is not there any more"):
+    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is missing"):
         runs.train(runs.settings(steps=6, snapshot_every=3))
 
 
@@ -69,7 +69,7 @@ def test_a_full_disk_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> No
         runs.train(runs.settings(steps=2, snapshot_every=1))
 
 
-def test_a_run_that_ends_early_has_those_until_then(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_early_has_its_snapshots_so_far(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.Watch, "alarm", lambda self: "stopped" if len(self.values) >= 3 else None)
     monkeypatch.setattr(loop.Watch, "values", [], raising=False)
     monkeypatch.setattr(loop.Watch, "see", lambda self, metrics: self.values.append(metrics))
@@ -87,7 +87,7 @@ def test_folders_that_hold_no_snapshots(tmp_path: Path) -> None:
         read_snapshots(tmp_path)
 
 
-def test_the_steps_are_the_studys() -> None:
+def test_all_arms_have_the_studys_snapshot_steps() -> None:
     study = {"name": "s", "arms": {"a": {}}, "training": {"steps": 10, "snapshot_every": 5}}
     assert list(parse_study(study).training.snapshots) == [5]
     with pytest.raises(StudyError, match=r"arms\.a\.training\.snapshot_every: arms are compared at the same steps"):

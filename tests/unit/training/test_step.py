@@ -16,7 +16,7 @@ import pytest
 import torch
 from sampler_fixture import PlainSampler
 from step_fixture import DVP, GROUP, PROMPTS, RHO, STEPS, make_rollouts, run_of, samples_of
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tailrl.artifacts.tokens import ARRAYS
 from tailrl.config.jobs import Run
@@ -29,7 +29,7 @@ from tailrl.tasks.problem import Problem, write_problems
 from tailrl.tracking.metrics import METRICS
 from tailrl.training import step
 from tailrl.training.kept_data import response_arrays
-from tailrl.training.loop import problem_order, rewards, step_requests, train
+from tailrl.training.loop import train
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.step import Sample, accumulate_gradients, update
 from tailrl.training.step_record import StepRecord, Stopwatch
@@ -85,8 +85,7 @@ def oracle(
     loss = sum(terms)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    # Of the weights, some are whole, one is of a response above the threshold, and three of responses with an outside
-    # token: all of this is in play.
+    # All cases occur: whole weights, one response above the threshold, and three responses with an outside token.
     if run.correction.sequence == "mis":
         assert sum(weight > 0 for weight in weights) == 3
     metrics = {
@@ -131,7 +130,7 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         loss = accumulate_gradients(model, samples_of(*make_rollouts(), run), run, Stopwatch(), record)
         gradient = torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
         results.append((loss, gradient, record))
-    most, some, one = (len(record.weights) for *_, record in results)
+    most, some, one = (len(record.parts) for *_, record in results)
     assert most == 7 > some > one == 1
     for loss, gradient, record in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
@@ -141,10 +140,10 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
-def test_samples_without_an_advantage_are_recorded_and_no_more(
+def test_samples_without_an_advantage_are_only_recorded(
     model: PreTrainedModel, arm: str, silent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient is that of a backward through all of them, and is there, though 0, where nobody has one."""
+    """The gradient equals a backward through all samples; where no sample has an advantage it is 0, not missing."""
     rollouts, advantages = make_rollouts()
     advantages = [0.0 if i in silent else advantage for i, advantage in enumerate(advantages)]
     run, results, scored = make_run(arm, token_budget=45), [], []
@@ -223,38 +222,6 @@ def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
         accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
 
 
-# --- what a step is made of --------------------------------------------------------------------------
-
-
-def test_every_problem_once_an_epoch() -> None:
-    order = problem_order(10, 3, seed=1)
-    epochs = [[i for _ in range(3) for i in next(order)] for _ in range(3)]
-    assert all(len(set(epoch)) == 9 and set(epoch) < set(range(10)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    again, other = problem_order(10, 3, seed=1), problem_order(10, 3, seed=2)
-    assert next(again) == epochs[0][:3] != next(other)
-    with pytest.raises(StudyError, match=r"training\.prompts: 11 different problems a step, but the task has 10"):
-        next(problem_order(10, 11, seed=1))
-
-
-def test_every_response_has_a_random_stream_of_its_own() -> None:
-    requests = [r for step in (0, 1) for r in step_requests([(1, 2), (3,)], [-1.0, -2.0], 3, seed=4, step=step)]
-    assert [r.threshold for r in requests] == ([-1.0] * 3 + [-2.0] * 3) * 2
-    assert [r.prompt_tokens for r in requests] == [(1, 2)] * 3 + [(3,)] * 3 + [(1, 2)] * 3 + [(3,)] * 3
-    assert len({r.seed for r in requests}) == 12
-
-
-def test_rewards(tokenizer: PreTrainedTokenizerFast) -> None:
-    texts = ["1+2=3,\\boxed{3}<end>", "\\boxed{4}<end>", "<end>", "\\boxed{-3}"]
-    nothing = np.zeros(0, np.float32)
-    rollouts = [Rollout((1,), tuple(tokenizer.encode(t)), nothing, nothing, nothing, True) for t in texts]  # type: ignore[arg-type]
-    problems = [Problem("p", "p", answer) for answer in ("3", "3", "3", "-3")]
-    found = rewards(rollouts, problems, tokenizer)
-    assert found.tolist() == [1.0, 0.0, 0.0, 1.0] and found.dtype == np.float32
-    as_text = [Problem("p", "p", answer, compared="text") for answer in ("3", "4", "", "- 3")]
-    assert rewards(rollouts, as_text, tokenizer).tolist() == [1.0, 1.0, 0.0, 0.0]
-
-
 # --- whole runs --------------------------------------------------------------------------------------
 
 
@@ -263,7 +230,7 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
     """A folder with the problems; a random policy never solves one, so that half of all texts are right."""
     write_problems(problems, tmp_path / "problems.jsonl")
     monkeypatch.setattr(
-        "tailrl.training.loop.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
+        "tailrl.training.rollouts.score", lambda text, answer, _: float(zlib.crc32((text + answer).encode()) % 2)
     )
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return tmp_path
@@ -283,7 +250,7 @@ def test_a_run_over_an_exact_engine(
     assert [line["train/step"] for line in metrics] == [0, 1, 2]
     assert [line["train/learning_rate"] for line in metrics] == pytest.approx([5e-4, 1e-3, 1e-3])
     for line in metrics:
-        assert line.keys() == METRICS.keys()
+        assert [*line] == [*METRICS]
         # The sampler is the trainer: nothing differs but the order of float32 sums.
         assert 0 <= line["rollout_corr/k3_kl"] < 1e-6 and line["rollout_corr_unmasked/k3_kl"] < 1e-6
         assert line["rollout_corr_raw/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
@@ -341,7 +308,7 @@ def test_a_task_may_be_as_small_as_a_step(
 
 
 @pytest.mark.usefixtures("plain_samplers")
-def test_a_seed_gives_its_run_again(files: Path, policy_folder: Path) -> None:
+def test_a_seed_repeats_its_run(files: Path, policy_folder: Path) -> None:
     """To the bit, in the metrics and in the policy; only times differ. Another arm starts with the same problems."""
     runs = [
         trained(files, policy_folder, make_run("dvp", steps=2), seed, name)

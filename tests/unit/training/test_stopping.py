@@ -14,7 +14,7 @@ RULE = {"metric": "train/learning_rate", "factor": 1.01}
 """The rate rises in the first three steps: its mean over steps 1 to 5 is above that of the first five."""
 
 SENTENCE = (
-    "the run ends after step 5, for train/learning_rate, as a mean over 5 steps, is above 1.01 times its mean over the "
+    "the run ends after step 5: train/learning_rate, as a mean over 5 steps, is above 1.01 times its mean over the "
     "first 5"
 )
 
@@ -66,7 +66,7 @@ def interrupt(*_: object) -> None:
     raise Interrupted
 
 
-def test_a_watch_that_takes_up_recorded_steps_ends_where_it_would_have() -> None:
+def test_a_watch_resumed_from_recorded_steps_ends_at_the_same_step() -> None:
     settings = Training.model_validate({"steps": 20, "stop_when": {"metric": "reward/mean", "factor": 0.5}})
     steps = [{"reward/mean": value} for value in [0.8] * 8 + [0.0] * 8]
     watch = Watch(settings, [])
@@ -81,7 +81,7 @@ def test_a_watch_that_takes_up_recorded_steps_ends_where_it_would_have() -> None
         for step in steps[taken:]:
             again.see(step)
         assert again.alarm() == alarms[-1]
-    assert alarms[-1] is not None and "after step 10, for reward/mean" in alarms[-1] and "below 0.5" in alarms[-1]
+    assert alarms[-1] is not None and "after step 10: reward/mean" in alarms[-1] and "below 0.5" in alarms[-1]
 
 
 def test_no_rule_ends_no_run() -> None:

@@ -23,7 +23,8 @@ import numpy as np
 from tailrl.runtime.errors import StudyError
 from tailrl.evaluation.evaluate import evaluate_arm
 from tailrl.rollout import make_sampler
-from tailrl.config.arm import Evaluation, Run, SamplerSettings
+from tailrl.config.jobs import Evaluation, Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.training import loop
 
 # A random policy solves nothing: without this there would be no gradient.
@@ -126,7 +127,7 @@ def test_other_engines_refuse_float64() -> None:
 
 
 @pytest.mark.parametrize("engine", ["transformers", "exact"])
-def test_a_share_of_a_gpu_is_vllms_alone(engine: str) -> None:
+def test_vllms_own_settings_are_refused_elsewhere(engine: str) -> None:
     sampler = {"engine": engine, "dtype": "float32"}
     words = "takes the memory it needs: leave out gpu_memory_utilization"
     with pytest.raises(StudyError, match=f"engine: {engine} {words}"):

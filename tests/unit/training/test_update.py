@@ -149,7 +149,7 @@ def test_a_later_update_is_the_definition(
     assert_same_gradients(model, plain)
     assert 0 < sum(clipped) < len(clipped)
     # A token outside the set has no ratio, so none is clipped.
-    assert torch.cat(record.clipped).sum().item() == sum(clipped)
+    assert record.of("clipped_T").sum().item() == sum(clipped)
     assert any(row.count(None) for row in new), "some tokens are outside the set"
 
 
@@ -159,7 +159,7 @@ def test_the_first_update_has_ratio_one(model: PreTrainedModel, ratio: str) -> N
     run = run_with(ratio)
     record = StepRecord()
     accumulate_gradients(model, samples(run), run, Stopwatch(), record)
-    assert not torch.cat(record.clipped).any()
+    assert not record.of("clipped_T").any()
     clipped = gradient_of(model)
     if ratio == "recompute":
         plain = run_with(None)
@@ -263,7 +263,7 @@ def test_every_sample_is_used_once(
     assert record.sequences == 7 and len(record.tokens()["outside"]) == sum(len(tokens) for tokens in used)
     assert loss == pytest.approx(np.mean(spy.losses)) and norm > 0
     assert record.metrics().keys() <= METRICS.keys()
-    # The old log-probs are those of before the first update, also where a token is outside; bypass needs none.
+    # The old log-probs are from before the first update, also where a token is outside; bypass needs none.
     known = dict(zip(identities([samples(run)])[0], first, strict=True))
     for part, old in zip(spy.samples, spy.old, strict=True):
         if count == 1 or ratio in (None, "bypass"):
@@ -275,7 +275,7 @@ def test_every_sample_is_used_once(
 
 
 @pytest.mark.parametrize(("ratio", "moved"), [("recompute", False), ("decoupled", False), ("bypass", True)])
-def test_the_mismatch_is_that_before_the_first_update(model: PreTrainedModel, ratio: str, moved: bool) -> None:
+def test_the_mismatch_is_measured_before_the_first_update(model: PreTrainedModel, ratio: str, moved: bool) -> None:
     """r_corr: the updates of a step are no mismatch, but where nothing scores the rollouts before them."""
     alone, several = (run_with(ratio, minibatches=count) for count in (1, 3))
     chosen, record = samples(alone), StepRecord()
@@ -311,7 +311,7 @@ def test_rejection_by_r_ppo_begins_with_the_second_update(model: PreTrainedModel
     correction = {"sequence": "reject_k3", "sequence_threshold": 1e-12, "rejects": "r_ppo"}
     run = run_with("recompute", correction, minibatches=7)
     _, _, record = updated(model, run)
-    used = torch.cat([weights.used_N for weights in record.weights])
+    used = record.of("weights.used_N")
     assert used.tolist() == [1.0] + [0.0] * 6
 
 

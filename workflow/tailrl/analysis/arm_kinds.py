@@ -1,6 +1,6 @@
 """What an arm stands for in a claim: read off the settings that its runs recorded, never off its name."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
@@ -131,8 +131,37 @@ def is_mismatched(settings: Mapping[str, Any]) -> bool:
     return not has_no_mismatch(settings) and not is_matched(settings)
 
 
-def both(*roles: Role) -> Role:
-    """All of the roles at once."""
+KINDS: dict[str, Role] = {
+    "naive": is_naive,
+    "remedy": lambda settings: not is_naive(settings),
+    "dvp": is_dvp,
+    "dvp_mis": is_dvp_mis,
+    "mis": is_mis,
+    "truncated": is_truncated,
+    "rejecting": is_rejecting,
+    "rejects_k1": rejects_by("reject_k1"),
+    "rejects_k3": rejects_by("reject_k3"),
+    "rejects_k3_of_r_ppo": rejects_by("reject_k3", "r_ppo"),
+    "truncated_and_rejecting": is_truncated_and_rejecting,
+    "adaptive": is_adaptive,
+    "papers_rho": has_papers_rho,
+    "pruned": is_pruned,
+    "veto": has_veto,
+    "recompute": clips_by("recompute"),
+    "bypass": clips_by("bypass"),
+    "scored_first": is_scored_first,
+    "matched": is_matched,
+    "exact_engine": has_exact_engine,
+    "no_mismatch": has_no_mismatch,
+    "own_mismatch": has_own_mismatch,
+    "mismatched": is_mismatched,
+}
+"""The roles by the names that the catalogue of claims calls them by."""
+
+
+def kind(names: Iterable[str]) -> Role:
+    """All of the named roles at once."""
+    roles = [KINDS[name] for name in names]
     return lambda settings: all(role(settings) for role in roles)
 
 

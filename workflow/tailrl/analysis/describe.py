@@ -13,6 +13,7 @@ from tailrl.artifacts.records import RunRecord
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.jobs import Run
+from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
 WORK = ("rollout", "forward", "backward", "optimizer")
 """The phases that are the work itself: generation, scoring, gradients and update."""
@@ -149,7 +150,7 @@ def describe_sampler(left: dict[str, Any]) -> str:
 def work_share(run: TrainedRun) -> float:
     """Generation, forward, backward and optimizer's share of a job's wall time past start-up; NaN if untimed."""
     past = run.record.wall_seconds - run.record.startup_seconds
-    spent = np.sum([np.nansum(run.metric(f"time/{phase}")) for phase in WORK])
+    spent = np.sum([np.nansum(run.metric(in_group(TIME, phase))) for phase in WORK])
     return float(spent / past) if past > 0 and spent > 0 else float("nan")
 
 
@@ -185,14 +186,14 @@ def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
     ended it."""
     skipped, resumed, stopped = [], [], []
     for run in runs:
-        name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric("train/skipped")
+        name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric(SKIPPED)
         if np.nansum(skipped_N):
             skipped.append(f"{name}: {np.nansum(skipped_N):.0f} of {skipped_N.size}")
         if steps := run.record.resumed_at_steps:
             resumed.append(f"{name}: from step {', '.join(map(str, steps))}")
         if why := run.record.stopped:
             stopped.append(f"{name}: {why}")
-    recorded = any("train/skipped" in run.metrics for run in runs)
+    recorded = any(SKIPPED in run.metrics for run in runs)
     items = [f"Updates skipped for a NaN or Inf: {'; '.join(skipped) or 'none'}"] if recorded else []
     items += [f"Went on from a checkpoint after an interruption: {'; '.join(resumed)}"] if resumed else []
     # A survival curve takes such a run as censored at its end, although that was no chance.

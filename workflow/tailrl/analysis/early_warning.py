@@ -17,17 +17,16 @@ import numpy as np
 
 from tailrl.analysis.arm_kinds import is_scored_first
 from tailrl.analysis.describe import flatten
-from tailrl.analysis.survival import REWARD, collapse_of
+from tailrl.analysis.survival import collapse_of
 from tailrl.artifacts.evaluation import read_evaluation
-from tailrl.artifacts.metrics import STEP, FloatArray, Metrics
+from tailrl.artifacts.metrics import FloatArray, Metrics
 from tailrl.artifacts.records import finished_jobs
 from tailrl.artifacts.results import read_job
 from tailrl.config.study import BASE_ARM
 from tailrl.stats.clustered import clustered_median, clustered_share, shuffled_skill
 from tailrl.stats.intervals import NO_INTERVAL, Interval
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEW, SKEWED, alarm_step, start_steps
-
-K3, GRADIENT = "rollout_corr_unmasked/k3_kl", "train/grad_norm"
 
 ALL, MISMATCHED = "all", "with a mismatch"
 """The runs that a table is over."""
@@ -39,16 +38,16 @@ FALLING = "falling reward"
 """The metric that the others are held against: it is what collapses."""
 
 METRICS = {
-    "k3": (K3, RISES),
-    "masked k3": ("rollout_corr/k3_kl", RISES),
-    "effective sample size": ("rollout_corr_raw/rollout_is_eff_sample_size", FALLS),
-    "smallest weight": ("rollout_corr_raw/rollout_is_min", FALLS),
+    "k3": (keys.K3_UNMASKED, RISES),
+    "masked k3": (keys.K3_MASKED, RISES),
+    "effective sample size": (keys.SAMPLE_SIZE_RAW, FALLS),
+    "smallest weight": (keys.WEIGHT_RAW_MIN, FALLS),
     "skew of C(r)": (SKEW, RISES),
-    "gradient norm": (GRADIENT, RISES),
-    "rising entropy": ("policy/entropy", RISES),
-    "falling entropy": ("policy/entropy", FALLS),
-    FALLING: (REWARD, FALLS),
-    "tokens outside": ("dvp/sampled_outside_train_support_fraction", RISES),
+    "gradient norm": (keys.GRADIENT_NORM, RISES),
+    "rising entropy": (keys.ENTROPY, RISES),
+    "falling entropy": (keys.ENTROPY, FALLS),
+    FALLING: (keys.REWARD, FALLS),
+    "tokens outside": (keys.OUTSIDE, RISES),
 }
 """The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
 order where they tie. A metric that does no better than to look at the reward says nothing new."""
@@ -83,7 +82,7 @@ class Case:
 
         Of several updates a step it may be theirs alone, where they go on while it is measured (`scored_first`).
         """
-        k3_N = self.signals[K3]
+        k3_N = self.signals[keys.K3_UNMASKED]
         return bool((np.isfinite(k3_N) & (k3_N != 0)).any())
 
 
@@ -156,14 +155,14 @@ def distinct(cases: Iterable[Case]) -> list[Case]:
 
 
 def _length(case: Case) -> int:
-    return len(case.signals[REWARD])
+    return len(case.signals[keys.REWARD])
 
 
 def _begins_with(case: Case, other: Case) -> bool:
     """Whether a run's training begins with all of another's."""
     return all(
         np.array_equal(case.signals[key][: _length(other)], other.signals[key], equal_nan=True)
-        for key in (REWARD, GRADIENT)
+        for key in (keys.REWARD, keys.GRADIENT_NORM)
     )
 
 
@@ -182,8 +181,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
     if record.stopped:
         return None
     settings = flatten(record.settings)
-    length = len(metrics[STEP])
-    keys = {key for key, _ in METRICS.values()}
+    length = len(metrics[keys.STEP])
     return Case(
         folder.name,
         record.arm,
@@ -191,10 +189,10 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
         _digest(settings),
         seeds.index(record.seed) % 2 == 0,
         settings["training.steps"],
-        collapse_of(metrics.get(REWARD, np.full(length, math.nan))),
+        collapse_of(metrics.get(keys.REWARD, np.full(length, math.nan))),
         gains.get(record.seed, math.nan),
         is_scored_first(settings),
-        {key: _signal(metrics, key, length) for key in keys},
+        {key: _signal(metrics, key, length) for key in {key for key, _ in METRICS.values()}},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrl.artifacts.files import parse_object
 from tailrl.artifacts.manifest import read_vouched
+from tailrl.config.gradients import NO_MISMATCH
 from tailrl.runtime.errors import StudyError
 
 RATIOS = ("deviation", "error", "cosine")
@@ -32,8 +33,6 @@ MISMATCHES = {
     "bias": "error of each token (nats)",
 }
 """The columns of the figure; `none` is the left end of each."""
-
-NO_MISMATCH = "none"
 
 ROUNDING = 1e-9
 """Errors that differ by a smaller share are equal."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.results import STEP, FloatArray, TrainedRun
+from tailrl.artifacts.results import FloatArray, TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
-
-REWARD = "reward/mean"
+from tailrl.tracking.metrics import REWARD, STEP
 
 WINDOW, FEWEST = 0.1, 5
 """The reward of a run at a step is its mean over the last tenth of the run's steps, and over 5 at least."""

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.artifacts.results import STEP, FloatArray, TrainedRun
+from tailrl.artifacts.results import FloatArray, TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.artifacts.tables import flat_rows as flat_rows
 from tailrl.artifacts.tables import write_csv as write_csv
 from tailrl.stats.intervals import cluster_interval
-
-PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics")
-"""What `time/<phase>` of a step adds up from; the rest of `time/step` is `other`."""
+from tailrl.tracking.metrics import PHASES, STEP, STEP_SECONDS, TIME, in_group
 
 SMOOTHING = 0.05
 """Share of the steps that the moving mean of a training curve spans."""
@@ -94,8 +92,12 @@ def curve(runs: Sequence[TrainedRun], key: str, *, window: int = 1, lost: bool =
     mean_N[known_N] = np.nanmean(value_SN[:, known_N], axis=0)
     low_N[known_N] = np.nanmin(value_SN[:, known_N], axis=0)
     high_N[known_N] = np.nanmax(value_SN[:, known_N], axis=0)
-    name = f"1 - {key}" if lost else key
-    return Curve(runs[0].arm, name, step_N.astype(np.int64), mean_N, low_N, high_N, window)
+    return Curve(runs[0].arm, lacking(key) if lost else key, step_N.astype(np.int64), mean_N, low_N, high_N, window)
+
+
+def lacking(key: str) -> str:
+    """The name of what a metric lacks of 1."""
+    return f"1 - {key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +186,13 @@ class TimeShare:
 
 def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
     """Every phase of one arm over all steps and seeds; a phase never timed is part of `other`."""
-    total_N = np.concatenate([run.metric("time/step") for run in runs])
+    total_N = np.concatenate([run.metric(STEP_SECONDS) for run in runs])
     total, steps = float(np.nansum(total_N)), int((~np.isnan(total_N)).sum())
     if total == 0:
         return [TimeShare(runs[0].arm, phase, math.nan, math.nan) for phase in (*PHASES, "other")]
-    phase_seconds = {phase: float(sum(np.nansum(run.metric(f"time/{phase}")) for run in runs)) for phase in PHASES}
+    phase_seconds = {
+        phase: float(sum(np.nansum(run.metric(in_group(TIME, phase))) for run in runs)) for phase in PHASES
+    }
     phase_seconds["other"] = max(0.0, total - sum(phase_seconds.values()))
     whole = sum(phase_seconds.values())
     return [TimeShare(runs[0].arm, phase, spent / whole, spent / steps) for phase, spent in phase_seconds.items()]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import parse_object
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.runtime.errors import StudyError
+from tailrl.tracking.metrics import REWARD, STEP
 
 FloatArray = NDArray[np.float64]
 Metrics = Mapping[str, FloatArray]
@@ -18,8 +19,6 @@ Metrics = Mapping[str, FloatArray]
 
 Point = dict[str, float | None]
 """What one step logged; None for what was not finite."""
-
-STEP, REWARD = "train/step", "reward/mean"
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:

@@ -10,12 +10,13 @@ import numpy as np
 
 from tailrl.artifacts.evaluation import Evaluation, Score, Snapshot, manifest_of, read_evaluation_file
 from tailrl.artifacts.manifest import NAME, Manifest, digest_of, read_manifest
-from tailrl.artifacts.metrics import STEP, FloatArray, Metrics, read_metrics
+from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.config.training import OPERATIONAL
 from tailrl.runtime.errors import StudyError
+from tailrl.tracking.metrics import STEP
 
 __all__ = [
     "STEP",

@@ -2,105 +2,62 @@
 less than a margin."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from tailrl.analysis import arm_kinds
+from tailrl.analysis.ablation import Point
 from tailrl.analysis.format import points
 from tailrl.analysis.survival import collapses, lasted
 from tailrl.artifacts.results import Results
-from tailrl.claims.decide import Verdict, change_verdict
-from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE, interval
-from tailrl.claims.statements import ABLATION, AS_GOOD, LASTS
+from tailrl.claims.catalogue import CATALOGUE
+from tailrl.claims.decide import Line, Scope, Verdict, decide, scope_of
+from tailrl.claims.finding import CHANGES, UNTESTABLE, Finding, changed, interval
 from tailrl.config.arm import Ablation
-from tailrl.stats.intervals import CONFIDENCE, Interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, arm_difference, holm
+from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
+
+Bases = Sequence[Sequence[Point]]
+"""The points of each base arm, in the study's order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What one value of the field led to: means over seeds with t intervals.
-
-    Attributes:
-        base: the arm whose field it is; value: as text.
-        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
-        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
-            Holm over the ablation.
-        k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
-        lost: 1 - Z, mean mass outside the trainer's safe set.
-        outside: share of sampled tokens outside the trainer's set.
-        survived: steps before the collapse, or all steps where there was none.
-        runs, collapsed: how many runs, and how many of them collapsed.
-    """
-
-    base: str
-    arm: str
-    value: str
-    avg: Interval
-    gain: Difference
-    change: Difference
-    change_p_holm: float
-    k3_masked: Interval
-    k3_unmasked: Interval
-    lost: Interval
-    outside: Interval
-    survived: Interval
-    runs: int
-    collapsed: int
-
-
-Changed = tuple[Point, Difference, float]
-"""A value, how something changes from the value that its base arm starts from, and the p of that by Holm."""
-
-
-def ablation_verdicts(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
+def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
     """The lines of one ablation: of each base arm whether the field matters; whether runs last longer or shorter, where
     one collapsed; then the contrast of two of them, and what is as good as the base arm, where the ablation asks for
     these."""
-    by_base = {base: [p for p in points_A if p.base == base] for base in ablation.bases}
-    lines = [_verdict(results, ablation.field, own) for own in by_base.values()]
-    found = _lasting(results, ablation.field, by_base)
+    bases = [[p for p in points_A if p.base == base] for base in ablation.bases]
+    found = _scores(results, ablation.field, bases)
+    if any(p.collapsed for p in points_A):
+        found += _lasting(results, ablation.field, bases)
     if ablation.contrast:
         found += _contrasts(results, ablation.field, points_A, ablation.contrast)
     if ablation.margin:
-        for line, own in zip(lines, by_base.values(), strict=True):
-            as_good_A = as_good(line, own, ablation.margin)
-            found += [replace(one, dose=arm_kinds.dose(arm_kinds.settings_of(results, one.arms))) for one in as_good_A]
-    return lines + found
+        for own in bases:
+            scopes = [_scope(results, own, arm_kinds.dose(arm_kinds.settings_of(results, p.arm))) for p in own]
+            found += as_good(ablation.field, own, scopes, ablation.margin)
+    return found
 
 
-def as_good(line: Verdict, points_B: Sequence[Point], margin: float) -> list[Verdict]:
+def as_good(field: str, points_B: Sequence[Point], scopes_B: Sequence[Scope], margin: float) -> list[Verdict]:
     """Of each other value of one base arm, whether it is as good: whether its change lies above a margin, all of it.
 
     Args:
-        line: the base arm's own line on the field, for the scope; a value's dose may be another.
+        field: that the ablation varies.
         points_B: the base arm's values.
+        scopes_B: where each of them holds.
         margin: points of avg@k, as a share of 1, by which a value may fall short.
     """
     start = _start(points_B).value
-    found = []
-    for p in points_B:
-        if math.isnan(p.change.low):
-            continue
-        above, below = p.change.low > -margin, p.change.high < -margin
-        found.append(
-            replace(
-                line,
-                claim=f"{line.claim}{AS_GOOD}",
-                verdict=REPRODUCED if above else CONTRADICTED if below else UNDECIDED,
-                arms=p.arm,
-                seeds=p.runs,
-                effect=p.change.mean,
-                low=p.change.low,
-                high=p.change.high,
-                p=math.nan,
-                p_holm=math.nan,
-                seen=f"{p.value} less {start}: {points(p.change)} points",
-                endpoint=f"Held-out avg@k at the value less that at {start}: as good where the 95 % interval over "
-                f"seeds and problems, each value's own, lies above {-100 * margin:g} points, worse where below.",
+    claim = CATALOGUE["ablation.{field}.as_good"].filled(field=field, start=start, points=f"{-100 * margin:g}")
+    claim = claim.model_copy(update={"limit": -margin})
+    return decide(
+        [
+            Line(
+                claim, scope, changed((p.arm,), p.runs, p.change, f"{p.value} less {start}: {points(p.change)} points")
             )
-        )
-    return found
+            for p, scope in zip(points_B, scopes_B, strict=True)
+            if not math.isnan(p.change.low)
+        ]
+    )
 
 
 def _start(points_B: Sequence[Point]) -> Point:
@@ -108,92 +65,66 @@ def _start(points_B: Sequence[Point]) -> Point:
     return next(p for p in points_B if math.isnan(p.change.mean))
 
 
-def _verdict(results: Results, field: str, points_B: Sequence[Point]) -> Verdict:
-    """Whether the field matters to the score of one base arm: whether any of its values changes it, by Holm."""
-    changed_B = [(p, p.change, p.change_p_holm) for p in points_B]
-    said = [f"{p.value}: {points(change)} points" for p, change, _ in _decided(changed_B)]
-    collapses_B = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in points_B if p.collapsed)
-    return _line(
-        results,
-        field,
-        changed_B,
-        unit="share of samples",
-        seen="; ".join(
-            [*(said or ["by Holm no value changes avg"]), *([f"collapsed: {collapses_B}"] if collapses_B else [])]
-        ),
-        endpoint=f"Held-out avg@k at each value less that at {_start(points_B).value}, over seeds and problems, by "
-        "Holm over the values of all base arms",
-    )
-
-
-def _lasting(results: Results, field: str, by_base: Mapping[str, Sequence[Point]]) -> list[Verdict]:
-    """Of each base arm whether a value changes how many steps its runs last; no line where no run of any collapsed."""
-    points_A = [p for own in by_base.values() for p in own]
-    if not any(p.collapsed for p in points_A):
-        return []
-    changes_A = [_lasts(results, p, _start(by_base[p.base])) for p in points_A]
-    changed_A = list(zip(points_A, changes_A, holm([change.p for change in changes_A]).tolist(), strict=True))
+def _scores(results: Results, field: str, bases: Bases) -> list[Verdict]:
+    """Whether the field matters to the score of each base arm: whether any of its values changes it."""
+    said = "{}: {} points"
+    found = [
+        [changed((p.base,), p.runs, p.change, said.format(p.value, points(p.change))) for p in own] for own in bases
+    ]
     lines = []
-    for base, own in by_base.items():
-        changed_B = [one for one in changed_A if one[0].base == base]
-        tested = _tested(changed_B)
-        said = [
-            f"{p.value}: {interval(change.mean, change.low, change.high, form='+.0f')} steps"
-            for p, change, _ in _decided(changed_B) or tested
-        ]
-        line = _line(
-            results,
-            field,
-            changed_B,
-            ending=LASTS,
-            unit="steps",
-            seen="; ".join(said) or ("nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"),
-            endpoint=f"Steps of a run up to its collapse, all of them where there is none, at each value less those "
-            f"at {_start(own).value}, over seeds (Welch), by Holm over the values of all base arms at which a run "
-            "collapsed",
-        )
-        lines.append(line if tested else replace(line, verdict=UNTESTABLE))
+    for own, (line, decided, _) in zip(bases, _of_bases(results, field, "score", bases, found), strict=True):
+        ended = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in own if p.collapsed)
+        seen = [*(decided or ["by Holm no value changes avg"]), *([f"collapsed: {ended}"] if ended else [])]
+        lines.append(replace(line, seen="; ".join(seen)))
     return lines
 
 
-def _lasts(results: Results, p: Point, start: Point) -> Difference:
+def _lasting(results: Results, field: str, bases: Bases) -> list[Verdict]:
+    """Of each base arm whether a value changes how many steps its runs last."""
+    found = [[_lasts(results, p, _start(own)) for p in own] for own in bases]
+    lines = []
+    of_bases = _of_bases(results, field, "steps_before_collapse", bases, found)
+    for own, (line, decided, tested) in zip(bases, of_bases, strict=True):
+        nothing = "nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"
+        lines.append(replace(line, seen="; ".join(decided or tested) or nothing))
+    return lines
+
+
+def _of_bases(
+    results: Results, field: str, asked: str, bases: Bases, found: Sequence[Sequence[Finding]]
+) -> list[tuple[Verdict, list[str], list[str]]]:
+    """The line on each base arm, which is that of the largest of its changes, of those that are decided if any is; with
+    what is seen of all that are decided, and of all that were tested."""
+    lines = []
+    for own, findings in zip(bases, found, strict=True):
+        claim = CATALOGUE[f"ablation.{{field}}.{asked}"].filled(field=field, start=_start(own).value)
+        scope, seeds = _scope(results, own, _dose(results, field, own)), min(p.runs for p in own)
+        lines += [Line(claim, scope, replace(finding, seeds=seeds)) for finding in findings]
+    verdicts = iter(decide(lines))
+    chosen = []
+    for own in bases:
+        every = [next(verdicts) for _ in own]
+        tested = [line for line in every if not math.isnan(line.effect)]
+        decided = [line for line in tested if line.verdict == CHANGES]  # a smaller change can be the surer one
+        largest = max(decided or tested, key=lambda line: abs(line.effect), default=every[0])
+        chosen.append((largest, [line.seen for line in decided], [line.seen for line in tested]))
+    return chosen
+
+
+def _lasts(results: Results, p: Point, start: Point) -> Finding:
     """How many steps more an arm's runs last than another's; no comparison where those of both last to their end, nor
     where some were planned shorter than others, or ended by a rule."""
-    if p is start or not p.collapsed + start.collapsed:
-        return NO_DIFFERENCE
-    found = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
-    if len({length for _, lengths in found for length in lengths}) > 1:
-        return NO_DIFFERENCE
-    return arm_difference(*map(lasted, found))
+    ends = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
+    alike = len({length for _, lengths in ends for length in lengths}) == 1
+    compared = p is not start and p.collapsed + start.collapsed and alike
+    change = arm_difference(*map(lasted, ends)) if compared else NO_DIFFERENCE
+    steps = interval(change.mean, change.low, change.high, form="+.0f")
+    found = changed((p.base,), p.runs, change, f"{p.value}: {steps} steps")
+    return found if compared else replace(found, outcome=UNTESTABLE)
 
 
-def _line(
-    results: Results, field: str, changed_B: Sequence[Changed], *, ending: str = "", unit: str, seen: str, endpoint: str
-) -> Verdict:
-    """The line on one base arm, by the largest of its changes."""
-    points_B, decided = [p for p, _, _ in changed_B], _decided(changed_B)
-    _, largest, p_holm = max(decided or _tested(changed_B), key=lambda one: abs(one[1].mean), default=changed_B[0])
-    line = change_verdict(
-        f"{ABLATION}{field}{ending}",
-        arm_kinds.settings_of(results, points_B[0].arm),
-        points_B[0].base,
-        min(p.runs for p in points_B),
-        largest,
-        p_holm,
-        unit=unit,
-        seen=seen,
-        endpoint=f"{endpoint}. The effect is the largest change, of those that are decided if any is.",
-    )
-    verdict = CHANGES if decided else UNDECIDED  # a smaller change can be the surer one
-    return replace(line, verdict=verdict, dose=_dose(results, field, points_B))
-
-
-def _tested(changed_B: Sequence[Changed]) -> list[Changed]:
-    return [one for one in changed_B if not math.isnan(one[1].mean)]
-
-
-def _decided(changed_B: Sequence[Changed]) -> list[Changed]:
-    return [one for one in changed_B if one[2] <= 1 - CONFIDENCE]
+def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:
+    return scope_of(arm_kinds.settings_of(results, points_B[0].arm), dose)
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
@@ -205,31 +136,17 @@ def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
 
 def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
     """Whether a value changes how far one base arm is above another: a difference of two differences, a value each."""
-    arms = {(p.base, p.value): p.arm for p in points_A}
+    places = {(p.base, p.value): p for p in points_A}
     reference, *others = dict.fromkeys(p.value for p in points_A)
-    found = []
-    for value in others:
-        four = [arms[base, at] for at in (value, reference) for base in pair]
-        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
-        found.append((value, arm_contrast(scores_A, (1, -1, -1, 1))))
-    settings = arm_kinds.settings_of(results, arms[pair[0], reference])
-    endpoint = (
-        f"Held-out avg@k of {pair[0]} less that of {pair[1]} at a value, less the same difference at {reference}, over "
-        "seeds (Welch over the four arms), by Holm over the values."
-    )
+    first, second = pair
+    claim = CATALOGUE["ablation.{field}.contrast"].filled(field=field, first=first, second=second, start=reference)
     lines = []
-    for (value, change), p in zip(found, holm([change.p for _, change in found]).tolist(), strict=True):
-        line = change_verdict(
-            f"{ABLATION}{field} on {pair[0]} less {pair[1]}",
-            settings,
-            ", ".join(pair),
-            change.n,
-            change,
-            p,
-            unit="share of samples",
-            seen=f"{value} against {reference}: {points(change)} points",
-            endpoint=endpoint,
-        )
-        compared = [point for point in points_A if point.base == pair[0] and point.value in (reference, value)]
-        lines.append(replace(line, dose=_dose(results, field, compared)))
-    return lines
+    for value in others:
+        four = [places[base, at].arm for at in (value, reference) for base in pair]
+        scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
+        change = arm_contrast(scores_A, (1, -1, -1, 1))
+        compared = [p for p in points_A if p.base == first and p.value in (reference, value)]
+        scope = _scope(results, [places[first, reference]], _dose(results, field, compared))
+        words = f"{value} against {reference}: {points(change)} points"
+        lines.append(Line(claim, scope, changed(pair, change.n, change, words)))
+    return decide(lines)

@@ -1,32 +1,48 @@
-"""The papers' claims, decided: one line for each claim and each set of arms that can speak to it."""
+"""The one place that decides: from findings to verdicts, by each claim's rule and with Holm's correction."""
 
-import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.artifacts.results import Results
-from tailrl.claims import claims, mechanism, remedies  # noqa: F401 - each puts its own into CLAIMS, in this order
-from tailrl.claims.finding import (
-    CHANGES,
-    CLAIMS,
-    CONTRADICTED,
-    OPEN,
-    REPRODUCED,
-    UNDECIDED,
-    UNTESTABLE,
-    Claim,
-    Finding,
-)
-from tailrl.stats.intervals import CONFIDENCE
-from tailrl.stats.tests import Difference, holm
+from tailrl.claims.catalogue import Claim, words_of
+from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE, Finding
+from tailrl.stats.intervals import ONE_SIDED_LEVEL
+from tailrl.stats.tests import holm
 
-LEVEL = (1 - CONFIDENCE) / 2
-"""Of each of the two one-sided tests behind a verdict, after Holm's correction."""
+TESTED = {
+    "directed": (REPRODUCED, CONTRADICTED),
+    "change": (CHANGES, UNDECIDED),
+    "refutes": (CONTRADICTED, UNDECIDED),
+}
+"""The rules that test, each with the outcome where the test shows an effect, and where it shows the opposite. `refutes`
+is of a prediction that a difference contradicts."""
+
+
+class Scope(NamedTuple):
+    """Where a finding holds."""
+
+    policy: str
+    task: str
+    dose: str
+
+
+def scope_of(settings: Mapping[str, Any], dose: str | None = None) -> Scope:
+    """The scope of an arm by its settings."""
+    task = str(settings.get("task.name", "not recorded"))
+    return Scope(arm_kinds.policy_name(settings), task, arm_kinds.dose(settings) if dose is None else dose)
+
+
+class Line(NamedTuple):
+    """What is decided: a claim, where it is tested, and what was found."""
+
+    claim: Claim
+    scope: Scope
+    finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +50,7 @@ class Verdict:
     """A line of the report: the claim, its verdict, where that holds, and what was seen.
 
     Attributes:
+        id: of the claim; claim: its words, which are the id's.
         policy, task, dose, arms, seeds: the scope; seeds are the runs of the arm with fewest.
         effect, low, high, unit: the endpoint with its interval over seeds.
         p, p_holm: two-sided, raw and by Holm over the tests of the claim's family; NaN where no test decides.
@@ -41,7 +58,8 @@ class Verdict:
         endpoint: the primary endpoint, fixed beforehand.
     """
 
-    claim: str
+    id: str
+    claim: str = field(init=False)
     source: str
     verdict: str
     policy: str
@@ -58,79 +76,81 @@ class Verdict:
     seen: str
     endpoint: str
 
+    def __post_init__(self) -> None:
+        words = words_of(self.id)
+        if not words:
+            raise ValueError(f"no claim has the id {self.id!r}")
+        object.__setattr__(self, "claim", words)
 
-def judge(results: Results) -> list[Verdict]:
-    """The verdicts on every claim, claim by claim; a claim that no arm can speak to has one that says so.
 
-    Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %.
-    Contradicted: the same of its opposite. In a family, then, at most 5 % of studies give any wrong verdict of these.
+def decide(lines: Sequence[Line]) -> list[Verdict]:
+    """The verdict of each line, in their order, with Holm's correction over the tests of each family.
+
+    A directed claim is reproduced where the one-sided p that it holds, by Holm, is at most 2.5 %. It is contradicted
+    where the same of its opposite is. In a family, then, at most 5 % of studies give any wrong verdict of these. A
+    question without a direction has one test at that level: 5 %, two-sided. A line that is not testable shows no p; it
+    counts as a test where its finding has one.
     """
-    found = [(claim, finding) for claim in CLAIMS for finding in _findings(results, claim)]
-    verdicts: dict[int, Verdict] = {}
-    for family in {claim.family for claim in CLAIMS}:
-        places = [place for place, (claim, _) in enumerate(found) if claim.family == family]
-        p_for = holm([found[place][1].p_for for place in places])
-        p_against = holm([found[place][1].p_against for place in places])
-        for place, holds, fails in zip(places, p_for.tolist(), p_against.tolist(), strict=True):
-            verdicts[place] = _verdict(results, *found[place], holds, fails)
-    return [verdicts[place] for place in range(len(found))]
+    tests = [_tests(claim, finding) for claim, _, finding in lines]
+    adjusted_L = np.full((len(lines), 2), math.nan)
+    families = defaultdict(list)
+    for place, (claim, _, _) in enumerate(lines):
+        families[claim.family or claim.id].append(place)
+    for places in families.values():
+        for side in (0, 1):
+            adjusted_L[places, side] = holm([tests[place][side] for place in places])
+    found: dict[str, str] = {}
+    verdicts = []
+    for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
+        verdict = finding.outcome or _outcome(claim, finding, *p_holm)
+        if verdict == REPRODUCED and claim.requires and found.get(claim.requires) != REPRODUCED:
+            verdict = UNDECIDED
+        found[claim.id] = verdict
+        shown = verdict != UNTESTABLE
+        verdicts.append(
+            Verdict(
+                id=claim.id,
+                source=claim.source,
+                verdict=verdict,
+                **scope._asdict(),
+                arms=", ".join(finding.arms),
+                seeds=finding.seeds,
+                effect=finding.effect,
+                low=finding.low,
+                high=finding.high,
+                unit=claim.unit,
+                p=_two_sided(*p) if shown else math.nan,
+                p_holm=_two_sided(*p_holm) if shown else math.nan,
+                seen=finding.words,
+                endpoint=claim.endpoint,
+            )
+        )
+    return verdicts
 
 
-def change_verdict(
-    claim: str, settings: Mapping[str, Any], arms: str, seeds: int, change: Difference, p_holm: float, *, unit: str,
-    seen: str, endpoint: str,
-) -> Verdict:  # fmt: skip
-    """The line on a question without a direction: whether something changes, by the p of its change."""
-    return Verdict(
-        claim=claim,
-        source=OPEN,
-        verdict=CHANGES if p_holm <= 1 - CONFIDENCE else UNDECIDED,
-        policy=arm_kinds.policy_name(settings),
-        task=_task(settings),
-        dose=arm_kinds.dose(settings),
-        arms=arms,
-        seeds=seeds,
-        effect=change.mean,
-        low=change.low,
-        high=change.high,
-        unit=unit,
-        p=change.p,
-        p_holm=p_holm,
-        seen=seen,
-        endpoint=endpoint,
-    )
+def _tests(claim: Claim, finding: Finding) -> tuple[float, float]:
+    """p for the claim and against it; none where its rule does not test."""
+    return (finding.p_for, finding.p_against) if claim.rule in TESTED else (math.nan, math.nan)
 
 
-def _task(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("task.name", "not recorded"))
-
-
-def _findings(results: Results, claim: Claim) -> list[Finding]:
-    words = f"the study has no {claim.needs}"
-    return list(claim.find(results)) or [Finding((), 0, math.nan, math.nan, math.nan, words, outcome=UNTESTABLE)]
-
-
-def _verdict(results: Results, claim: Claim, finding: Finding, p_for: float, p_against: float) -> Verdict:
-    tested = REPRODUCED if p_for <= LEVEL else CONTRADICTED if p_against <= LEVEL else UNDECIDED
-    settings = arm_kinds.settings_of(results, (*finding.arms, results.arms[0])[0])
-    return Verdict(
-        claim=claim.statement,
-        source=claim.source,
-        verdict=finding.outcome or tested,
-        policy=arm_kinds.policy_name(settings),
-        task=_task(settings),
-        dose=arm_kinds.dose(settings) if finding.arms else "",
-        arms=", ".join(finding.arms),
-        seeds=finding.seeds,
-        effect=finding.effect,
-        low=finding.low,
-        high=finding.high,
-        unit=claim.unit,
-        p=_two_sided(finding.p_for, finding.p_against),
-        p_holm=_two_sided(p_for, p_against),
-        seen=finding.words,
-        endpoint=" ".join((inspect.getdoc(claim.find) or "").split()),
-    )
+def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:
+    """The outcome by the claim's rule: of a test, a fact, or an interval beside a limit."""
+    # Comparisons with NaN, where there is no p or no interval, are false.
+    shown, opposite = TESTED.get(claim.rule, (REPRODUCED, CONTRADICTED))
+    match claim.rule:
+        case "told":
+            return MEASURED
+        case "fact":
+            holds, fails = finding.holds is True, finding.holds is False
+        case "above":
+            holds, fails = finding.low > claim.limit, finding.high < claim.limit
+        case "within":
+            low, high = claim.within
+            holds, fails = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
+        case _:
+            holds = p_for <= ONE_SIDED_LEVEL and finding.holds is not False
+            fails = p_against <= ONE_SIDED_LEVEL
+    return shown if holds else opposite if fails else UNDECIDED
 
 
 def _two_sided(p_for: float, p_against: float) -> float:

@@ -1,82 +1,202 @@
-"""What claims are measured by: one number a run, and findings made of such numbers."""
+"""How the claims on trained arms are measured: a function for each kind of endpoint.
+
+An entry of the catalogue names its function (`measure`). A function yields a finding for all arms that can speak to the
+claim: that what it measures lies above the claim's limit or control. The arms are found by their settings
+(`arm_kinds.KINDS`), never by their names.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tailrl.analysis import arm_kinds
-from tailrl.artifacts.results import FloatArray, Results, TrainedRun
-from tailrl.claims.finding import Finding, interval, measured, nothing
-from tailrl.stats.tests import Difference, arm_difference, one_sided
-
-MASKED, UNMASKED, UNMASKED_K1 = "rollout_corr/k3_kl", "rollout_corr_unmasked/k3_kl", "rollout_corr_unmasked/kl"
-
-PART = 0.1
-"""Share of a run's steps that its start, its end and each stretch of it are."""
-
-_POWERS = 14.0
-"""Powers of ten that a magnitude lies from 1 at most: zeros (below rounding) and overflows count as the nearer end."""
+from tailrl.analysis.survival import collapses, deepest_loss
+from tailrl.artifacts.results import Results
+from tailrl.claims.catalogue import Claim
+from tailrl.claims.finding import UNTESTABLE, Finding, fact, interval, measured, nothing
+from tailrl.claims.numbers import LOGARITHMS, first_and_last, mean, numbers, powers, scores
+from tailrl.stats.intervals import share_difference
+from tailrl.stats.survival import log_rank
+from tailrl.stats.tests import Difference, all_hold, arm_difference, difference_from, one_sided
+from tailrl.tracking import metrics as keys
 
 
-def scores(
-    results: Results, first: arm_kinds.Role, second: arm_kinds.Role, *, apart: tuple[str, ...] = ()
-) -> Iterator[Finding]:
-    """avg@k of arms in one part less that of arms in another, over seeds (Welch), for the claim that it is above 0."""
-    for arms in arm_kinds.pairs(results, first, second, apart=apart):
-        found = arm_difference(*([score.avg_at_k for score in results.evaluations[arm].scores] for arm in arms))
+def arms_of(claim: Claim, results: Results) -> list[str]:
+    """The arms that the claim is about."""
+    return arm_kinds.arms_as(results, arm_kinds.kind(claim.arms))
+
+
+def pairs_of(claim: Claim, results: Results) -> Iterator[tuple[str, str]]:
+    """The arms that the claim is about, each with an arm that it is held against."""
+    return arm_kinds.pairs(results, arm_kinds.kind(claim.arms), arm_kinds.kind(claim.against), apart=claim.apart)
+
+
+def level(claim: Claim, results: Results) -> Iterator[Finding]:
+    """One number a run, as a mean over the runs of an arm, against a limit."""
+    log = claim.number in LOGARITHMS
+    for arm in arms_of(claim, results):
+        value_S = numbers(results, arm, claim.number)
+        found = difference_from(value_S, 0.0)
+        ends = powers(found) if log else (found.mean, found.low, found.high)
+        beside = f"{mean(numbers(results, arm, claim.beside)):.3g}" if claim.beside else ""
+        tested = one_sided(difference_from(value_S, math.log10(claim.limit) if log else claim.limit))
+        yield measured((arm,), found, ends, claim.seen.format(interval(*ends), beside), *tested)
+
+
+def ratio(claim: Claim, results: Results) -> Iterator[Finding]:
+    """The geometric mean over runs of one number, under one arm over that under another: above 1."""
+    for arms in pairs_of(claim, results):
+        known = [value_S[~np.isnan(value_S)] for value_S in (numbers(results, arm, claim.number) for arm in arms)]
+        if not all(value_S.size for value_S in known):
+            yield nothing(arms)
+            continue
+        found = arm_difference(*known)
+        words = claim.seen.format(arms[0], interval(*powers(found)), arms[1])
+        yield measured(arms, found, powers(found), words, *one_sided(found))
+
+
+def score(claim: Claim, results: Results) -> Iterator[Finding]:
+    """avg@k of one arm less that of another, over seeds (Welch): above 0."""
+    for arms in pairs_of(claim, results):
+        first_S, second_S = (scores(results, arm) for arm in arms)
+        found = arm_difference(first_S, second_S)
         ends = (found.mean, found.low, found.high)
         points = interval(*[100 * end for end in ends], form="+.1f")
         words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
+        if claim.reported is not None and not math.isnan(found.low):
+            words += _beside_reported(claim.reported, found, float(np.mean(second_S)))
         yield measured(arms, found, ends, words, *one_sided(found))
 
 
-def stretches(run: TrainedRun, key: str) -> list[float]:
-    """A metric's means over stretches of a tenth of the run's steps; NaN where none of a stretch was recorded."""
-    values_N = run.metric(key)
-    size = math.ceil(PART * values_N.size)
-    return [mean(values_N[start : start + size]) for start in range(0, values_N.size, size)]
+def _beside_reported(reported: float, found: Difference, control: float) -> str:
+    """Whether the paper's effect lies in an interval: as points, and relative to the control."""
+    sizes = {"as points": reported, "as relative": reported * control}
+    said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
+    return f"; of this interval the paper's {100 * reported:g} % is {', '.join(said)}"
 
 
-def first_and_last(run: TrainedRun, key: str) -> tuple[float, float]:
-    """A metric's means over the first and the last tenth of the run's steps."""
-    values_N = run.metric(key)
-    size = math.ceil(PART * values_N.size)
-    return mean(values_N[:size]), mean(values_N[-size:])
+def alike(claim: Claim, results: Results) -> Iterator[Finding]:
+    """The same difference of scores: less than the limit either way."""
+    for found in score(claim, results):
+        first_S, second_S = (scores(results, arm) for arm in found.arms)
+        low, high = (one_sided(arm_difference(first_S + shift, second_S)) for shift in (claim.limit, -claim.limit))
+        p_for, p_against = all_hold(low, high[::-1])
+        yield replace(found, p_for=p_for, p_against=p_against)
 
 
-def growth(run: TrainedRun, key: str = UNMASKED) -> float:
-    """Powers of ten by which a run's unmasked k3, or the size of another metric, grows from its first tenth to its
-    last."""
-    first, last = np.abs(first_and_last(run, key))
-    return float(log10(last) - log10(first))
+def above_each(claim: Claim, results: Results) -> Iterator[Finding]:
+    """The same differences from an arm of each kind that the claim names: above 0, all of them."""
+    kinds = [list(score(claim.model_copy(update={"against": (kind,)}), results)) for kind in claim.against]
+    for arm in dict.fromkeys(found.arms[0] for found in kinds[0]):
+        alone = [[found for found in kind if found.arms[0] == arm] for kind in kinds]
+        if all(alone):
+            parts = [found for kind in alone for found in kind]
+            least = min(parts, key=lambda part: part.effect)
+            p_for, p_against = all_hold(*((part.p_for, part.p_against) for part in parts))
+            yield replace(
+                least,
+                arms=(arm, *(part.arms[1] for part in parts)),
+                seeds=min(part.seeds for part in parts),
+                words="; ".join(part.words for part in parts),
+                p_for=p_for,
+                p_against=p_against,
+            )
 
 
-def mean(values: FloatArray) -> float:
-    """The mean of what was recorded; NaN where nothing was."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else math.nan
+def survival(claim: Claim, results: Results) -> Iterator[Finding]:
+    """One arm's runs collapse sooner than another's: log-rank test, by permutation of the runs."""
+    for arms in pairs_of(claim, results):
+        first, second = (collapses(results.runs[arm]) for arm in arms)
+        counts = [(sum(step is not None for step in steps), len(steps)) for steps, _ in (first, second)]
+        if not all(n for _, n in counts):
+            yield nothing(arms)
+            continue
+        share = share_difference(*counts)
+        words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))
+        found = Finding(arms, share.n, share.mean, share.low, share.high, words)
+        if not any(k for k, _ in counts):
+            lost = 100 * deepest_loss([run for arm in arms for run in results.runs[arm]])
+            deepest = f"; the deepest loss is {lost:.0f} % of a run's best reward" if not math.isnan(lost) else ""
+            yield replace(found, words=f"no run collapsed{deepest}", outcome=UNTESTABLE)
+        else:
+            yield replace(found, p_for=log_rank(first, second), p_against=log_rank(second, first))
 
 
-def log10(values: ArrayLike) -> FloatArray:
-    """Powers of ten, within what counts as a number at all."""
-    with np.errstate(divide="ignore"):
-        return np.clip(np.log10(values), -_POWERS, _POWERS)
+def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
+    """The unmasked k3 of one arm's runs grows more often than so many times, that of another's less."""
+    limit = math.log10(claim.limit)
+    for arms in pairs_of(claim, results):
+        grown = [numbers(results, arm, "k3_growth") for arm in arms]
+        ratios = [difference_from(logs_S, 0.0) for logs_S in grown]
+        exploded = [int((logs_S >= limit).sum()) for logs_S in grown]
+        fewest = min(ratios, key=lambda ratio: ratio.n)
+        if not any(exploded):
+            largest = 10 ** float(np.fmax.reduce(np.concatenate(grown)))
+            words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
+            yield replace(measured(arms, fewest, powers(ratios[0]), words), outcome=UNTESTABLE)
+            continue
+        words = "; ".join(
+            f"{arm}: k3 ends at {interval(*powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
+            for arm, ratio, count in zip(arms, ratios, exploded, strict=True)
+        )
+        one, other = (one_sided(difference_from(logs_S, limit)) for logs_S in grown)
+        yield measured(arms, fewest, powers(ratios[0]), words, *all_hold(one, other[::-1]))
 
 
-def powers(logs: Difference) -> tuple[float, float, float]:
-    """A mean of logarithms and its interval, as numbers."""
-    with np.errstate(over="ignore"):
-        middle, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
-    return middle, low, high
+def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
+    """An arm's reward falls from its runs' first tenth to their last, while k3 grows less than so many times."""
+    for arm in arms_of(claim, results):
+        change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
+        grown_S = numbers(results, arm, "k3_growth")
+        reward, times = difference_from(change_S, 0.0), difference_from(grown_S, 0.0)
+        fewest = min(reward, times, key=lambda part: part.n)
+        if not fewest.n:
+            yield nothing((arm,))
+            continue
+        steep, flat = one_sided(difference_from(grown_S, math.log10(claim.limit)))
+        up, down = one_sided(reward)
+        ends = (reward.mean, reward.low, reward.high)
+        k3 = f"k3 ends at {interval(*powers(times))} times its start"
+        words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
+        if np.nanmin(change_S) < 0:
+            yield Finding((arm,), fewest.n, *ends, words, *all_hold((down, up), (flat, steep)))
+        else:
+            yield Finding((arm,), fewest.n, *ends, f"no run's reward falls; {words}", outcome=UNTESTABLE)
 
 
-def ratio_of_runs(arms: tuple[str, str], logs: Sequence[FloatArray], words: str) -> Finding:
-    """The ratio of two geometric means over runs, for the claim that it is above 1."""
-    known = [logs_S[~np.isnan(logs_S)] for logs_S in logs]
-    if not all(logs_S.size for logs_S in known):
-        return nothing(arms)
-    ratio = arm_difference(*known)
-    said = words.format(arms[0], interval(*powers(ratio)), arms[1])
-    return measured(arms, ratio, powers(ratio), said, *one_sided(ratio))
+def zeros(claim: Claim, results: Results) -> Iterator[Finding]:
+    """k3, masked or not, is 0 at every step of every run."""
+    for arm in arms_of(claim, results):
+        k3 = np.concatenate(
+            [run.metric(key) for run in results.runs[arm] for key in (keys.K3_MASKED, keys.K3_UNMASKED)]
+        )
+        largest, zero = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
+        known = not math.isnan(largest)
+        words = f"{zero} of {k3.size} recorded values are 0" + (f", the largest is {largest:.2g} nats" if known else "")
+        found = fact((arm,), len(results.runs[arm]), largest, words, zero == k3.size)
+        yield found if known else replace(found, holds=None)
+
+
+def veto(claim: Claim, results: Results) -> Iterator[Finding]:
+    """A veto discards a sequence in every step with a token outside the trainer's set."""
+    for arm in arms_of(claim, results):
+        outside, vetoed = (
+            np.concatenate([run.metric(key) for run in results.runs[arm]]) for key in (keys.OUTSIDE_COUNT, keys.VETOED)
+        )
+        met = (outside > 0) & ~np.isnan(vetoed)
+        steps, caught = int(met.sum()), int((met & (vetoed > 0)).sum())
+        words = f"in {caught} of the {steps} steps with such a token"
+        words = words if steps else "no sampled token lay outside the trainer's set"
+        share = caught / steps if steps else math.nan
+        yield fact((arm,), len(results.runs[arm]), share, words, caught == steps if steps else None)
+
+
+Measure = Callable[[Claim, Results], Iterator[Finding]]
+
+MEASURES: dict[str, Measure] = {
+    function.__name__: function
+    for function in (level, ratio, score, alike, above_each, survival, explosion, falling_while_flat, zeros, veto)
+}
+"""Every kind of endpoint by the name that the catalogue calls it by."""

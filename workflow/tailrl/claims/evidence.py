@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.tables import read_claims, read_csv
+from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.finding import UNTESTABLE
-from tailrl.claims.statements import STATEMENTS, Statement
 
 Row = dict[str, str]
 
@@ -34,13 +35,27 @@ FIRST = ("evaluation", "survival", "training", "mismatch")
 SEARCH = "search_"
 """How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
 
-SAME = ("claim", "seeds", "effect", "low", "high")
+SAME = ("id", "seeds", "effect", "low", "high")
 """By what two lines are known to be of the same runs."""
 
 MOST_NAMED = 4
 """Studies that are named at most, where they have in common that they decide nothing."""
 
-COLUMNS = ("claim", "source", "verdict", "dose", "arms", "seeds", "effect", "low", "high", "unit", "seen", "p_holm")
+COLUMNS = (
+    "id",
+    "claim",
+    "source",
+    "verdict",
+    "dose",
+    "arms",
+    "seeds",
+    "effect",
+    "low",
+    "high",
+    "unit",
+    "seen",
+    "p_holm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +63,8 @@ class Shown:
     """One study's results.
 
     Attributes:
-        claims: the lines of its claims.csv files; `page` of each is where the rest of what it is about stands, if it
-            stands anywhere.
+        claims: the lines of its claims.csv files, with today's words of a claim that is known; `page` of each is where
+            the rest of what it is about stands, if it stands anywhere.
         figures: each with the tables behind it, as far as they are there.
         tables: those of its ablations and comparisons, in Markdown.
         page: its own.
@@ -75,7 +90,7 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it. `claim`
-    is the one that the line decides, where those that speak to the statement are several."""
+    is the one of the statement's `by` that the line decides, where those that speak to it are several."""
 
     statement: Statement
     verdict: str
@@ -129,10 +144,10 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
         named.sort(key=lambda pair: pair[0].command != statement.command)
-        spoken = {name: [pair for pair in named if _is_of(pair[1]["claim"], name)] for name in statement.by}
+        spoken = {name: [pair for pair in named if fnmatchcase(pair[1]["id"], name)] for name in statement.by}
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
-            found += _spoken(statement, name.replace("…", "").strip() if several else "", lines)
+            found += _spoken(statement, name if several else "", lines)
         if any(spoken.values()):
             continue
         if statement.held_by:
@@ -147,11 +162,11 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
 def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
     """The lines on what is one claim of the statement, or several of one kind: those that decide nothing are counted,
     where another one on the same claim does decide."""
-    decided = {line["claim"] for _, line in lines if line["verdict"] != UNTESTABLE}
+    decided = {line["id"] for _, line in lines if line["verdict"] != UNTESTABLE}
     found, rest = list[Answer](), list[tuple[Shown, Row]]()
     first: dict[tuple[str, ...], str] = {}
     for study, line in lines:
-        if line["verdict"] == UNTESTABLE and line["claim"] in decided:
+        if line["verdict"] == UNTESTABLE and line["id"] in decided:
             rest.append((study, line))
             continue
         runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
@@ -171,11 +186,6 @@ def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
 
 
-def _is_of(claim: str, name: str) -> bool:
-    before, dots, after = name.partition("…")
-    return claim == name or bool(dots and claim.startswith(before) and after.rstrip("…").strip() in claim)
-
-
 def _tables(folder: Path) -> list[Path]:
     """The tables of claims of one study: its own, and one for each ablation."""
     own = [path for path in (folder / "claims.csv", folder / "tables" / "claims.csv") if path.is_file()]
@@ -185,7 +195,7 @@ def _tables(folder: Path) -> list[Path]:
 def _shown(name: str, places: Sequence[Path]) -> Shown:
     pages = {place: _page(place, name) for place in places}
     claims = [
-        {**row, "page": str(page or "")}
+        {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
         for row in read_claims(path, COLUMNS)

@@ -1,15 +1,10 @@
-"""What a claim is, what arms show of it, and the list of all claims: what `claims` fills and `verdicts` decides."""
+"""The outcomes of a claim, and what arms show of it before the number of tests is accounted for."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tailrl.artifacts.results import Results
 from tailrl.stats.tests import Difference
-
-DVP, VEXACT = "arXiv 2512.23087", "arXiv 2605.14220"
-OPEN = "open question"
-"""Where claims come from: the papers, and what they leave open."""
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
 UNTESTABLE = "not testable at this scale"
@@ -31,7 +26,8 @@ class Finding:
         effect, low, high: the endpoint with its interval over seeds, in the claim's unit; NaN where there is none.
         words: what was seen.
         p_for, p_against: one-sided p that the claim's direction holds, and that its opposite does.
-        outcome: where no test decides: a fact, or that there is nothing to test.
+        holds: whether a fact does; beside a test, False where no p can show the claim.
+        outcome: where there is nothing to decide.
     """
 
     arms: tuple[str, ...]
@@ -42,39 +38,12 @@ class Finding:
     words: str
     p_for: float = math.nan
     p_against: float = math.nan
+    holds: bool | None = None
     outcome: str | None = None
 
 
-Find = Callable[[Results], Iterator[Finding]]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A paper's statement and its source; the unit of the effect; the tests that it is counted with; what it takes."""
-
-    statement: str
-    source: str
-    unit: str
-    family: str
-    needs: str
-    find: Find
-
-
-CLAIMS: list[Claim] = []
-"""Every claim, in the order of the report."""
-
-
-def claim(statement: str, source: str, *, unit: str, family: str, needs: str) -> Callable[[Find], Find]:
-    """Lists the function that finds where a claim can be tested."""
-
-    def add(find: Find) -> Find:
-        CLAIMS.append(Claim(statement, source, unit, family, needs, find))
-        return find
-
-    return add
-
-
 def interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
+    """A number with its interval, or alone where there is none."""
     return f"{mean:{form}}" + ("" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]")
 
 
@@ -87,10 +56,22 @@ def measured(
     return Finding(arms, measure.n, effect, low, high, words, p_for, p_against) if measure.n else nothing(arms)
 
 
+def changed(arms: tuple[str, ...], seeds: int, change: Difference, words: str) -> Finding:
+    """A finding on a change of either direction: half of its p is that of a one-sided test."""
+    return Finding(arms, seeds, change.mean, change.low, change.high, words, p_for=change.p / 2)
+
+
+def fact(arms: tuple[str, ...], seeds: int, effect: float, words: str, holds: bool | None) -> Finding:
+    """A finding that needs no test; None: there is nothing to test."""
+    outcome = UNTESTABLE if holds is None else None
+    return Finding(arms, seeds, effect, math.nan, math.nan, words, holds=holds, outcome=outcome)
+
+
 def opposite(finding: Finding) -> Finding:
     """The finding for the claim of the other direction: that what was tested to lie above lies below."""
     return replace(finding, p_for=finding.p_against, p_against=finding.p_for)
 
 
-def nothing(arms: tuple[str, ...]) -> Finding:
-    return Finding(arms, 0, math.nan, math.nan, math.nan, "no run recorded what it takes", outcome=UNTESTABLE)
+def nothing(arms: tuple[str, ...], words: str = "no run recorded what it takes") -> Finding:
+    """Some arms have nothing to test."""
+    return fact(arms, 0, math.nan, words, None)

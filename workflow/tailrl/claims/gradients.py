@@ -14,17 +14,19 @@ import numpy as np
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import MISMATCHES, NO_MISMATCH, Summary
-from tailrl.claims.decide import Verdict
-from tailrl.claims.finding import ASIDE, CONTRADICTED, DVP, REPRODUCED, UNTESTABLE
+from tailrl.analysis.gradients import MISMATCHES, Summary
+from tailrl.claims.catalogue import CATALOGUE
+from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.finding import ASIDE, Finding, fact
+from tailrl.config.gradients import NO_MISMATCH
 
 EXACT = 1e-9
 """A bias below this share of the gradient is rounding: the sums are in float64."""
 
-BIASED = "Naive policy gradients are biased under mismatch, the more the larger it is"
-UNBIASED = "RLOO on all tokens is unbiased without mismatch"
-CONSTRAINED = "On the safe sets the untruncated sequence weight is unbiased for the constrained policy's gradient"
-TRADED = "MIS trades the variance of importance sampling for a bias"
+BIASED = "dvp.thm4_1.bias"
+UNBIASED = "dvp.rloo.unbiased"
+CONSTRAINED = "dvp.thm5_3.unbiased"
+TRADED = "dvp.mis.variance"
 
 
 def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
@@ -39,20 +41,21 @@ def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str
     kinds = [kind for kind in dict.fromkeys(s.mismatch for s in summaries) if kind != NO_MISMATCH]
     naive, weighted, masked = (_arms(settings, role) for role in (arm_kinds.is_naive, _is_weighted, arm_kinds.is_mis))
     pruned = _arms(settings, lambda own: arm_kinds.is_pruned(own) and _has_whole_weight(own))
-    found: list[Verdict] = []
+    found: list[tuple[str, str, Finding]] = []
     for arm in naive[:1]:
-        own = _of(summaries, arm, NO_MISMATCH)
-        largest = max(s.bias.high for s in own)
-        words = (
-            f"its bias is at most {largest:.1e} |∇J|, which is rounding" if largest <= EXACT else f"bias {largest:.2g}"
-        )
-        found.append(_fact(UNBIASED, f"{DVP}, RLOO", own, largest, words, holds=largest <= EXACT))
-        found += [_growing_bias(_of(summaries, arm, kind)) for kind in kinds]
+        found.append((UNBIASED, NO_MISMATCH, _no_bias(_of(summaries, arm, NO_MISMATCH))))
+        found += [(BIASED, kind, _growing_bias(_of(summaries, arm, kind))) for kind in kinds]
     for arm in pruned[:1]:
-        found += [_constrained_bias(_of(summaries, arm, kind)) for kind in (NO_MISMATCH, *kinds)]
+        of_kinds = (NO_MISMATCH, *kinds)
+        found += [(CONSTRAINED, kind, _constrained_bias(_of(summaries, arm, kind))) for kind in of_kinds]
     for one, other in zip(masked[:1], weighted[:1], strict=False):
-        found += [_trade(_of(summaries, one, kind), _of(summaries, other, kind)) for kind in kinds]
-    return found
+        found += [(TRADED, kind, _trade(_of(summaries, one, kind), _of(summaries, other, kind))) for kind in kinds]
+    return decide([Line(CATALOGUE[claim], _scope(kind), finding) for claim, kind, finding in found])
+
+
+def _scope(kind: str) -> Scope:
+    dose = "no mismatch" if kind == NO_MISMATCH else MISMATCHES.get(kind, kind)
+    return Scope("tiny random models, all responses written down", "digits that add up to the prompt's target", dose)
 
 
 def _arms(settings: Mapping[str, Mapping[str, Any]], role: Callable[[Mapping[str, Any]], bool]) -> list[str]:
@@ -71,76 +74,56 @@ def _of(summaries: Sequence[Summary], arm: str, kind: str) -> list[Summary]:
     return sorted((s for s in summaries if s.arm == arm and s.mismatch == kind), key=lambda s: s.dose)
 
 
-def _growing_bias(own: Sequence[Summary]) -> Verdict:
+def _no_bias(own: Sequence[Summary]) -> Finding:
+    """The bias is rounding in every model."""
+    largest = max(s.bias.high for s in own)
+    words = f"its bias is at most {largest:.1e} |∇J|, which is rounding" if largest <= EXACT else f"bias {largest:.2g}"
+    return _fact(own, largest, words, largest <= EXACT)
+
+
+def _growing_bias(own: Sequence[Summary]) -> Finding:
     """The bias of every model is above rounding at every dose, and its median grows with the dose."""
     medians = [s.bias.median for s in own]
     holds = all(s.bias.low > EXACT for s in own) and medians == sorted(medians)
-    words = (
-        f"its bias is {_along(own, [s.bias.median for s in own])} |∇J|, above rounding in {_models(own)} at every dose"
-    )
-    return _fact(BIASED, f"{DVP}, Thm 4.1", own, medians[-1], words, holds=holds)
+    # The first and the last dose with their values.
+    along = " to ".join(f"{short(medians[i])} at {own[i].dose:g}" for i in (0, -1))
+    return _fact(own, medians[-1], f"its bias is {along} |∇J|, above rounding in {_models(own)} at every dose", holds)
 
 
-def _constrained_bias(own: Sequence[Summary]) -> Verdict:
+def _constrained_bias(own: Sequence[Summary]) -> Finding:
     """The bias against ∇J_mp is rounding in every model at every dose, where the theorem's V_S ⊆ V'_S holds."""
-    source = f"{DVP}, Thm 5.3"
     largest, nested = (
         float(np.fmax.reduce(values))
         for values in ([s.bias_constrained.high for s in own], [s.nested_bias for s in own])
     )
     if math.isnan(largest):
-        return _fact(CONSTRAINED, source, own, largest, "J_mp is flat in every model", holds=None)
+        return _fact(own, largest, "J_mp is flat in every model", None)
     if largest <= EXACT:
         words = f"bias against ∇J_mp of at most {largest:.1e} |∇J_mp|, which is rounding, in {_models(own)}"
-        return _fact(CONSTRAINED, source, own, largest, words, holds=True)
+        return _fact(own, largest, words, True)
     words = f"bias against ∇J_mp of up to {short(largest)} |∇J_mp|"
     if nested > EXACT:
-        return _fact(CONSTRAINED, source, own, largest, words, holds=False)
+        return _fact(own, largest, words, False)
     models = f"{min(s.nested for s in own)} to {max(s.nested for s in own)} of {own[0].models} models by the dose"
     kept = "" if math.isnan(nested) else f"; of {nested:.1e} at most in those where it holds, {models}"
-    words += f" in models where V_S ⊄ V'_S{kept}"
-    return replace(_fact(CONSTRAINED, source, own, largest, words, holds=None), verdict=ASIDE)
+    return replace(_fact(own, largest, f"{words} in models where V_S ⊄ V'_S{kept}", None), outcome=ASIDE)
 
 
-def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Verdict:
+def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Finding:
     """At the largest dose, MIS deviates less than the untruncated weight and is biased, in every model."""
     one, other = masked[-1], weighted[-1]
+    if one.bias.high <= EXACT:
+        return _fact(masked, one.bias.median, "no response of this mismatch has a weight above C", None)
     words = (
         f"at the largest dose MIS deviates by {short(one.deviation_ratio.median)} and is biased by "
         f"{short(one.bias.median)} |∇J|; untruncated, {short(other.deviation_ratio.median)} and none"
     )
-    if one.bias.high <= EXACT:
-        words = "no response of this mismatch has a weight above C"
-        return _fact(TRADED, f"{DVP}, MIS", masked, one.bias.median, words, holds=None)
     holds = one.bias.low > EXACT and one.deviation_ratio.high < other.deviation_ratio.low
-    return _fact(TRADED, f"{DVP}, MIS", masked, one.bias.median, words, holds=holds)
+    return _fact(masked, one.bias.median, words, holds)
 
 
-def _fact(claim: str, source: str, own: Sequence[Summary], effect: float, words: str, *, holds: bool | None) -> Verdict:
-    kind = own[0].mismatch
-    return Verdict(
-        claim=claim,
-        source=source,
-        verdict=UNTESTABLE if holds is None else REPRODUCED if holds else CONTRADICTED,
-        policy="tiny random models, all responses written down",
-        task="digits that add up to the prompt's target",
-        dose="no mismatch" if kind == NO_MISMATCH else MISMATCHES.get(kind, kind),
-        arms=own[0].arm,
-        seeds=own[0].models,
-        effect=effect,
-        low=math.nan,
-        high=math.nan,
-        unit="|∇J|",
-        p=math.nan,
-        p_holm=math.nan,
-        seen=words,
-        endpoint="An exact sum in every model, at every dose: no test is needed.",
-    )
-
-
-def _along(own: Sequence[Summary], values: Sequence[float]) -> str:
-    """The first and the last dose with their values."""
-    return " to ".join(f"{short(values[i])} at {own[i].dose:g}" for i in (0, -1))
+def _fact(own: Sequence[Summary], effect: float, words: str, holds: bool | None) -> Finding:
+    return fact((own[0].arm,), own[0].models, effect, words, holds)
 
 
 def _models(own: Sequence[Summary]) -> str:

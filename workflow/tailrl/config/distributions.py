@@ -1,5 +1,6 @@
 """The block of a study that says which engines' whole distributions are held against the trainer's."""
 
+import math
 import re
 from typing import Any, Self
 
@@ -8,6 +9,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tailrl.config.arm import Vocabulary
 from tailrl.config.base import Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
+
+HEAD_BELOW, TAIL_FROM = 1.0, 5.0
+"""−ln π_train in nats: a token below the first is in the head of a distribution, from the second on in its tail."""
+
+SAMPLED_HEAD_BELOW = -math.log(0.9)
+"""The same for the head of the tokens that training sampled, of which most are nearly sure; nats."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
 

@@ -10,6 +10,9 @@ from tailrl.config.base import Settings
 LARGEST = 20_000_000
 """Most numbers (prompts x sequences x tokens x vocabulary) that a tiny model may enumerate: 160 MB in float64."""
 
+NO_MISMATCH = "none"
+"""The kind of a mismatch that is none."""
+
 Nats = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 

@@ -46,6 +46,10 @@ class ScratchPolicy(Settings):
         return self
 
 
+MADE_MODELS = ("results/models/smollm2", "results/models/smollm2_shots")
+"""Folders of pretrained policies that the workflow makes itself."""
+
+
 class PretrainedPolicy(Settings):
     """A Hugging Face model: a folder on this machine, or a name on the hub."""
 

@@ -16,7 +16,7 @@ from tailrl.config.distributions import ComparedEngine, Distributions, Distribut
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import Policy, ScratchPolicy
+from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.task import ArithmeticTask, DataSetTask, GeneratedTask, Task
 from tailrl.config.training import Training
@@ -158,7 +158,8 @@ class Study(Settings):
                 raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
         if not isinstance(self.policy, ScratchPolicy):
             path = self.policy.path
-            if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+            there = Path(path).is_dir() or path in MADE_MODELS
+            if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:

@@ -1,23 +1,21 @@
-"""Operators whose result for a row depends on that row alone: what the exact engine samples with and the trainer scores
-with, so that both compute the same bits (VeXact, arXiv 2605.14220).
+"""Batch-invariant operators: a row's result depends on that row alone (VeXact, arXiv 2605.14220).
 
-PyTorch promises no such thing. What differs on a CPU, and what is done about it here:
+The exact engine samples with them and the trainer scores with them, so both compute the same bits. PyTorch's own
+operators differ with the batch on a CPU. Three kinds do, and this is the remedy for each:
 
 - A matrix product with weights chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same
-  bits, on Intel as on AMD, where 4 would do. But where the sums are long, AMX, and float32 with several threads of an
-  Intel CPU, cut them by the number of rows: there `product` adds up shorter sums, or takes `BLOCK` rows at a time.
-  Which it is is measured (`at_once`).
-- An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. With a multiple of `ROWS`
-  rows there is no tail, with one thread or two, whatever the width; where the widths are round, fewer do
-  (`row_multiple`). Rows are padded at their end and the padding dropped afterwards.
+  bits on Intel and AMD (on AMD 4 would do). But AMX, and float32 with several threads of an Intel CPU, cut long sums by
+  the number of rows. There `product` adds up shorter sums or takes `BLOCK` rows at a time; `at_once` measures which.
+- An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. A multiple of `ROWS` rows
+  leaves no tail at any width, with one thread or two; round widths need fewer rows (`row_multiple`). Rows are padded at
+  their end and the padding is dropped afterwards.
 - `scaled_dot_product_attention` cuts queries and keys into blocks by their number. Here keys are padded to a multiple
-  of `KEYS` at their absolute positions; a key beyond the query's own position gets the probability 0, and the
-  products with the values are added block after block, so that blocks beyond it add zeros: how far the padding goes
-  does not matter. One softmax over all keys is row-wise as it stands, since trailing zeros stay zeros in each of its
-  lanes.
+  of `KEYS` at their absolute positions. A key beyond the query's position gets probability 0. Products with the values
+  are added block after block, so later blocks add zeros and the padding's length does not matter. One softmax over all
+  keys is already row-wise: trailing zeros stay zeros in each of its lanes.
 
-The backward is autograd's, correct but not batch-invariant, which it need not be. It keeps the probabilities of every
-layer's attention: memory grows with the square of the length.
+The backward is autograd's: correct, not batch-invariant, and it need not be. It keeps every layer's attention
+probabilities, so memory grows with the square of the length.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,47 +32,47 @@ from tailrl.kernels.packing import Packing, padded, unpadded
 ROWS = 64
 FEWEST_ROWS = 16
 BLOCK = 32
-"""Rows that every kernel seen so far multiplies alike; with more, AMX begins to cut long sums otherwise."""
+"""Rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently."""
 
 SUMMANDS = 512
-"""So long a sum in float32 no kernel seen so far cuts; an Intel CPU with two threads begins between 768 and 896."""
+"""Length of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 to 896 on."""
 
 MOST_ROWS = 1024
-"""Rows that a product takes at once where they do not mind one another: so many are tried, and no more are taken."""
+"""Most rows of a product at once, as many as `at_once` tries."""
 
 VECTORS = 128
-"""Numbers that one unrolled loop over vectors takes in half precision, times two threads."""
+"""Half-precision numbers in one unrolled vector loop, times two threads."""
 
 KEYS = 32
-"""As many numbers as AMX multiplies at once in half precision; what is left of them it adds up in another order."""
+"""AMX tile width in half precision; a remainder is accumulated in another order."""
 
 VALUES = 256
-"""Values in one product; the last block of a row may be shorter, by a multiple of `KEYS`."""
+"""Values in one product, a multiple of `KEYS`; so is a row's last, shorter block."""
 
 QUERIES = 4
-"""Rows of a product within the attention, of which a decoding step has one for each head that shares a key."""
+"""Rows of a product in attention are a multiple of it; a decoding step has one for each head that shares a key."""
 
 CHUNK_LOGITS = 2**22
-"""Logits that are held at once while a row is scored without a gradient."""
+"""Logits held at once while rows are scored without a gradient."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
 
 
 def logit_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Runs of rows whose logits are held at once."""
+    """Slices of rows whose logits are held at once."""
     size = max(1, CHUNK_LOGITS // (vocabulary * ROWS)) * ROWS
     for start in range(0, rows, size):
         yield slice(start, start + size)
 
 
 def rounded_up(count: int, multiple: int) -> int:
-    """The smallest multiple that is not below the count."""
+    """The smallest multiple not below the count."""
     return -(-count // multiple) * multiple
 
 
 def row_multiple(widths: Iterable[int]) -> int:
-    """A multiple of which any number of rows of any of these widths gives each row the same bits."""
+    """At any multiple of it, rows of these widths get the same bits however many they are."""
     return min(ROWS, max(FEWEST_ROWS, VECTORS // gcd(VECTORS, *widths)))
 
 
@@ -89,20 +87,20 @@ def pad_rows(rows_R: Tensor) -> Tensor:
 
 @cache
 def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tuple[int, int]:  # noqa: ARG001 - a key
-    """Rows, and summands of each sum, that a product may take at once on this CPU so that no row minds the others.
+    """Rows, and summands of each sum, that a product takes at once on this CPU so that no row affects another.
 
-    All; or shorter sums; or fewer rows. It is tried on sums that cancel, of which half precision shows the rounding,
-    and `exactness.self_test` then tries the whole engine. It may depend on the threads, and the bits depend on it.
+    All of both, else shorter sums, else fewer rows. It is tried on sums that cancel, whose rounding half precision
+    shows; `rollout.self_test` then tries the whole engine. It may depend on the threads, and the bits depend on it.
 
     Args:
-        outputs: numbers that each row becomes.
-        inputs: numbers of a row.
+        outputs: numbers in a row of the result.
+        inputs: numbers in a row.
         dtype: of both.
-        threads: that PyTorch computes with now.
+        threads: PyTorch's threads at present.
     """
-    # Of a large vocabulary only as many as an engine has in flight: more logits would take the memory of a policy.
+    # No more rows than an engine has in flight, with a large vocabulary: more logits would need a policy's memory.
     most = min(MOST_ROWS, max(2 * ROWS, next(logit_chunks(MOST_ROWS, outputs)).stop))
-    # Half precision would round each of several sums.
+    # Not in half precision, which would round each of several sums.
     shorter = [SUMMANDS] if dtype == torch.float32 and inputs > SUMMANDS else []
     generator = torch.Generator().manual_seed(0)
     halves = [torch.randn(n, (inputs + 1) // 2, generator=generator) for n in (most, outputs)]
@@ -123,11 +121,10 @@ def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tupl
 
 
 def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """`linear`, each row's result its own: [R, O].
+    """Batch-invariant `linear`: [R, O]. On a GPU, where nothing here is exact, it is `linear` itself.
 
     Args:
-        rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. Two dimensions: with three, of which the first is 1,
-            other kernels are chosen, by its stride. On a GPU, where nothing here is exact, it is `linear` itself.
+        rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. A leading dimension of 1 would choose other kernels.
         weight_OI: [O, I].
         bias_O: [O].
     """
@@ -137,7 +134,7 @@ def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 
 
 def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: int, summands: int) -> Tensor:
-    """`linear` with so many rows, and so many summands of each sum, at once."""
+    """`linear` in parts of `rows` rows and `summands` summands."""
     if len(rows_RI) > rows:
         return torch.cat([_product(part, weight_OI, bias_O, rows, summands) for part in torch.split(rows_RI, rows)])
     if rows_RI.shape[1] <= summands:
@@ -153,10 +150,10 @@ def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: in
 
 
 def future_bias(position_NL: Tensor, group: int, keys: int) -> Tensor:
-    """What is added to the scores of the keys 0 to `keys` − 1: −inf beyond a query's position, float32 [N, 1, R, keys].
+    """The causal mask added to scores: −inf for keys beyond a query's position, else 0; float32 [N, 1, R, keys].
 
     Args:
-        position_NL: int64, position of each query in its sequence.
+        position_NL: int64, each query's position in its sequence, prompt included.
         group: G, query heads that share a key; R = L × G.
         keys: M, a multiple of `KEYS`.
     """
@@ -173,9 +170,8 @@ def causal_attention(
     Args:
         query_NLHD: H query heads of size D.
         key_NKDM: K key heads, each shared by H / K query heads; M is a multiple of `KEYS`. Every entry is finite.
-        value_NKMD: likewise. Keys and values lie in memory as these shapes say, the last dimension densely: that too
-            decides which kernel multiplies them.
-        bias_N1RM: what `future_bias` made for these queries.
+        value_NKMD: likewise. Keys and values are contiguous in their last dimension: strides choose kernels too.
+        bias_N1RM: `future_bias` of these queries.
         scaling: multiplies the queries.
     """
     batch, length, heads, size = query_NLHD.shape
@@ -206,8 +202,8 @@ class PackedAttention:
     """Causal attention within each sequence of a packed row, whose end may be padding.
 
     Attributes:
-        packing: where the sequences lie; their padded view is L long, a multiple of `KEYS`.
-        bias_11RM: the same for every sequence: see `future_bias`.
+        packing: the sequences; their padded view is L long, a multiple of `KEYS`.
+        bias_11RM: `future_bias`, one for all sequences.
     """
 
     packing: Packing
@@ -231,11 +227,11 @@ class PackedAttention:
         return padded(row_PHD[:tokens].flatten(1), self.packing).view(*self.packing.index_NL.shape, *row_PHD.shape[1:])
 
     def keys(self, key_PKD: Tensor) -> Tensor:
-        """Keys of the row as `causal_attention` takes them: [N, K, D, L]."""
+        """Keys for `causal_attention`: [N, K, D, L]."""
         return self.view(key_PKD).permute(0, 2, 3, 1).contiguous()
 
     def values(self, value_PKD: Tensor) -> Tensor:
-        """Values of the row as `causal_attention` takes them: [N, K, L, D]."""
+        """Values for `causal_attention`: [N, K, L, D]."""
         return self.view(value_PKD).transpose(1, 2).contiguous()
 
     def attend(self, _: int, query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, scaling: float) -> Tensor:

@@ -1,10 +1,9 @@
-"""One chunk of rows of the constrained log-prob: its sums in the forward, its two products in the backward.
+"""One chunk of rows of the constrained log-prob on a CPU: its sums in the forward, two products in the backward.
 
-Logits lie with the vocabulary first, [V, C], so that the safe entries come out sorted by token: the gradient by the
-weight is then one weighted sum of the chunk's hidden states per token, and those stay in cache. For the gradient by the
-hidden states the entries are sorted by block of tokens, then by row, so that the block's rows of the weight stay in
-cache. Both sums are `embedding_bag`, the torch operation that is fast at it on a CPU; few calls over many entries,
-because each costs a meeting of the threads.
+Logits have the vocabulary first, [V, C], so safe entries come out sorted by token. The weight's gradient is then one
+weighted sum per token of the chunk's hidden states, which stay in cache. For the hidden states' gradient the entries
+are sorted by block of tokens, then by row, so the block's rows of the weight stay in cache. Both sums are
+`embedding_bag`, torch's fast operation for this on a CPU. Calls are few and large: each synchronises the threads.
 """
 
 from collections.abc import Iterator
@@ -17,19 +16,19 @@ from torch.nn.functional import embedding_bag
 from tailrl.kernels.row_sums import RowSums
 from tailrl.objective.safe_set import logit_cut
 
-CHUNK_ROWS = 256  # no more: an entry names its row of the chunk in one byte
-CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk, the largest thing held at a time
-KEPT_DENSITY = 0.4  # share of safe entries in a chunk up to which keeping them is cheaper than computing again
-BLOCK_TOKENS = 4096  # of the vocabulary in one go, where there are numbers per token or per entry
-CACHED_TOKENS = 2048  # of the vocabulary, whose rows of the weight are to stay in cache
+CHUNK_ROWS = 256  # at most 256: an entry stores its row of the chunk in one byte
+CHUNK_BYTES = 64 * 2**20  # of a chunk's logits, the largest tensor held at a time
+KEPT_DENSITY = 0.4  # share of safe entries up to which keeping them is cheaper than computing again
+BLOCK_TOKENS = 4096  # tokens at a time, for numbers per token or per entry
+CACHED_TOKENS = 2048  # tokens whose rows of the weight stay in cache
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What the logits are products of; copies of hidden states are made for some rows at a time.
+    """The factors of the logits.
 
     Attributes:
-        hidden_TH: floating, last hidden states as they were given.
+        hidden_TH: floating, last hidden states as given.
         weight_VH: the head's weight in the dtype of the logits.
         temperature: the logits are divided by it.
     """
@@ -39,7 +38,7 @@ class Operands:
     temperature: float
 
     def scaled(self, rows: slice | Tensor) -> Tensor:
-        """Hidden states of some rows over the temperature, in the dtype of the logits."""
+        """A copy of some rows' hidden states over the temperature, in the dtype of the logits."""
         hidden_CH = self.hidden_TH[rows].to(self.weight_VH.dtype)
         return hidden_CH if self.temperature == 1.0 else hidden_CH / self.temperature
 
@@ -51,7 +50,7 @@ class Entries:
     Attributes:
         row_n: uint8, the row within the chunk.
         exp_n: exp(z − max z).
-        count_V: int32, how many of them each token has.
+        count_V: int32, entries of each token.
     """
 
     row_n: Tensor
@@ -59,26 +58,23 @@ class Entries:
     count_V: Tensor
 
     def bytes(self) -> int:
-        """Memory that they take."""
+        """Memory of the entries."""
         return sum(t.numel() * t.element_size() for t in (self.row_n, self.exp_n, self.count_V))
 
 
 class KeptEntries:
-    """The entries of the chunks that fit, one after the other in memory that is asked for once.
-
-    Small pieces that stay, asked for between large ones that go, would lie in the holes of those: no later one fits in,
-    and the process grows by a large piece a chunk, although next to nothing is kept.
+    """The entries of the chunks that fit, in memory preallocated once, to avoid heap fragmentation.
 
     Attributes:
-        row_m, exp_m, count_SV: as in Entries, of all chunks; of what is not written the system gives no memory.
-        ends: how many entries there are up to the end of each chunk that is kept.
+        row_m, exp_m, count_SV: as in Entries, of all chunks; unwritten parts take no physical memory.
+        ends: number of entries up to the end of each kept chunk.
     """
 
     def __init__(self, rows: int, weight_VH: Tensor, most_bytes: int) -> None:
         """Args:
-        rows: of all chunks.
+        rows: rows of all chunks.
         weight_VH: the head's weight.
-        most_bytes: that the entries may take.
+        most_bytes: limit of the entries' memory.
         """
         vocabulary, width = len(weight_VH), chunk_width(rows, weight_VH)
         most = min(int(rows * vocabulary * max(KEPT_DENSITY, 0.0)), most_bytes // (1 + weight_VH.element_size()))
@@ -90,7 +86,7 @@ class KeptEntries:
         self.ends = [0]
 
     def add(self, entries: Entries) -> bool:
-        """Keep the entries of a chunk; False where they do not fit."""
+        """Keep a chunk's entries; False where they do not fit."""
         start, size = self.ends[-1], len(entries.row_n)
         if entries.bytes() > self.room or start + size > len(self.row_m):
             return False
@@ -102,24 +98,24 @@ class KeptEntries:
         return True
 
     def written(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`row_m`, `exp_m` and `count_SV`, as far as they are."""
+        """The written parts of `row_m`, `exp_m` and `count_SV`."""
         return self.row_m[: self.ends[-1]], self.exp_m[: self.ends[-1]], self.count_SV[: len(self.ends) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What the backward adds up, in the dtype of the logits; None where it is not asked for.
+    """Gradients that the backward adds up, in the dtype of the logits; None where not needed.
 
     Attributes:
-        hidden_TH: by hidden / temperature.
-        weight_VH: by the head's weight.
+        hidden_TH: with respect to hidden / temperature.
+        weight_VH: with respect to the head's weight.
     """
 
     hidden_TH: Tensor | None
     weight_VH: Tensor | None
 
     def add_chosen(self, coefficient_T: Tensor, tokens_T: Tensor, operands: Operands) -> None:
-        """Through the sampled tokens' own logits; by chunk, so that no copy of the hidden states is whole."""
+        """Add the gradient through the sampled tokens' own logits; by chunk, to copy few hidden states at a time."""
         for start in range(0, len(tokens_T), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             tokens_C, coefficient_C1 = tokens_T[rows], coefficient_T[rows, None]
@@ -136,10 +132,10 @@ def chunk_width(rows: int, weight_VH: Tensor) -> int:
 
 
 def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the rows, each with a flat buffer for its logits, always the same memory."""
+    """Slices of the rows, each with a flat buffer for its logits; all share its memory."""
     width = chunk_width(rows, weight_VH)
     buffer = weight_VH.new_empty(len(weight_VH) * width if allocate else 0)
-    for start in range(0, max(rows, 1), width):  # one chunk even of no rows: there is then something to concatenate
+    for start in range(0, max(rows, 1), width):  # one chunk even of no rows, for concatenation
         count = min(width, rows - start)
         yield slice(start, start + count), buffer[: len(weight_VH) * count]
 
@@ -147,7 +143,7 @@ def chunks(rows: int, weight_VH: Tensor, allocate: bool = True) -> Iterator[tupl
 def chunk_sums(
     scaled_CH: Tensor, weight_VH: Tensor, tokens_C: Tensor, rule: str, threshold_C1: Tensor, buffer: Tensor
 ) -> tuple[RowSums, Entries | None]:
-    """The sums of a chunk, and its safe entries where they are few."""
+    """A chunk's sums, and its safe entries where they are few."""
     vocabulary, count = len(weight_VH), len(scaled_CH)
     logits_VC = torch.mm(weight_VH, scaled_CH.t(), out=buffer.view(vocabulary, count))
     chosen_C = logits_VC.gather(0, tokens_C[None]).squeeze(0)
@@ -162,10 +158,10 @@ def chunk_sums(
 
 
 def _sparse_sums(shifted_VC: Tensor, safe_VC: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Entries]:
-    """The last three of the sums, and the entries; by block, so that the many numbers in between stay few."""
+    """The last three sums and the entries; by block, to bound the intermediate tensors."""
     count = shifted_VC.shape[1]
     safe_C = shifted_VC.new_zeros(count, dtype=torch.float64)
-    moment_C, kept_C = torch.zeros_like(safe_C), torch.zeros_like(safe_C, dtype=torch.int64)
+    moment_C, kept_vocab_C = torch.zeros_like(safe_C), torch.zeros_like(safe_C, dtype=torch.int64)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, len(shifted_VC), BLOCK_TOKENS):
         block = slice(start, start + BLOCK_TOKENS)
@@ -174,17 +170,17 @@ def _sparse_sums(shifted_VC: Tensor, safe_VC: Tensor) -> tuple[tuple[Tensor, Ten
         exp_m = shifted_m.exp()
         token_m = at_m.div(count, rounding_mode="floor")
         row_m = at_m.sub_(token_m * count)
-        kept_C += row_m.bincount(minlength=count)
+        kept_vocab_C += row_m.bincount(minlength=count)
         safe_C += row_m.bincount(exp_m, count)
         moment_C += row_m.bincount(shifted_m.mul_(exp_m), count)
         tokens = len(safe_VC[block])
         parts.append((row_m.to(torch.uint8), exp_m, token_m.bincount(minlength=tokens).int()))
     dtype = shifted_VC.dtype
-    return (safe_C.to(dtype), moment_C.to(dtype), kept_C), Entries(*map(torch.cat, zip(*parts, strict=True)))
+    return (safe_C.to(dtype), moment_C.to(dtype), kept_vocab_C), Entries(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last four of the sums, over a safe set given as a mask; None is the whole vocabulary."""
+    """The last four sums, over a safe set given as a mask; None is the whole vocabulary."""
     all_C, safe_C, moment_C = (shifted_VC.new_zeros(shifted_VC.shape[1]) for _ in range(3))
     for start in range(0, len(shifted_VC), BLOCK_TOKENS):
         block = slice(start, start + BLOCK_TOKENS)
@@ -194,8 +190,8 @@ def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None) -> tuple[Tensor, Ten
             exp_BC.masked_fill_(~safe_VC[block], 0.0)
         safe_C += exp_BC.sum(0)
         moment_C += exp_BC.mul_(shifted_VC[block]).sum(0)
-    kept_C = torch.full_like(all_C, len(shifted_VC), dtype=torch.int64) if safe_VC is None else safe_VC.sum(0)
-    return all_C, safe_C, moment_C, kept_C
+    kept_vocab_C = torch.full_like(all_C, len(shifted_VC), dtype=torch.int64) if safe_VC is None else safe_VC.sum(0)
+    return all_C, safe_C, moment_C, kept_vocab_C
 
 
 def add_entries(
@@ -228,7 +224,7 @@ def add_entries(
 def _by_row(weight_BH: Tensor, token_m: Tensor, row_m: Tensor, value_m: Tensor, count: int) -> Tensor:
     """Σ value × the token's row of the weight, over the entries of each of `count` rows: [C, H]."""
     parts = -(-len(weight_BH) // CACHED_TOKENS)
-    # By part of the block, then row: few values, so that 16 bits hold them and the sort is two counting passes.
+    # By part of the block, then row: keys fit 16 bits, and the sort is two counting passes.
     key_m = token_m.div(CACHED_TOKENS, rounding_mode="floor").mul_(count).add_(row_m).to(torch.int16)
     order_m = key_m.sort(stable=True).indices
     count_K = key_m.bincount(minlength=parts * count)
@@ -253,8 +249,8 @@ def add_dense(
 ) -> None:
     """Add the products of factor × exp(z − norm) over the safe sets of the flagged rows, computed again.
 
-    Rounding may differ from the forward's, for other rows share the matmul: the cut is set from these logits,
-    and one within rounding of it may change sides.
+    Other rows share the matmul, so rounding may differ from the forward's. The cut is set from these logits; a logit
+    within rounding of it may change sides.
     """
     index_R = rows_T.nonzero().squeeze(1)
     if len(index_R) == 0:

@@ -1,4 +1,4 @@
-"""The trainer's constrained log-probs with batch-invariant operators: what the exact engine samples with."""
+"""The trainer's constrained log-probs with batch-invariant operators, with which the exact engine samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,15 @@ from tailrl.kernels.batch_invariant import logit_chunks, pad_rows, product
 from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.objective.safe_set import TokenLogprobs, token_logprobs
 
-# --- logits and log-probs ----------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """How hidden states become log-probs.
 
     Attributes:
-        rule: name of the safe set's rule.
-        temperature: the logits are divided by it.
-        paper_fill: see `vocabulary.token_logprobs`.
+        rule: a key of `safe_set.RULES`.
+        temperature: divides the logits.
+        paper_fill: see `safe_set.token_logprobs`.
         disturbance: of the logits, before the safe set is chosen.
     """
 
@@ -31,20 +29,20 @@ class Scoring:
 
 
 def head_logits(
-    hidden_RH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], places: Sequence[int]
+    hidden_RH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], positions: Sequence[int]
 ) -> Tensor:
     """float32 logits [R, V] after temperature and disturbance.
 
     Args:
-        hidden_RH: floating [R, H], last hidden states, padded to a number of rows that is exact: see `row_multiple`.
+        hidden_RH: floating [R, H], last hidden states, padded to a multiple of `row_multiple` rows.
         weight_VH: floating [V, H], the head's weight.
         scoring: temperature and disturbance.
-        seeds: of each row's response; none for the padding.
-        places: which token of its response each row predicts, from 0; likewise.
+        seeds: of each row's response, without the padding.
+        positions: position in its response of the token that each row predicts, from 0; likewise.
     """
     logits_RV = product(hidden_RH, weight_VH).float().div_(scoring.temperature)
     missing = [0] * (len(logits_RV) - len(seeds))
-    return disturb(logits_RV, [*seeds, *missing], [*places, *missing], scoring.disturbance)
+    return disturb(logits_RV, [*seeds, *missing], [*positions, *missing], scoring.disturbance)
 
 
 def exact_logprobs(
@@ -54,22 +52,22 @@ def exact_logprobs(
     threshold_T1: Tensor,
     scoring: Scoring,
     seeds: Sequence[int],
-    places: Sequence[int],
+    positions: Sequence[int],
 ) -> TokenLogprobs:
-    """`vocabulary.token_logprobs` from hidden states, in chunks of rows, each row's result its own.
+    """Batch-invariant `safe_set.token_logprobs` from hidden states, in chunks of rows.
 
     Args:
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64, the sampled tokens.
-        threshold_T1: number of the safe set's rule for each row: ln ρ, k or p.
-        scoring: the rest of what is scored, and how.
+        threshold_T1: each row's ln ρ, k or p, by the rule.
+        scoring: rule, temperature, fill and disturbance.
         seeds: see `head_logits`.
-        places: likewise.
+        positions: likewise.
     """
     parts = []
     for rows in logit_chunks(len(tokens_T), len(weight_VH)):
-        logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], places[rows])
+        logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)
         parts.append(part.first(len(tokens_T[rows])))

@@ -1,18 +1,17 @@
-"""The constrained log-prob from hidden states, in chunks of rows: what training calls.
+"""The constrained log-prob from hidden states, in chunks of rows, for training; it never holds tokens × vocabulary.
 
-`constrained_logprobs` means what `vocabulary.token_logprobs` means on logits = hidden @ weightᵀ / temperature; that
-plain function is the definition, and tests hold this one to it. This one never holds tokens × vocabulary.
+`constrained_logprobs` equals `safe_set.token_logprobs` of logits = hidden @ weightᵀ / temperature. That plain function
+is the definition, and tests hold this one to it.
 
 Row t of the gradient by the logits is c_t (1[k = a_t] − p_tk) on the safe set and exactly zero off it. The coefficient
-c_t (the advantage times a weight made from these very log-probs) is known in the backward only, and p must be at hand
-by then. At ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152: the forward keeps its entries of exp(z − max z)
-alone, five bytes each, and both backward products are sparse sums over them, which spares most of two thirds of the
-matrix work. A chunk whose safe sets are too large for that to pay, the full vocabulary among them, is computed again in
-the backward instead, with dense products. Rows whose coefficient is zero (no advantage, a rejected sequence) are
-skipped either way.
+c_t (the advantage times a weight made from these log-probs) is known in the backward only, which also needs p. At
+ρ = e⁻¹³ the safe set is some 6 % of a vocabulary of 49,152. So the forward keeps only its entries of exp(z − max z),
+five bytes each, and both products of the backward are sparse sums over them: most of two thirds of the matrix work is
+spared. Where a chunk's safe sets are too large for that to pay, as with the full vocabulary, the backward computes the
+chunk again with dense products. Rows with coefficient zero (no advantage, a rejected sequence) are skipped either way.
 
-Logits are float32 whatever the inputs are, float64 where one of those is. On a CUDA device `logprobs_triton` takes
-over, but for float64, where every chunk is computed again.
+Logits are float32, or float64 where an input is. On a CUDA device `kernels.cuda` takes over, except for float64 and for
+rules other than full and min_p; there every chunk is computed again.
 """
 
 from itertools import pairwise
@@ -36,8 +35,8 @@ from tailrl.kernels.row_sums import RowSums, outputs
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.runtime.errors import NumericalError
 
-# Of all entries kept by one call: memory then stops growing with T. The entries of later chunks are found again in
-# the backward, for the price of one of the three matmuls.
+# Limit for one call, so that memory stops growing with T. The backward finds the entries of later chunks again, for one
+# of the three matmuls.
 KEPT_BYTES = 64 * 2**20
 
 
@@ -56,16 +55,16 @@ def constrained_logprobs(
         hidden_TH: floating [T, H], last hidden states.
         weight_VH: floating [V, H], the head's weight.
         tokens_T: int64 [T], the sampled tokens.
-        rule: name of the safe set's rule.
-        threshold: its number, one for all rows or [T, 1]: ln ρ, k or p.
-        temperature: the logits are divided by it, before the rule is applied.
+        rule: a key of `safe_set.RULES`.
+        threshold: ln ρ, k or p, by the rule; one for all rows or [T, 1].
+        temperature: divides the logits, before the rule is applied.
         paper_fill: score as the paper does, with a logit of −50 for every token outside the set.
 
     Raises:
         NumericalError: a hidden state, the weight or a logit is not finite.
     """
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
-        # One cheap pass: a sum is not finite where a term is not.
+        # A sum is not finite where a term is not: one cheap pass.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):
             raise NumericalError(f"NaN or Inf in the {name}")
     float64 = torch.float64 in (hidden_TH.dtype, weight_VH.dtype)
@@ -115,7 +114,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         logp_T, norm_T, rest = outputs(rows_T, len(weight), paper_fill)
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
-        # Entries are saved as tensors, not as attributes, so that autograd lets go of them after the backward.
+        # Saved as tensors, not as attributes, so that autograd frees the entries after the backward.
         stored = kept.written()
         ctx.save_for_backward(hidden_TH, weight_VH, tokens_T, threshold_T1, rows_T.max_T, norm_T, rest[-1], *stored)
         ctx.ways, ctx.ends = ways, kept.ends
@@ -132,7 +131,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         rule, temperature, paper_fill = ctx.settings
         operands = _operands(hidden_TH, weight_VH, temperature)
         weight = operands.weight_VH
-        # A token outside the set sends no gradient; with the paper's fill it still pushes the safe ones down.
+        # A token outside the set sends no gradient; with the paper's fill it still pushes safe logits down.
         inside_T = grad_T.masked_fill(outside_T, 0.0)
         factor_T = -(grad_T if paper_fill else inside_T)
         gradients = Gradients(
@@ -173,5 +172,5 @@ def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
 
 
 def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Operands:
-    """With the weight in the dtype of the logits."""
+    """Operands with the weight in the dtype of the logits."""
     return Operands(hidden_TH, weight_VH.to(_logits_dtype(hidden_TH, weight_VH)), temperature)

@@ -1,8 +1,8 @@
-"""Packing: the sequences of a micro-batch in one row, so that no linear layer sees padding and no prompt twice.
+"""Packing: the sequences of a micro-batch in one row, so that no linear layer sees padding or a prompt twice.
 
-Responses to one prompt share its tokens: they stand in the row once, and each response's own follow. Attention alone is
-computed per sequence, on a padded view of the row (causal, and the padding comes last, so that it is never attended
-to), in which a shared prompt appears as often as it is used.
+Responses to one prompt share its tokens: the prompt stands in the row once, and each response's own tokens follow.
+Only attention is computed per sequence, on a padded view of the row that repeats shared prompts. It is causal and the
+padding comes last, so that nothing attends to it.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the N sequences of one packed row of P tokens lie.
+    """The layout of N sequences in one packed row of P tokens.
 
     Attributes:
-        index_NL: position in the row of token l of sequence n, padded to the longest, L, with 0.
-        token_P: for each position of the row, its place in the flattened padded view: the first of them, if shared.
-        positions_P: position of each token within its own sequence.
-        shared: runs of the row that several sequences begin with: the run, and the sequences.
+        index_NL: index in the row of token l of sequence n, padded to the longest, L, with 0.
+        token_P: index in the flattened padded view of each token of the row; the first of several, if shared.
+        positions_P: position of each token in its sequence, prompt included.
+        shared: slices of the row that several sequences begin with, each with these sequences.
     """
 
     index_NL: Tensor
@@ -39,12 +39,12 @@ def pack(
     prefix_N: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> Packing:
-    """The layout of sequences: first the prefixes, laid end to end, then what each sequence has besides.
+    """The layout of sequences: all prefixes end to end, then each sequence's own tokens.
 
     Args:
-        lengths: tokens that each sequence has to itself.
-        prefixes: tokens of each prefix.
-        prefix_N: the prefix that each sequence begins with; by default the first. Every prefix begins one.
+        lengths: number of each sequence's own tokens.
+        prefixes: number of each prefix's tokens.
+        prefix_N: each sequence's prefix, by default the first; every prefix is used.
         device: of the tensors.
     """
     owner_N = torch.zeros(len(lengths), dtype=torch.int64) if prefix_N is None else torch.tensor(prefix_N)
@@ -55,11 +55,11 @@ def pack(
     in_prefix_NL = offset_L < before_N[:, None]
     index_NL = offset_L + torch.where(in_prefix_NL, (end_U - prefix_U)[owner_N, None], (start_N - before_N)[:, None])
     real_NL = offset_L < (before_N + own_N)[:, None]
-    place_NL = torch.arange(index_NL.numel()).view_as(index_NL)
+    view_NL = torch.arange(index_NL.numel()).view_as(index_NL)
     owners = [(owner_N == prefix).nonzero().squeeze(1) for prefix in range(len(prefixes))]
     # The first sequence of each prefix stands for all of them.
-    firsts = [place_NL[own[0], :length] for own, length in zip(owners, prefixes, strict=True)]
-    token_P = torch.cat([*firsts, place_NL[real_NL & ~in_prefix_NL]])
+    firsts = [view_NL[own[0], :length] for own, length in zip(owners, prefixes, strict=True)]
+    token_P = torch.cat([*firsts, view_NL[real_NL & ~in_prefix_NL]])
     runs = [slice(end - length, end) for end, length in zip(end_U.tolist(), prefixes, strict=True)]
     return Packing(
         index_NL=index_NL.masked_fill(~real_NL, 0).to(device),
@@ -74,7 +74,7 @@ def pack(
 
 
 def padded(rows_PD: Tensor, packing: Packing) -> Tensor:
-    """The padded view [N, L, D] of a packed row [P, D]; what stands in the padding is arbitrary, but finite."""
+    """The padded view [N, L, D] of a packed row [P, D]; its padding is arbitrary but finite."""
     return cast(Tensor, _Padded.apply(rows_PD, packing))  # type: ignore[no-untyped-call]
 
 
@@ -84,8 +84,10 @@ def unpadded(view_NLD: Tensor, packing: Packing) -> Tensor:
 
 
 class _Padded(torch.autograd.Function):
-    """The padding sends no gradient, and outside of it every position of the row appears once, but for shared runs: so
-    the gradient is read back rather than added up, as indexing would do, which costs three times the forward."""
+    """Gathers its gradient; adding it up, as indexing would, costs three times the forward.
+
+    The padding sends no gradient, and every token of the row appears once, except shared prefixes, which are summed.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows_PD: Tensor, packing: Packing) -> Tensor:
@@ -102,16 +104,16 @@ class _Padded(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """N sequences (prompt, then response) packed for the trainer; T response tokens, predicted by a row of P tokens.
+    """N sequences (prompt, then response) packed for the trainer; a row of P tokens predicts T response tokens.
 
-    The last token of a response predicts none and is not in the row.
+    The last token of a response predicts nothing and is not in the row.
 
     Attributes:
         tokens_P: int64, token ids of the row.
-        packing: where the sequences lie.
-        predict_T: int64, the position in the row whose hidden state predicts response token t.
-        targets_T: int64, the response tokens themselves.
-        sequence_T: int64, the sequence, 0 to N − 1, of each response token.
+        packing: layout of the sequences.
+        predict_T: int64, index in the row of the hidden state that predicts response token t.
+        targets_T: int64, the response tokens.
+        sequence_T: int64, the sequence of each response token, 0 to N − 1.
         responses_N: tokens of each response; they sum to T.
     """
 
@@ -122,19 +124,19 @@ class Batch:
     sequence_T: Tensor
     responses_N: tuple[int, ...]
 
-    def places(self) -> list[int]:
-        """The place of each response token in its response, from 0: T numbers."""
-        return [place for length in self.responses_N for place in range(length)]
+    def positions(self) -> list[int]:
+        """The position of each response token in its response, from 0: T numbers."""
+        return [position for length in self.responses_N for position in range(length)]
 
     def of_tokens(self, values_N: Sequence[Value]) -> list[Value]:
-        """What belongs to a sequence, such as its seed, once for each of its response tokens: T values."""
+        """Values of sequences, such as seeds, repeated for each response token: T values."""
         return [value for value, length in zip(values_N, self.responses_N, strict=True) for _ in range(length)]
 
 
 def pack_batch(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> Batch:
-    """One micro-batch; prompts must hold a token each (the first response token is predicted from the last one)."""
+    """One micro-batch; each prompt needs a token, since its last one predicts the first response token."""
     number = {prompt: unique for unique, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prefix_N = [number[tuple(prompt)] for prompt in prompts]
     packing = pack([max(len(response) - 1, 0) for response in responses], [len(p) for p in number], prefix_N, device)
@@ -154,14 +156,14 @@ def pack_batch(
 
 
 def micro_batches(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Indices of the sequences of each micro-batch: at most `token_budget` tokens, or one longer sequence.
+    """The sequences' indices in each micro-batch: at most `token_budget` tokens, or one longer sequence.
 
-    Responses to one prompt share a micro-batch where they fit, and so do neighbours in length: the padded view of the
-    attention is then nearly full.
+    Responses to one prompt share a micro-batch where they fit, and so do neighbours in length: attention's padded view
+    is then nearly full.
 
     Args:
-        prompts: of each sequence; those of a micro-batch that are equal count once.
-        responses: tokens of each response.
+        prompts: of each sequence; equal prompts in a micro-batch count once.
+        responses: number of tokens of each response.
         token_budget: most tokens in a micro-batch.
     """
     longest: dict[tuple[int, ...], int] = {}

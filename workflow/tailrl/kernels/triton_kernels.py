@@ -1,9 +1,9 @@
 """Triton kernels around the matrix products of the constrained log-prob: each reads or writes a matrix once.
 
 Every program has one row and one block of BLOCK tokens. In the forward the matrix is logits, float32 [C, V], of C of
-the T rows; z is such a logit over the temperature, e = exp(z − max z) with the row's maximum. In the backward it is the
-gradient by the logits, [R, n], of R rows and of the n tokens of a stretch of the vocabulary that are safe in some row:
-a token's place is its column there.
+the T rows; z is a logit over the temperature, and e = exp(z − max z) with the row's maximum. In the backward it is the
+gradient by the logits, [R, n], of R rows. Its columns are the n tokens of a stretch of the vocabulary that are safe in
+some row.
 
 Arrays of numbers per row and block are [C, B] or [T, B], B blocks. Offsets that grow with rows × vocabulary are int64.
 """
@@ -22,7 +22,7 @@ def block_sums(
     inverse_temperature,
     BLOCK: tl.constexpr,
 ):
-    """Of each block: m = max z, Σ exp(z − m) and Σ (z − m) exp(z − m); all [C, B]."""
+    """Each block's m = max z, Σ exp(z − m) and Σ (z − m) exp(z − m); all [C, B]."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = token < vocabulary
@@ -50,9 +50,9 @@ def safe_sums(
     inverse_temperature,
     BLOCK: tl.constexpr,
 ):
-    """Of each block: Σ e, Σ e (z − max z) and the count over safe tokens; all [C, B], and zero beforehand.
+    """Each block's Σ e, Σ e (z − max z) and count over safe tokens; all [C, B], initialised to zero.
 
-    A block whose maximum lies under its row's cut is not read again.
+    A block whose maximum is below its row's cut is not read again.
     """
     row = tl.program_id(0).to(tl.int64)
     at = row * tl.num_programs(1) + tl.program_id(1)
@@ -84,11 +84,11 @@ def keep_safe(
     inverse_temperature,
     BLOCK: tl.constexpr,
 ):
-    """Mark the tokens that are safe in some row, uint8 [V]; keep the entries of rows that are not to be computed again.
+    """Mark the tokens that are safe in some row, uint8 [V]; keep the entries of rows that are not computed again.
 
-    Those of a row and block begin at its `start`, int32 [C, B]. An entry is one integer, the bits of e above the 16 of
-    the token's offset in its block: e is bfloat16 in int32, float32 in int64. (Two stores, of two widths, would have
-    the compiler rearrange all their addresses through shared memory.)
+    Entries of a row and block begin at its `start`, int32 [C, B]. An entry is one integer: the bits of e above the 16
+    bits of the token's offset in its block; e is bfloat16 in int32, float32 in int64. (Two stores of two widths would
+    make the compiler rearrange all their addresses through shared memory.)
     """
     row = tl.program_id(0).to(tl.int64)
     at = row * tl.num_programs(1) + tl.program_id(1)
@@ -99,18 +99,18 @@ def keep_safe(
         logits = tl.load(logits_ptr + row * vocabulary + token, mask=there, other=-float("inf"))
         z = logits * inverse_temperature
         safe = there & (z >= tl.load(cut_ptr + row))
-        # Read first: nearly always marked already, and many programs that write one place wait for each other.
+        # Read first: it is nearly always marked already, and programs that write to one address wait for each other.
         active = tl.load(active_ptr + token, mask=safe, other=1)
         tl.store(active_ptr + token, 1, mask=safe & (active == 0))
         if tl.load(again_ptr + row) == 0:
             exp = tl.exp(z - tl.load(max_ptr + row))
             start = tl.load(start_ptr + at)
-            place = tl.cumsum(safe.to(tl.int32), 0) - 1
+            slot = tl.cumsum(safe.to(tl.int32), 0) - 1
             if entry_ptr.dtype.element_ty == tl.int32:
                 bits = exp.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
             else:
                 bits = exp.to(tl.int32, bitcast=True).to(tl.int64)
-            tl.store(entry_ptr + start + place, (bits << 16) | offset, mask=safe)
+            tl.store(entry_ptr + start + slot, (bits << 16) | offset, mask=safe)
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def spread_kept(
     count_ptr,
     start_ptr,
     entry_ptr,
-    place_ptr,
+    column_ptr,
     bound_ptr,
     scale_ptr,
     chosen_ptr,
@@ -131,17 +131,17 @@ def spread_kept(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """scale × e at the places of the row's kept entries, `chosen_gradient` at the sampled token's, zero elsewhere.
+    """scale × e at the columns of the row's kept entries, `chosen_gradient` at the sampled token's, zero elsewhere.
 
     The gradient's rows are `width` apart; `row_ptr`, [R], says which of the T they are. The stretch of the vocabulary
-    begins with block `first_block` of `blocks`; its block b has the places from bound[b] to bound[b + 1].
+    begins with block `first_block` of `blocks`; its block b has the columns from bound[b] to bound[b + 1].
     """
     out_ptr = gradient_ptr + tl.program_id(0).to(tl.int64) * width
     row = tl.load(row_ptr + tl.program_id(0))
     block = tl.program_id(1)
-    place = tl.load(bound_ptr + block) + tl.arange(0, BLOCK)
+    column = tl.load(bound_ptr + block) + tl.arange(0, BLOCK)
     zeros = tl.zeros([BLOCK], gradient_ptr.dtype.element_ty)
-    tl.store(out_ptr + place, zeros, mask=place < tl.load(bound_ptr + block + 1))
+    tl.store(out_ptr + column, zeros, mask=column < tl.load(bound_ptr + block + 1))
     tl.debug_barrier()  # other threads of the program write the entries over the zeros
     count = tl.load(count_ptr + row * blocks + first_block + block)
     start = tl.load(start_ptr + row * blocks + first_block + block)
@@ -158,7 +158,7 @@ def spread_kept(
         else:
             exp = (entry >> 16).to(tl.int32).to(tl.float32, bitcast=True)
         gradient = tl.where(offset == chosen, chosen_gradient, scale * exp)
-        to = tl.load(place_ptr + block * BLOCK + offset, mask=there, other=0)
+        to = tl.load(column_ptr + block * BLOCK + offset, mask=there, other=0)
         tl.store(out_ptr + to, gradient.to(gradient_ptr.dtype.element_ty), mask=there)
 
 
@@ -177,19 +177,19 @@ def spread_computed(
     inverse_temperature,
     BLOCK: tl.constexpr,
 ):
-    """scale × exp(z − norm) where z reaches the row's cut, `chosen_gradient` at the place `chosen`, zero elsewhere.
+    """scale × exp(z − norm) where z reaches the row's cut, `chosen_gradient` at the column `chosen`, zero elsewhere.
 
-    Logits and gradient are `width` wide, of which the first `count` places are tokens. `chosen_ptr` and `row_ptr` are
-    [R], the numbers per row [T]; a place of −1 is none.
+    Logits and gradient have `width` columns; the first `count` are tokens. `chosen_ptr` and `row_ptr` are [R], other
+    numbers per row [T]; a column of −1 is none.
     """
     out = tl.program_id(0).to(tl.int64) * width
     row = tl.load(row_ptr + tl.program_id(0))
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = place < width
-    z = tl.load(logits_ptr + out + place, mask=there, other=-float("inf")) * inverse_temperature
-    safe = (place < count) & (z >= tl.load(cut_ptr + row))
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < width
+    z = tl.load(logits_ptr + out + column, mask=there, other=-float("inf")) * inverse_temperature
+    safe = (column < count) & (z >= tl.load(cut_ptr + row))
     gradient = tl.where(safe, tl.load(scale_ptr + row) * tl.exp(z - tl.load(norm_ptr + row)), 0.0)
-    # Not by its logit: rounding may put that on the other side of the cut than it was in the forward.
+    # Not by its logit, which rounding may put on the other side of the cut than in the forward.
     chosen = tl.load(chosen_ptr + tl.program_id(0))
-    gradient = tl.where(place == chosen, tl.load(chosen_gradient_ptr + row), gradient)
-    tl.store(gradient_ptr + out + place, gradient.to(gradient_ptr.dtype.element_ty), mask=there)
+    gradient = tl.where(column == chosen, tl.load(chosen_gradient_ptr + row), gradient)
+    tl.store(gradient_ptr + out + column, gradient.to(gradient_ptr.dtype.element_ty), mask=there)

@@ -1,4 +1,4 @@
-"""What a study needs from the Hugging Face hub, fetched beforehand for nodes without a network."""
+"""Fetches a study's inputs from the Hugging Face hub, for nodes without a network."""
 
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.config.study import Study
@@ -7,7 +7,7 @@ from tailrl.tasks.registry import download_task
 
 
 def download_inputs(study: Study) -> None:
-    """Fetches into the Hugging Face cache what the study needs from the hub; raises StudyError out of reach."""
+    """Fetch the study's tasks and pretrained policy into the Hugging Face cache; raises StudyError without the hub."""
     for task in (study.task, study.evaluation.task):
         download_task(task)
     if isinstance(study.policy, PretrainedPolicy):

@@ -56,7 +56,7 @@ def _exact_attention(
     attend: Attend,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention that the caller of the model gave, over one row: [1, heads, P, d] → [1, P, heads, d]."""
+    """The caller's attention `attend` over one row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
     query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(cast(int, module.layer_idx), query_PHD, key_PKD, value_PKD, scaling).unsqueeze(0), None
@@ -75,7 +75,7 @@ AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
 
 
 def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) -> Tensor:
-    """Last hidden states [P, H] of a packed row of token ids [P]; the head is applied by the caller."""
+    """Last hidden states [P, H] of a packed row of token ids [P]; the caller applies the head."""
     if model.config._attn_implementation == EXACT_ATTENTION:
         attention = PackedAttention.of(packing, key_group(model.config))
         row = pad_rows(tokens_P), pad_rows(packing.positions_P)
@@ -90,7 +90,7 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
 
 
 def make_exact(model: PreTrainedModel) -> None:
-    """From now on a token's hidden states are the same whatever shares its row."""
+    """Make the model batch-invariant: a token's hidden states no longer depend on other sequences in its row."""
     model.set_attn_implementation(EXACT_ATTENTION)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -98,16 +98,15 @@ def make_exact(model: PreTrainedModel) -> None:
 
 
 def _exact_linear(module: nn.Linear, rows: Tensor) -> Tensor:
-    """[..., I] → [..., O]: a model's row has a first dimension of 1, and a layer may drop it."""
+    """[..., I] → [..., O]; a model's row has a leading dimension of 1, which a layer may drop."""
     flat_RO = batch_invariant.product(rows.flatten(0, -2), module.weight, module.bias)
     return flat_RO.view(*rows.shape[:-1], -1)
 
 
 def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
-    """Last hidden states [R, H] of a row of tokens under a given attention.
+    """Last hidden states [R, H] of a row of tokens that only `attend` connects.
 
-    `make_exact` must have seen the model, and the row be padded to a multiple of `row_multiple`. Nothing but
-    `attend` connects the tokens of the row.
+    The model needs `make_exact` before, and the row is padded to a multiple of `row_multiple`.
     """
     output = model.base_model(
         input_ids=tokens_R.unsqueeze(0),
@@ -119,14 +118,14 @@ def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: T
 
 
 def row_multiple(model: PreTrainedModel) -> int:
-    """See `operators.row_multiple`: for every width at which the model computes, its logits among them."""
+    """`batch_invariant.row_multiple` for every width at which the model computes, logits included."""
     return batch_invariant.row_multiple(
         {head_size(model.config), *(size for p in model.parameters() for size in p.shape)}
     )
 
 
 def head_size(config: PreTrainedConfig) -> int:
-    """Numbers in a key."""
+    """Size of a key."""
     return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -136,7 +135,7 @@ def key_group(config: PreTrainedConfig) -> int:
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:
-    """The head's weight [V, H]; raises StudyError for a head with a bias, which the objective does not know."""
+    """The head's weight [V, H]; raises StudyError for a head with a bias, which the objective does not support."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise StudyError(f"{type(model).__name__} has an output bias, which the constrained objective does not support")

@@ -1,4 +1,4 @@
-"""The policy: made, read, written, and run on packed rows, backbone and head apart."""
+"""The policy and its tokenizer: created, loaded and saved."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -48,9 +48,9 @@ def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, s
 
 
 def load_policy(path: str | Path) -> PreTrainedModel:
-    """A causal language model in float32, ready for packed rows; raises StudyError where it cannot be read whole.
+    """A causal language model in float32 for packed rows; raises StudyError where it cannot be read whole.
 
-    Weights come from safetensors alone, for a pickle can run code, and the model's class from transformers.
+    Weights come from safetensors only, since a pickle can run code. The model's class comes from transformers.
     """
     try:
         _refuse_pickle(path)
@@ -59,30 +59,30 @@ def load_policy(path: str | Path) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation=PACKED_ATTENTION,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are listed below by name
+            ignore_mismatched_sizes=True,  # listed below by name
             use_safetensors=True,
             trust_remote_code=False,
         )
-    # A configuration may ask for any class with any sizes: each fails in a way of its own.
+    # A configuration may ask for any class of any size, and each fails in its own way.
     except Exception as error:
         raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
-    # transformers would go on with random values in the place of both.
+    # transformers would go on with random values for both.
     if report["missing_keys"]:
         raise StudyError(f"{path}: the model's files lack {one_line(', '.join(sorted(report['missing_keys'])))}")
     if report["mismatched_keys"]:
         name, given, expected = min(report["mismatched_keys"])
-        raise StudyError(f"{path}: {name} has the shape {list(given)}, and not the configuration's {list(expected)}")
+        raise StudyError(f"{path}: {name} has the shape {list(given)}, not the configuration's {list(expected)}")
     _check_head(model, path)
     return cast(PreTrainedModel, model)
 
 
 def _refuse_pickle(path: str | Path) -> None:
-    """Raises ValueError where an index of safetensors names another file: transformers would load it as a pickle."""
+    """Raises ValueError where an index of safetensors names a file of another kind, loaded as a pickle otherwise."""
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
     for part in parts:
         if not str(part).endswith(".safetensors"):
-            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a file of safetensors")
+            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
 
 
 def _why(path: str | Path, error: Exception) -> str:
@@ -102,23 +102,23 @@ def _check_head(model: PreTrainedModel, path: str | Path) -> None:
     ).logits[0]
     ours_PV = hidden_states(model, tokens_P, packing) @ head_weight(model).T
     if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
-        raise StudyError(f"{path}: its logits are scaled or capped after the head, which the objective does not know")
+        raise StudyError(f"{path}: its logits are scaled or capped after the head, which is not supported")
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a policy; raises StudyError where there is none or it has no end token."""
+    """The tokenizer in a policy's folder; raises StudyError where there is none or it has no end token."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    # Its files are JSON of many makes, read without a schema.
+    # Its files are JSON of many kinds, read without a schema.
     except Exception as error:
         raise StudyError(f"{path}: no tokenizer could be read from it: {_why(path, error)}") from None
     if tokenizer.eos_token_id is None:
-        raise StudyError(f"{path}: its tokenizer has no end token, so that no response could ever end")
+        raise StudyError(f"{path}: its tokenizer has no end token, so no response could ever end")
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def load_config(path: str | Path) -> PreTrainedConfig:
-    """The configuration beside a policy; raises StudyError where there is none that transformers knows."""
+    """The configuration in a policy's folder; raises StudyError where transformers finds or knows none."""
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
@@ -126,7 +126,7 @@ def load_config(path: str | Path) -> PreTrainedConfig:
 
 
 def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
-    """Raises StudyError where the tokenizer has tokens that the model does not have."""
+    """Raises StudyError where the tokenizer has tokens that the model lacks."""
     if len(tokenizer) > config.vocab_size:
         raise StudyError(
             f"{path}: its tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size, {config.vocab_size}"
@@ -139,28 +139,28 @@ def save_policy(
     folder: Path,
     weights: dict[str, Tensor] | None = None,
 ) -> None:
-    """Weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
+    """Write weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
 
-    The weights are the model's own, which is then not sharded, or as `whole_weights` gave them. Raises StudyError where
-    the disk is full or refuses.
+    `weights` come from `whole_weights`; None: the model's own, which must not be sharded. Raises StudyError where the
+    disk is full or refuses.
     """
     try:
         model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # each library that writes has a kind of its own: OSError, SafetensorError, Exception
+    except Exception as error:  # each writing library raises its own kind: OSError, SafetensorError, Exception
         raise StudyError(f"{folder}: the policy could not be written: {reason(error)}") from None
 
 
 def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Every weight by its name, whole, on the first rank's CPU, a tied head not twice; every rank must ask."""
+    """Every weight by name, whole, on the first rank's CPU, a tied head only once; every rank must call."""
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     return distributed.on_first((name, weight) for name, weight in model.state_dict().items() if name in once)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, whole and detached: what an engine is handed. A tied head comes too.
+    """Every weight by its name in a checkpoint, whole and detached, tied heads included: what an engine loads.
 
-    Where the model is sharded, they are put together one at a time, and every rank must ask for all of them.
+    A sharded model is gathered one weight at a time, and every rank must take all of them.
     """
     for name, weight in model.state_dict().items():
         yield name, distributed.whole(weight)
@@ -169,7 +169,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def required_length(
     problems: Sequence[Problem], prompts: Sequence[Sequence[int]], max_new_tokens: int, config: PreTrainedConfig
 ) -> int:
-    """Longest prompt and response together, tokens; raises StudyError where the policy cannot hold them."""
+    """Longest prompt and response together, tokens; raises StudyError where they exceed the policy's positions."""
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     length = len(prompts[longest]) + max_new_tokens
     if length > config.max_position_embeddings:
@@ -181,7 +181,7 @@ def required_length(
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a prompt: through the chat template where the tokenizer has one, plainly otherwise."""
+    """Token ids of a prompt, through the tokenizer's chat template if it has one."""
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True

@@ -1,8 +1,8 @@
 """The tokenizer of a policy made from scratch: byte-level BPE with one token per digit.
 
-It is trained on English prose and on worked solutions, so that most of its vocabulary is never useful to
-the task: the policy has a real tail. The prose is Jules Verne's "In the Year 2889" (public domain), which
-reasoning-gym carries in its package: no download, and the same bytes for everybody who installs the pins.
+It is trained on English prose and on worked solutions. Most of its vocabulary is useless to the task, which gives the
+policy a real tail. The prose is Jules Verne's "In the Year 2889" (public domain) from reasoning-gym's package: no
+download, and the same bytes for all who install the pins.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,17 @@
-"""The objective: rewards to advantages, mismatch to weights, log-probs to a loss. Small pure functions."""
+"""The objective: Dynamic Vocabulary Pruning (DVP, arXiv 2512.23087) and the remedies beside it, as pure functions.
+
+DVP is four files, in reading order:
+
+1. `safe_set.py`: the safe set V_S; the constrained policy π^mp, its kept mass Z, and the sampled tokens' log-probs.
+2. `advantages.py`: rewards to advantages A (RLOO, GRPO, REINFORCE).
+3. `corrections.py`: the log-ratio Δ to stop-gradient weights w (importance weights, MIS, rejection, veto).
+4. `loss.py`: the estimator of Theorem 5.3 from log π^mp, A and w, or PPO's surrogate.
+
+Beside them:
+
+- `diagnostics.py` measures the mismatch of the sampled tokens (KL estimates, perplexities, skew).
+- `disturbance.py` adds a mismatch of known size; `noise.py` draws its random numbers.
+- `adaptive_rho.py` moves ρ during a run.
+
+`kernels/` computes the same log-probs fast. `training/step_record.py` computes the bounds of Prop. 5.5.
+"""

@@ -1,18 +1,15 @@
-"""Estimators: how the rewards of a step become advantages.
-
-Each takes rewards float [P, G], G ≥ 2 responses for each of P prompts, and returns advantages of that shape.
-"""
+"""Estimators: rewards R, float [P, G], to advantages A of the same shape; G ≥ 2 responses to each of P prompts."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
 GRPO_EPSILON = 1e-6
-"""Added to the standard deviation of a group, so that a group of equal rewards gives 0 and not nan."""
+"""Added to a group's standard deviation: equal rewards then give 0, not nan."""
 
 
 def rloo(rewards_PG: Tensor) -> Tensor:
-    """Leave-one-out: A_i = R_i − mean of the other rewards of the same prompt; each row sums to zero."""
+    """RLOO, the DVP paper's: A_i = R_i − 1/(G − 1) Σ_{j≠i} R_j within a prompt; each row sums to zero."""
     group = rewards_PG.shape[1]
     others_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (group - 1)
     return rewards_PG - others_PG
@@ -21,15 +18,14 @@ def rloo(rewards_PG: Tensor) -> Tensor:
 def reinforce(rewards_PG: Tensor) -> Tensor:
     """REINFORCE with a batch baseline: A_i = R_i − mean of the other rewards of the whole step.
 
-    Leave-one-out over the step rather than its plain mean, so that a response's baseline does not depend on
-    its own reward and the estimator stays unbiased.
+    A response's own reward is left out of its baseline, so that the estimator stays unbiased.
     """
     others_PG = (rewards_PG.sum() - rewards_PG) / (rewards_PG.numel() - 1)
     return rewards_PG - others_PG
 
 
 def grpo(rewards_PG: Tensor) -> Tensor:
-    """GRPO: (R_i − mean of the prompt's group) / its standard deviation (of a sample, as in public code)."""
+    """GRPO: A_i = (R_i − mean) / (sample standard deviation + 1e-6), both over the prompt's group."""
     centred_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
     return centred_PG / (rewards_PG.std(1, keepdim=True) + GRPO_EPSILON)
 
@@ -37,4 +33,4 @@ def grpo(rewards_PG: Tensor) -> Tensor:
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"rloo": rloo, "reinforce": reinforce, "grpo": grpo}
 
 STEP_WIDE = frozenset({"reinforce"})
-"""Estimators that look at the rewards of the whole step; the others look at one prompt's group at a time."""
+"""Estimators that need the rewards of the whole step; the others need one prompt's group."""

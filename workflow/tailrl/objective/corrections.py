@@ -1,12 +1,12 @@
 """Corrections: stop-gradient weights from the log-ratio of trainer to sampler, one small function each.
 
-Per token Δ_t = log π_train − log π_infer under the distributions that the arm's objective is about (the
-masked ones, for a pruned vocabulary); per sequence Δ_y = Σ_t Δ_t and its mean over the T tokens. A sampled token
-outside the trainer's set has trainer probability 0, hence ratio 0: any ratio or veto gives its sequence weight 0.
-A rejection can judge the policy's own movement instead, r_ppo; the weights and the veto are always of the mismatch.
+    Δ_t = log π_train(y_t|s_t) − log π_infer(y_t|s_t),   Δ_y = Σ_t Δ_t      (π^mp and π'^mp with a pruned vocabulary)
+    weights    exp(Δ_y), Theorem 5.3; MIS, masked above C, arXiv 2512.23087; TIS, truncated at C, arXiv 2605.14220
+    rejection  by a response's mean of K1 = −Δ or K3 = e^Δ − Δ − 1, arXiv 2605.14220
+    veto       a token ratio exp(Δ_t) below a limit (1e-4) discards the whole response, arXiv 2512.23087
 
-Names and sources: TIS (truncated importance sampling, per token), sequence IS, MIS (masked sequence IS, arXiv
-2512.23087), rejection by a sequence mean (arXiv 2605.14220), veto (arXiv 2512.23087).
+A sampled token outside V_S has trainer probability 0, hence ratio 0: any weight or veto gives its response weight 0.
+A rejection can judge the policy's own movement instead, r_ppo; weights and veto always judge the mismatch.
 """
 
 from collections.abc import Callable
@@ -19,47 +19,26 @@ from tailrl.config.arm import Correction
 from tailrl.runtime.errors import StudyError
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights of T tokens in N sequences; float32 or bool, none carries a gradient.
-
-    Attributes:
-        weight_T: what multiplies each token's term of the loss: the token's weight times its sequence's.
-        raw_N: exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside the trainer's set.
-        used_N: the weight that a sequence is left with: its own, or the mean of its tokens' weights.
-        rejected_N: sequences that the correction's threshold rejects; a weight too small for float32 is no rejection.
-        masked_T: tokens that the correction's threshold rejects.
-        vetoed_N: sequences that the veto discards.
-    """
-
-    weight_T: Tensor
-    raw_N: Tensor
-    used_N: Tensor
-    rejected_N: Tensor
-    masked_T: Tensor
-    vetoed_N: Tensor
-
-
 def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Sum of per-token values [T] over each of `count` sequences: [N]."""
+    """Sums of per-token values [T] over N = `count` sequences: [N]."""
     return torch.zeros(count, dtype=values_T.dtype, device=values_T.device).index_add(0, sequence_T, values_T)
 
 
 def sequence_mean(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Mean of per-token values [T] over each of `count` sequences: [N]; 0 for a sequence without a token."""
+    """Means of per-token values [T] over N = `count` sequences: [N]; 0 for a sequence without a token."""
     tokens_N = sequence_sum(torch.ones_like(values_T), sequence_T, count)
     return sequence_sum(values_T, sequence_T, count) / tokens_N.clamp(min=1)
 
 
 def sequence_any(flags_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Whether any token of each of `count` sequences carries the flag: bool [N]."""
+    """Whether any token of a sequence carries the flag: bool [N]."""
     return sequence_sum(flags_T.float(), sequence_T, count) > 0
 
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
 
 Judged = tuple[Tensor, Tensor]
-"""Weights, and which of them are 0 because the rule rejects."""
+"""Weights, 0 where rejected, and which are rejected."""
 
 
 def _judge(weight: Tensor, rejected: Tensor) -> Judged:
@@ -71,37 +50,37 @@ def _ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
 
 
 def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Judged:
-    """exp(Δ_y): the weight of Theorem 5.3, unbiased and of unbounded variance."""
+    """w = exp(Δ_y) = π_train^mp(y) / π_infer^mp(y): the weight of Theorem 5.3; unbiased, of unbounded variance."""
     ratio_N = _ratio(delta_T, sequence_T, count)
     return _judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
 
 
 def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """min(exp(Δ_y), C)."""
+    """Truncated: w = min(exp(Δ_y), C)."""
     ratio_N, rejected_N = sequence_is(delta_T, sequence_T, count, threshold)
     return ratio_N.clamp(max=threshold), rejected_N
 
 
 def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """exp(Δ_y) where it is at most C, else 0."""
+    """MIS: w = exp(Δ_y) 1[exp(Δ_y) ≤ C]; the default C = 2 is assumed, since the paper's is unconfirmed."""
     ratio_N = _ratio(delta_T, sequence_T, count)
     return _judge(ratio_N, ratio_N > threshold)
 
 
 def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """1 where the geometric mean of the token ratios lies within [1/C, C], else 0."""
+    """1 where the token ratios' geometric mean, exp(mean_t Δ_t), lies within [1/C, C], else 0."""
     mean_N = sequence_mean(delta_T, sequence_T, count)
     return _judge(torch.ones_like(mean_N), mean_N.abs() > torch.tensor(threshold).log())
 
 
 def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """1 where |mean_t K1| ≤ threshold (K1 = −Δ), else 0; two-sided, since K1 has either sign."""
+    """1 where |mean_t K1| ≤ threshold, else 0; K1 = −Δ has either sign."""
     mean_N = sequence_mean(-delta_T, sequence_T, count)
     return _judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
 
 
 def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """1 where mean_t K3 ≤ threshold (K3 = e^Δ − Δ − 1 ≥ 0), else 0."""
+    """1 where mean_t K3 ≤ threshold, else 0; K3 = e^Δ − Δ − 1 ≥ 0."""
     mean_N = sequence_mean(delta_T.expm1() - delta_T, sequence_T, count)
     return _judge(torch.ones_like(mean_N), mean_N > threshold)
 
@@ -110,12 +89,12 @@ def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float)
 
 
 def token_tis(delta_T: Tensor, threshold: float) -> Judged:
-    """min(exp(Δ_t), C) for each token."""
+    """TIS: w_t = min(exp(Δ_t), C)."""
     return _judge(delta_T.exp().clamp(max=threshold), torch.zeros_like(delta_T, dtype=torch.bool))
 
 
 def token_mask(delta_T: Tensor, threshold: float) -> Judged:
-    """exp(Δ_t) where it lies within [1/C, C], else 0."""
+    """w_t = exp(Δ_t) where it lies within [1/C, C], else 0."""
     return _judge(delta_T.exp(), delta_T.abs() > torch.tensor(threshold).log())
 
 
@@ -130,6 +109,27 @@ SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
 TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis, "mask": token_mask}
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of T tokens in N sequences; float32 or bool, without gradient.
+
+    Attributes:
+        weight_T: factor of each token's term in the loss: the token's weight times its sequence's.
+        raw_N: exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside V_S.
+        used_N: mean of `weight_T` over a sequence; the sequence's own weight where it has no token.
+        rejected_N: sequences rejected by the threshold; a weight that underflows in float32 is not a rejection.
+        masked_T: tokens rejected by the threshold.
+        vetoed_N: sequences discarded by the veto.
+    """
+
+    weight_T: Tensor
+    raw_N: Tensor
+    used_N: Tensor
+    rejected_N: Tensor
+    masked_T: Tensor
+    vetoed_N: Tensor
+
+
 @torch.no_grad()
 def correct(
     delta_T: Tensor,
@@ -142,16 +142,15 @@ def correct(
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
     Args:
-        delta_T: float32 [T], log π_train − log π_infer of each token; ignored where outside.
-        outside_T: bool [T], the token lies outside the trainer's safe set.
-        sequence_T: int64 [T], the sequence that each token belongs to.
+        delta_T: float32 [T], Δ_t = log r_corr; ignored where outside.
+        outside_T: bool [T], y_t ∉ V_S.
+        sequence_T: int64 [T], each token's sequence.
         count: N; a sequence without a token gets weight 1 (an empty product).
-        correction: which weights, which thresholds, which veto.
-        moved_T: float32 [T], log π_θ − log π_train_old of each token, which rejection by r_ppo judges (arXiv
-            2605.14220); ignored where outside.
+        correction: weights, thresholds and veto of the arm.
+        moved_T: float32 [T], log r_ppo = log π_θ − log π_train_old (arXiv 2605.14220); ignored where outside.
 
     Raises:
-        StudyError: a sequence's weight exceeds the largest number of the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
+        StudyError: a sequence's weight overflows the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
     """
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T = delta_T.masked_fill(outside_T, 0.0)

@@ -1,8 +1,7 @@
-"""Diagnostics of the training-inference mismatch, on the log-probs of the tokens that were sampled.
+"""Diagnostics of the training-inference mismatch, from the log-probs of sampled tokens.
 
-Names and definitions are those of verl's `rollout_corr/*` where it has one. With ℓ_t = log π_train − log π_infer
-of a sampled token: K1 = −ℓ and K3 = e^ℓ − ℓ − 1 are estimates of KL(π_infer ‖ π_train). Everything is computed in
-float64 and before any clipping.
+Names and definitions follow verl's `rollout_corr/*` where it has them. With ℓ_t = log π_train − log π_infer, K1 = −ℓ
+and K3 = e^ℓ − ℓ − 1 estimate KL(π_infer ‖ π_train). Everything is computed in float64, before any clipping.
 """
 
 import torch
@@ -11,32 +10,31 @@ from torch import Tensor
 from tailrl.objective.corrections import sequence_sum
 
 LARGE_RATIO = torch.tensor(2.0)
-"""A token ratio outside [1/2, 2] is counted as large."""
+"""A token ratio outside [1/2, 2] counts as large."""
 
 
 def log_ratio_metrics(
     logp_train_T: Tensor, logp_infer_T: Tensor, sequence_T: Tensor, count: int, outside_T: Tensor | None = None
 ) -> dict[str, float]:
-    """How far two sets of log-probs of the same sampled tokens lie apart.
+    """Mismatch metrics from two sets of log-probs of the same sampled tokens.
 
     Args:
-        logp_train_T: [T] nats, the trainer's; −inf for a token that it gives no probability.
+        logp_train_T: [T] nats, the trainer's; −inf for a token of probability 0.
         logp_infer_T: [T] nats, the sampler's, finite.
-        sequence_T: int64 [T], the sequence that each token belongs to, 0 to count − 1.
-        count: number of sequences; one without a token is left out of the means over sequences.
-        outside_T: bool [T], tokens that are left out of everything but `chi2_seq` and `delta_seq_abs_mean`: the ratio
-            of a response is the product over all its tokens, or it is none. None: no token is.
+        sequence_T: int64 [T], each token's sequence, 0 to count − 1.
+        count: number of sequences; means over sequences leave out those without a token.
+        outside_T: bool [T], tokens to leave out; None: no token. `chi2_seq` and `delta_seq_abs_mean` still count them,
+            since a response's ratio is the product over all its tokens.
 
     Returns:
-        kl, k3_kl, delta_abs_mean, delta_abs_max: over tokens, nats.
+        kl (mean K1), k3_kl (mean K3), delta_abs_mean, delta_abs_max: over tokens, nats.
         rollout_is_ratio_fraction_high, _low: fraction of tokens with a ratio above 2, below 1/2.
-        training_ppl, rollout_ppl, ppl_ratio, log_ppl_diff, log_ppl_abs_diff: means over sequences of
-            perplexities exp(−mean_t log π), of rollout over training for the differences (log π_infer − log π_train).
+        training_ppl, rollout_ppl: means over sequences of perplexities exp(−mean_t log π).
+        ppl_ratio, log_ppl_diff, log_ppl_abs_diff: means over sequences of e^d, d and |d|, with d = mean_t(−ℓ_t).
         chi2_token, chi2_seq: E[(π_train/π_infer)²] − 1 per token and per sequence; a sequence with a token of −inf
             counts as −1.
-        delta_seq_abs_mean: mean of |log ratio| of a sequence, nats; those with a token of −inf are left out.
-            nan where every sequence has one.
-        All are nan where there is no token.
+        delta_seq_abs_mean: mean of |log ratio| over sequences without a token of −inf, nats; nan where there are none.
+        All are nan without a token.
     """
     logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
     whole_N = sequence_sum(logp_train_T - logp_infer_T, sequence_T, count)
@@ -70,10 +68,10 @@ def log_ratio_metrics(
 
 
 def advantage_skew(logp_train_T: Tensor, logp_infer_T: Tensor, advantage_T: Tensor) -> dict[str, float]:
-    """VeXact's C(r) = −(r − 1) A with r = π_train/π_infer, apart by the sign of the advantage.
+    """VeXact's C(r) = −(r − 1) A, r = π_train/π_infer, split by the sign of A (arXiv 2605.14220).
 
-    Mean over all tokens, so that the two add up to the mean of C(r): a mismatch that is blind to the advantage
-    gives them opposite signs, one that skews the objective does not (arXiv 2605.14220).
+    Each is a mean over all tokens, so that the two add up to the mean of C(r). A mismatch independent of A gives them
+    opposite signs; one that skews the objective does not.
     """
     skew_T = -(logp_train_T.double() - logp_infer_T.double()).expm1() * advantage_T.double()
     tokens = max(1, len(skew_T))
@@ -86,7 +84,7 @@ def advantage_skew(logp_train_T: Tensor, logp_infer_T: Tensor, advantage_T: Tens
 def weight_metrics(weight_N: Tensor) -> dict[str, float]:
     """Mean, standard deviation (population), extremes and effective sample size of importance weights [N].
 
-    The effective sample size is a fraction of N, 1 / mean((w / mean w)²); it is 0 where every weight is 0.
+    The effective sample size is a fraction of N, 1 / mean((w / mean w)²), and 0 where every weight is 0.
     """
     weight_N = weight_N.double()
     mean = weight_N.mean()

@@ -1,15 +1,15 @@
-"""The mismatch dial: causes of a mismatch between sampler and trainer, each of a known size, on distributions.
+"""The mismatch dial: disturbances of known size (the dose) that set the sampler's distribution off the trainer's.
 
 They act in the order in which an engine would meet them:
 
-1. staleness (`training.handover`) and rounding (`round_weights`), on the weights;
-2. bias, z + s b with one b ~ N(0, 1) per token of the vocabulary: a systematic error, the same in every state;
-3. noise, z + σ ε with an ε ~ N(0, 1) per state and token: the model of arXiv 2512.23087, Prop. 4.3;
-4. floor, (1 − η) π + η/V, of the distribution that the others leave: no probability is below η/V, whatever they do.
+1. staleness (`training.weight_sync`) and rounding (`round_weights`), on the weights;
+2. bias, z + s b with b ~ N(0, 1) per token of the vocabulary: a systematic error, the same in every state;
+3. noise, z + σ ε with ε ~ N(0, 1) per state and token: the model of arXiv 2512.23087, Prop. 4.3;
+4. floor, (1 − η) π + η/V, last: no probability ends below η/V.
 
-The last three are on the logits after the temperature, and before the safe set is chosen. The sampler and, for a
-matched control, the trainer call the same functions with the same numbers. b belongs to the vocabulary, so that every
-run has the same; ε to the response's seed, the position and the token, so that it does not depend on the batch.
+The last three act on the logits after the temperature and before the safe set is chosen. The sampler and, for a
+matched control, the trainer call the same functions with the same numbers. b depends on the vocabulary alone, so every
+run has the same b. ε depends on the response's seed, the position and the token, and so not on the batch.
 """
 
 import math
@@ -26,20 +26,20 @@ from tailrl.runtime.errors import StudyError
 
 UNDISTURBED = Disturbance()
 LARGEST_FLOAT8 = 448.0
-"""Of float8_e4m3."""
+"""The largest number of float8_e4m3."""
 
 
 def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], settings: Disturbance) -> Tensor:
-    """Logits of the disturbed distribution; nothing in them depends on other rows, and the gradient flows through.
+    """Logits of the disturbed distribution, row by row; the gradient flows through.
 
     Args:
         logits_TV: float [T, V], after the temperature, before any mask.
-        seeds: T seeds, of the response that each row belongs to.
+        seeds: the seed of each row's response: T.
         positions: T positions in the response, from 0.
-        settings: how large each cause is; those on weights have no effect here.
+        settings: the size of each disturbance; those of weights have no effect here.
 
     Returns:
-        Float [T, V]; log-probabilities where there is a floor; the same tensor where no cause is on.
+        Float [T, V]; log-probabilities with a floor; the same tensor with no disturbance of logits.
     """
     size = logits_TV.shape[-1]
     if settings.bias:
@@ -53,10 +53,10 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
 
 
 def round_weights(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> Iterator[tuple[str, Tensor]]:
-    """Named weights rounded to a dtype, in the dtype that they had; as they are for None.
+    """Named weights rounded to `dtype` and returned in their own dtype; unchanged for None.
 
-    float16 and bfloat16 round every weight. float8_e4m3, which has 3 bits and a narrow range, does as engines do:
-    matrices alone, each divided by a scale that puts its largest weight at 448; norms and biases stay as they are.
+    float16 and bfloat16 round every weight. float8_e4m3 has 3 bits and a narrow range, so it rounds as engines do:
+    only matrices, each with a scale that puts its largest weight at 448. Norms and biases stay unchanged.
 
     Raises:
         StudyError: a weight is too large for the dtype.
@@ -82,19 +82,18 @@ def _rounded(weight: Tensor, dtype: str) -> Tensor:
 
 @contextmanager
 def computing_with(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-    """Within it the module computes with these named weights; afterwards its parameters are as before.
+    """The module computes with these named weights within the block; its own parameters come back afterwards.
 
-    A gradient that is taken within is that at the given weights, and is left on the parameters themselves: straight
-    through where the weights are the parameters rounded, a delayed gradient where they are those of an earlier step.
-    Names that the module has no parameter for, such as a tied head's, are passed over. The given weights are whole,
-    also where the module is sharded; then every rank must be here.
+    A gradient taken within is the gradient at the given weights, left on the parameters. With rounded parameters it is
+    a straight-through gradient; with an earlier step's it is a delayed gradient. Names without a parameter, such as a
+    tied head's, are skipped. The given weights are whole; where the module is sharded, every rank must call.
     """
     parameters = {name: parameter.data for name, parameter in module.named_parameters()}
     own: dict[str, Tensor] = {}
     try:
         for name, weight in weights:
             if name in parameters:
-                # In place, for a sharded module gathers what lies there.
+                # In place, since a sharded module gathers from this memory.
                 own[name] = parameters[name].clone()
                 parameters[name].copy_(sharded_like(weight, parameters[name]))
         yield

@@ -1,8 +1,10 @@
-"""The loss of an arm on packed tokens (Theorem 5.3): log-probs of both engines, then weights, then one scalar.
+"""The loss of an arm on packed tokens: log π^mp, advantages and weights become one scalar.
 
-Training and the probe of exact gradients (`tailrl.probes.gradients`) call the same `surrogate`. Each loss is a sum over
-tokens, divided by the sequences of the whole step. Rejected sequences count as zeros, so that the micro-batches of a
-step add up to one mean.
+    ĝ = E_{y ~ π_infer^mp}[ (π_train^mp(y) / π_infer^mp(y)) ∇ log π_train^mp(y) A ]                    (Theorem 5.3)
+
+The advantage A stands for the paper's reward R. Training and the probe of exact gradients (`tailrl.probes.gradients`)
+call the same `surrogate`. Each loss is a sum over tokens divided by all sequences of the step, rejected ones included:
+the losses of a step's micro-batches add up to one mean.
 """
 
 from dataclasses import dataclass
@@ -16,16 +18,13 @@ from tailrl.objective.safe_set import TokenLogprobs
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
-    """−(1/B) Σ_t w_t A_t log π(y_t): its gradient is the estimator of Theorem 5.3 (w = 1: naive).
+    """−(1/B) Σ_t w_t A_t log π^mp(y_t|s_t), a scalar with gradient −ĝ of Theorem 5.3 (with w = 1: naive).
 
     Args:
-        logp_T: float32 [T] with gradient, log-probs of the sampled tokens; 0 for a token that is dropped.
+        logp_T: float32 [T] with gradient; 0 for a dropped token.
         advantage_T: float32 [T], the advantage of the token's sequence.
         weight_T: float32 [T], stop-gradient.
         step_sequences: B, all sequences sampled in the step.
-
-    Returns:
-        A scalar with gradient.
     """
     return -(weight_T.detach() * advantage_T * logp_T).sum() / step_sequences
 
@@ -38,21 +37,21 @@ def clipped_ratio(
     clip: tuple[float, float],
     step_sequences: int,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's surrogate −(1/B) Σ_t w_t min(r_t A_t, clip(r_t, 1 − low, 1 + high) A_t) with r = exp(log π − log π_old).
+    """PPO's surrogate −(1/B) Σ_t w_t min(r_t A_t, clip(r_t, 1 − low, 1 + high) A_t), r = π_θ/π_old.
 
-    At r = 1 its gradient is that of `policy_gradient`.
+    At r = 1 it has the gradient of `policy_gradient`.
 
     Args:
         logp_T: float32 [T] with gradient.
-        logp_old_T: float32 [T], stop-gradient: the trainer's before the first update on these rollouts
-            (recompute, decoupled) or the sampler's (bypass).
+        logp_old_T: float32 [T], log π_old, stop-gradient. recompute, decoupled: the trainer's before the first update
+            on these rollouts, r = r_train. bypass: the sampler's, r = r_rollout (arXiv 2605.14220).
         advantage_T: float32 [T].
-        weight_T: float32 [T], stop-gradient; for decoupled it holds π_train_old / π_rollout_old.
+        weight_T: float32 [T], stop-gradient; decoupled: times r_corr = π_train_old/π_rollout_old.
         clip: (low, high).
         step_sequences: B.
 
     Returns:
-        A scalar with gradient, and bool [T]: where the clipped branch is taken, and no gradient flows.
+        A scalar with gradient, and bool [T]: where the clipped branch is taken and no gradient flows.
     """
     ratio_T = (logp_T - logp_old_T.detach()).exp()
     free_T = ratio_T * advantage_T
@@ -63,7 +62,7 @@ def clipped_ratio(
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """The loss (a scalar with gradient), the weights in it, and bool [T]: where the clipped branch is taken."""
+    """The loss (a scalar with gradient), its weights, and bool [T]: where the clipped branch is taken."""
 
     loss: Tensor
     weights: Weights
@@ -81,19 +80,19 @@ def surrogate(
     clip: Clip | None,
     logp_old_T: Tensor | None = None,
 ) -> Surrogate:
-    """The share of one micro-batch in the loss of a step.
+    """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `clipped_ratio`.
 
     Args:
         logprobs: the trainer's, of T tokens.
         logp_infer_T: [T] nats, the sampler's log π'^mp of the same tokens.
-        advantage_T: [T], the advantage of each token's sequence.
-        sequence_T: int64 [T], the sequence that each token belongs to, 0 to `sequences` − 1.
+        advantage_T: [T], the advantage of the token's sequence.
+        sequence_T: int64 [T], each token's sequence, 0 to `sequences` − 1.
         sequences: N, in this micro-batch.
         step_sequences: B, in the whole step.
         correction: the weights of the arm.
         clip: its clipped ratio; None for the plain policy gradient.
-        logp_old_T: [T] nats, the trainer's before the first update on these rollouts, −inf outside its set; None
-            where this update is the first, and the present log-probs are the old ones.
+        logp_old_T: [T] nats, log π_train_old^mp, from before the first update on these rollouts; −inf outside V_S. None
+            at the first update, where the present log-probs are the old ones.
     """
     logp_T = logprobs.logp_T
     if logp_old_T is None:
@@ -105,10 +104,10 @@ def surrogate(
     if clip is None:
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))
-    # A token outside the set has ratio 0 in every convention: no term, no gradient.
+    # A token outside V_S has ratio 0 under each ratio: no term, no gradient.
     weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
     if clip.ratio == "decoupled":
-        # Not 0 × exp(Δ): a rejected token may have a ratio that overflows.
+        # Not 0 × exp(Δ): a rejected token's ratio may overflow.
         weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
     reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
     loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, (clip.low, clip.high), step_sequences)

@@ -1,11 +1,11 @@
-"""Random numbers that are a function of a seed, a position and a token, and of nothing else.
+"""Random numbers that depend only on a seed, a position and a token (common random numbers).
 
-A generator's state makes a draw depend on every draw before it, so that another batch, another order or another engine
-sees other noise. Here each number is a hash of its place: the sampler and the trainer can draw the same noise for the
-same token of the same response, alone or in any batch.
+A generator's state makes a draw depend on all draws before it: another batch, order or engine sees other noise. Here
+each number is a hash instead. Sampler and trainer draw the same noise for the same token of the same response, in any
+batch.
 
-The hash is 32-bit and not cryptographic. A uniform has 31 bits and full relative precision towards 0: the tail of
-an exponential race, where rare tokens win, is right down to probabilities of about 1e-9.
+The hash is 32-bit and not cryptographic. A uniform has 31 bits and full relative precision towards 0. The tail of an
+exponential race, where rare tokens win, is correct down to probabilities of about 1e-9.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,24 +20,24 @@ from tailrl.runtime.seeding import derive_seed
 _GOLDEN = 0x9E3779B97F4A7C15
 
 BLOCK = 2**18
-"""Numbers made at a time: what their two dozen operations read and write stays in a core's cache."""
+"""Numbers drawn at a time, so that two dozen operations on them stay in a core's cache."""
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str) -> Tensor:
     """Uniforms in (0, 1), float32 [T, count].
 
     Args:
-        seeds: T integers of up to 64 bits, a response's own.
+        seeds: T integers of up to 64 bits, one for each row's response.
         positions: T positions in the response, from 0.
         count: numbers per position, one for each token of the vocabulary.
-        stream: what they are for; different names give independent numbers.
+        stream: names the use; different names give independent numbers.
     """
     return _drawn(seeds, positions, count, stream, _uniform)
 
 
 def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
     """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p."""
-    # −ln(−ln(1 − u)): small u, which floats resolve well, make the large values, which decide.
+    # −ln(−ln(1 − u)): the large values decide, and they come from small u, which floats resolve well.
     return _drawn(seeds, positions, count, stream, lambda bits: _uniform(bits).neg_().log1p_().neg_().log_().neg_())
 
 
@@ -49,7 +49,7 @@ def normal(seeds: Sequence[int], positions: Sequence[int], count: int, stream: s
 def _drawn(
     seeds: Sequence[int], positions: Sequence[int], count: int, stream: str, law: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Numbers that a law makes of 32 random bits each, float32 [T, count]."""
+    """Numbers that `law` makes from 32 random bits each, float32 [T, count]."""
     words_T2 = torch.from_numpy(_words(seeds, positions, stream))
     tokens_V = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9))
     drawn_TV = torch.empty(len(seeds), count)
@@ -69,21 +69,21 @@ def _bits(tokens_V: Tensor, words_B2: Tensor) -> Tensor:
 
 
 def _normal(bits_BV: Tensor) -> Tensor:
-    # The bit that the uniform leaves over is the sign, so that both tails come from where u is resolved well.
+    # The bit that the uniform does not use is the sign, so that both tails come from small u, which is resolved well.
     half_BV = torch.special.ndtri(_uniform(bits_BV).mul_(0.5))
     return torch.where(bits_BV < 0, half_BV, -half_BV)
 
 
 def _uniform(bits_BV: Tensor) -> Tensor:
     """The lower 31 bits as a float32 in (0, 1)."""
-    # The largest would round to 1, where an exponential is infinite.
+    # The largest would round to 1, which makes an exponential infinite.
     return bits_BV.bitwise_and(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
 
 
 def _words(seeds: Sequence[int], positions: Sequence[int], stream: str) -> NDArray[np.int32]:
-    """Two 32-bit words of each position's own: [T, 2]."""
+    """Two 32-bit words for each row: [T, 2]."""
     state = _mix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
-    # Mixed in one after the other: a mere sum would give a seed's numbers to a neighbouring seed in another stream.
+    # Mixed one after another: with a sum, a neighbouring seed in another stream would get the same numbers.
     state = _mix64(state ^ np.uint64(derive_seed(stream)))
     state = _mix64(state + np.asarray(positions, dtype=np.uint64) * np.uint64(_GOLDEN))
     return state.view(np.int32).reshape(-1, 2)
@@ -98,7 +98,7 @@ def _mix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mix(bits: Tensor) -> None:
-    """The same for 32 bits, in place."""
+    """`_mix64` for 32 bits, in place."""
     _fold(bits, 16)
     bits *= _signed(0x7FEB352D)
     _fold(bits, 15)
@@ -107,7 +107,7 @@ def _mix(bits: Tensor) -> None:
 
 
 def _fold(bits: Tensor, shift: int) -> None:
-    # torch's right shift keeps the sign: what it drags in is masked off.
+    # torch's right shift copies the sign bit in; the mask removes the copies.
     bits ^= (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
 
 

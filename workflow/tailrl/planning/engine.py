@@ -1,4 +1,4 @@
-"""Engine and trainer on one device: what each may take of it, and how many sequences the engine has in flight."""
+"""Engine and trainer on one device: the memory of each, and how many sequences the engine has in flight."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from tailrl.planning.work import Work
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Attributes:
-    parts: bytes of a device by part, trainer and engine.
-    machine: with the sequences in flight for whose keys and values there is room.
-    lacking: bytes that the trainer or the engine lacks; 0 where both have room.
+    parts: bytes by part, of the trainer and the engine.
+    machine: the machine, with as many sequences in flight as its cache has room for.
+    lacking: bytes that the trainer or the engine lacks; 0 if both fit.
     """
 
     parts: dict[str, float]
@@ -24,7 +24,7 @@ class Placed:
 
 
 def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """A trainer's shard and an engine, or its slice, on one of n devices; vLLM has its share of a GPU by the study."""
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
     trainer = training_memory(shape, run, work, machine, devices)
     engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":
@@ -34,12 +34,12 @@ def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) ->
     cache = share - engine["engine's weights"]
     held, one = in_flight(shape, run.sampler, work, machine)
     lacking = max(0.0, one - cache) + max(0.0, machine.reserve + sum(trainer.values()) - (machine.memory - share))
-    # vLLM takes all of its share, whatever it needs of it.
+    # vLLM always takes its whole share.
     return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
 
 
 def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:
-    """The machine with the sequences at their longest for which vLLM's share of a GPU has room, and bytes of one."""
+    """The machine with as many full-length sequences as vLLM's share of a GPU holds, and the bytes of one sequence."""
     engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
     one = engine["engine's cache"]
     room = sampler.gpu_memory_utilization * machine.memory - engine["engine's weights"]

@@ -1,4 +1,4 @@
-"""A machine as the plan sees it: what it is stated to do, and what of that a step reaches."""
+"""A machine for the plan: its data-sheet throughputs, and the share of them that a step reaches."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tailrl.config.messages import sentences
 from tailrl.runtime.errors import StudyError, one_line
 
 IN_FLIGHT = 128
-"""As every engine here has it."""
+"""The default of every engine here."""
 
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)")
 
@@ -19,7 +19,7 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)")
 class Machine(Settings):
     """Throughputs and sizes of one device; the defaults are an H100 SXM's.
 
-    From its data sheet are `memory`, `matmul` and `bandwidth`. The others are assumed: nothing has been measured there.
+    `memory`, `matmul` and `bandwidth` are from its data sheet. The others are assumed: none has been measured.
     """
 
     name: str = Field("H100 SXM", description="what it is")

@@ -1,8 +1,8 @@
 """Bytes of one device, by part, while a step runs. P parameters, H wide, V tokens; n devices share the training.
 
-The parts that lie there all the time are exact. Activations are counted from what autograd keeps of a layer; how much
-more the allocator holds is the machine's `slack`. Engine and trainer share the device, and neither sleeps: vLLM's cache
-is there all the time, that of the other engines while they sample and no longer.
+Weights, gradients and optimizer state are exact. Activations are counted from what autograd keeps of a layer, times the
+machine's `slack` for the allocator. Engine and trainer share the device, and neither sleeps. vLLM's cache stays
+allocated; the other engines free theirs after sampling.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from tailrl.planning.work import Work
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 VLLM_CPU_CACHE = 2**30
-"""What `rollout.vllm` gives it on a CPU."""
+"""The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
-"""Those of `logprobs_passes`, which needs Triton to be imported."""
+"""The limits of `kernels.cuda_passes`, repeated here because importing it needs Triton."""
 
 
 PASSING = ("activations", "log-probs")
-"""The trainer's parts that are there during an update alone."""
+"""The trainer's parts that exist only during an update."""
 
 
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
-    """Bytes at the fullest moment, of the parts of trainer and engine together."""
+    """Peak bytes of trainer and engine together."""
     update = sum(parts[name] for name in PASSING)
     cache = parts["engine's cache"]
     rest = sum(parts.values()) - update - cache
@@ -35,7 +35,7 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
 
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
-    """What the trainer holds, by part."""
+    """Bytes of the trainer, by part."""
     size, parameters = BYTES[run.training.dtype], shape.parameters
     moments = 2 if run.training.optimizer == "adamw" else 1
     parts = {
@@ -44,7 +44,7 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
         "optimizer state": 4 * moments * parameters / devices,
     }
     if devices > 1 or size != 4:
-        # Layers are gathered, or cast, one ahead of the one at work; the head as a whole.
+        # The next layer is gathered (or cast) while one computes. The head is gathered whole.
         parts["weights at work"] = size * (2 * shape.layer + shape.embedding)
         parts["gradients at work"] = size * (2 * shape.layer + shape.embedding)
     parts["activations"] = machine.slack * size * activations(shape, work, run.training.activation_checkpointing)
@@ -53,11 +53,11 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
 
 
 def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
-    """Numbers that autograd keeps of the largest micro-batch, and those of the layer at which the backward pass is.
+    """Numbers that autograd keeps of the largest micro-batch, plus those of the layer that the backward pass is in.
 
-    Of a layer: both residual sums, and two of each norm (normed, and scaled); queries, keys, values and the attention's
-    output in the padded view, the last again in the row; four in the MLP (gate, its SiLU, up, their product). After
-    all of them two of the last norm; for all of them cosine and sine of the positions.
+    A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
+    and the attention's output in the padded view, and the output again in the row. The MLP keeps four (gate, its SiLU,
+    up, their product). The last norm keeps two. Cosine and sine of the positions are kept once.
     """
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
@@ -69,7 +69,7 @@ def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
 
 
 def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:
-    """The logits that are held at a time, the entries that are kept, and the head's gradient before it is added."""
+    """Bytes of the logits held at once, of those kept for the backward, and of the head's gradient."""
     tokens = work.batch_sequences * work.response
     pruned = run.vocabulary.rule != "full"
     if machine.gpu:
@@ -83,9 +83,9 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
 
 
 def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> dict[str, float]:
-    """What the engine holds on a device, by part: it is whole on each of them, or spread over those that share it.
+    """Bytes of the engine on a device, by part. Each device has a whole engine, or a slice of a shared one.
 
-    The cache is that of the sequences in flight at their longest, where the engine is not told how large it is.
+    The cache holds the sequences in flight at full length, unless its size is fixed.
     """
     size = BYTES[sampler.dtype]
     cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
@@ -97,6 +97,6 @@ def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: M
 
 
 def _engine_parameters(shape: Shape, sampler: SamplerSettings) -> int:
-    """vLLM is handed the head apart from the embedding (`rollout.vllm` says why)."""
+    """vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why)."""
     apart = shape.tied and sampler.engine == "vllm"
     return shape.parameters + (shape.embedding if apart else 0)

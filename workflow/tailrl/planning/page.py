@@ -24,7 +24,7 @@ class Planned:
         run: its settings.
         work: a device's share of a step.
         placed: engine and trainer on a device.
-        seconds: of a step, by phase.
+        seconds: seconds of a step, by phase.
     """
 
     run: Run
@@ -34,7 +34,7 @@ class Planned:
 
 
 def plan_arm(study: Study, arm: str, machine: Machine, devices: int, prompt: int, response: int | None) -> Planned:
-    """One arm's job on so many devices."""
+    """One arm's job on `devices` devices."""
     run, shape = study.run(arm), shape_of(study.policy)
     work = work_of(run.training, prompt, response, devices)
     placed = place(shape, run, work, machine, devices)
@@ -46,11 +46,11 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     """The whole page.
 
     Args:
-        study: what is to be computed.
+        study: the study to plan.
         machine: one of the devices.
-        devices: that share a job.
+        devices: devices that share a job.
         prompt: tokens of a prompt.
-        response: tokens of a response; None: all are as long as they may be.
+        response: tokens of a response; None: max_new_tokens.
 
     Raises:
         StudyError: the policy's sizes are not known.
@@ -96,7 +96,7 @@ def _memory(planned: Planned) -> Iterator[str]:
 
 def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
     training = sum(sum(arm.seconds.values()) * arm.run.training.steps for arm in planned.values()) * len(study.seeds)
-    # The base policy is one more, and each run's last one comes after its snapshots.
+    # The base policy, and each run's snapshots and final policy.
     policies = 1 + sum(len(arm.run.training.snapshots) + 1 for arm in planned.values()) * len(study.seeds)
     each = _evaluation(study, shape, next(iter(planned.values())))
     evaluating = policies * (each or 0.0) / 3600
@@ -117,7 +117,7 @@ def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int
 
 
 def _evaluation(study: Study, shape: Shape, planned: Planned) -> float | None:
-    """Seconds to evaluate one policy on a device of its own; None where the number of problems is not known before."""
+    """Seconds to evaluate one policy on one device; None if the number of problems is not known beforehand."""
     evaluation, machine = study.evaluation, planned.placed.machine
     problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
     if problems is None:

@@ -1,4 +1,4 @@
-"""The sizes of a policy, from the settings of one made here, from its config.json, or from a table of hub names."""
+"""The sizes of a policy: from the settings of a scratch policy, from config.json, or from a table of hub names."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Shape:
         intermediate: I, width of the MLP.
         vocabulary: V.
         tied: whether the head is the embedding.
-        normed: whether queries and keys have norms of their own, as Qwen3's have.
+        normed: whether queries and keys are normed, as in Qwen3.
     """
 
     hidden: int
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def products(self) -> int:
-        """Entries of a layer's matrices: a token costs twice as many floating-point operations."""
+        """Entries of a layer's matrices. A token costs twice as many floating-point operations."""
         attention = 2 * self.heads * self.head + 2 * self.kv_heads * self.head
         return self.hidden * (attention + 3 * self.intermediate)
 
@@ -45,12 +45,12 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of the head."""
+        """Parameters of the embedding; the head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them, a tied head once."""
+        """All parameters; a tied head counts once."""
         return self.layers * self.layer + self.hidden + self.embedding * (1 if self.tied else 2)
 
     @property
@@ -75,7 +75,7 @@ KNOWN = {
 
 
 def shape_of(policy: Policy) -> Shape:
-    """The policy's sizes, without a network; raises StudyError where they are not to be had."""
+    """The policy's sizes, without a network; raises StudyError if they are unknown."""
     if isinstance(policy, ScratchPolicy):
         sizes = policy.hidden_size, policy.layers, policy.heads, policy.heads, policy.hidden_size // policy.heads
         return Shape(*sizes, policy.intermediate_size, policy.vocabulary_size, tied=True)

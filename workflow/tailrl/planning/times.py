@@ -1,9 +1,9 @@
-"""Seconds of one step, by phase, of one device of n: what is counted, over what the machine is stated to do.
+"""Seconds of one step, by phase, on one of n devices: counted work over the machine's throughput.
 
-Products are counted: six operations a parameter and token for forward and backward, eight where layers are computed
-again, and eight a logit's width for the log-probs, whose forward is done again too. What lies between the products is
-memory traffic (`Machine.passes`). Sampling goes token by token: the larger of its products' time and of that in which
-weights and cache are read, and what a layer costs however little it does.
+Matrix products: six operations a parameter and token for forward and backward, eight with activation checkpointing,
+and eight times the width a logit, because the log-probs' forward is done twice. The rest is memory traffic
+(`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus
+a fixed cost a layer.
 """
 
 from tailrl.config.jobs import Run
@@ -25,10 +25,9 @@ def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: 
 
 
 def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> float:
-    """All of a device's sequences, as many at a time as its engine has in flight.
+    """Seconds to sample all of a device's sequences, in rounds of the engine's sequences in flight.
 
-    Of an engine that several devices share each computes its slice for the sequences of all of them, and every layer
-    adds the slices up twice.
+    If devices share an engine, each computes its slice for all of their sequences. A layer has two all-reduces.
     """
     size, rate = BYTES[sampler.dtype], (machine.decode_matmul or machine.matmul) * machine.decode_share
     sharing = sampler.tensor_parallel
@@ -58,7 +57,7 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
     traffic = machine.passes * size * (kept + shape.vocabulary * work.sampled)
     seconds = (body + attention + head) / (machine.matmul * machine.train_share) + traffic / machine.bandwidth
     if devices > 1:
-        # Gathered for the forward and for the backward of each micro-batch, gradients scattered once.
+        # Weights are gathered for each micro-batch's forward and backward. Gradients are scattered once.
         seconds += batches * 3 * size * shape.parameters / machine.link
     return seconds
 
@@ -70,7 +69,7 @@ def optimizer_seconds(shape: Shape, run: Run, machine: Machine, devices: int) ->
 
 
 def weights_seconds(shape: Shape, run: Run, machine: Machine, devices: int) -> float:
-    """Read in float32, written in the engine's dtype; gathered first where they are sharded."""
+    """Weights are read in float32 and written in the engine's dtype; sharded ones are gathered first."""
     size = BYTES[run.sampler.dtype]
     gathered = 4 * shape.parameters / machine.link if devices > 1 else 0.0
     return gathered + (4 + size) * shape.parameters / machine.bandwidth

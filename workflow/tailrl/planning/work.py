@@ -1,4 +1,4 @@
-"""What a step consists of: sequences, tokens, micro-batches."""
+"""The work of a step: sequences, tokens, micro-batches."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from tailrl.config.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step of one device, every response as long as the others.
+    """A step on one device. All responses have the same length.
 
     Attributes:
         prompts, group: prompts, and responses to each.
-        prompt, response: tokens of each.
+        prompt, response: tokens of a prompt and of a response.
         budget: most tokens of a micro-batch.
     """
 
@@ -27,12 +27,12 @@ class Work:
 
     @property
     def sampled(self) -> float:
-        """Response tokens: each has logits, in the sampler and in the trainer."""
+        """Response tokens. Each needs logits, in the engine and in the trainer."""
         return self.sequences * self.response
 
     @property
     def row(self) -> float:
-        """Tokens that the trainer runs the model on: a prompt once, and no response's last token."""
+        """Tokens that the trainer runs the model on: each prompt once, each response without its last token."""
         return self.prompts * self.prompt + self.sequences * (self.response - 1)
 
     @property
@@ -50,7 +50,7 @@ class Work:
 
     @property
     def batch_padded(self) -> int:
-        """Tokens of its padded view, in which every sequence has its prompt: what attention sees."""
+        """Tokens of its padded view, which attention sees: every sequence with its prompt."""
         return self.batch_sequences * (self.prompt + self.response - 1)
 
     def _tokens(self, sequences: int) -> int:
@@ -63,8 +63,8 @@ def work_of(training: Training, prompt: int, response: int | None, devices: int)
     Args:
         training: the run's sizes.
         prompt: tokens of a prompt.
-        response: tokens of a response; None: the longest there may be.
-        devices: over which the sequences are spread.
+        response: tokens of a response; None: max_new_tokens.
+        devices: devices that share the sequences.
     """
     longest = training.max_new_tokens
     response = longest if response is None else min(response, longest)

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.format import LOST, count, p_value, percent, points, table
-from tailrl.analysis.scores import Gain, by_problem, compare_arms, gains_over_base
-from tailrl.analysis.survival import collapses, lasted
-from tailrl.analysis.tables import flat_rows, mean_of, write_csv
-from tailrl.artifacts.results import Results, TrainedRun, read_results
+from tailrl.analysis.ablation import Point, points_of
+from tailrl.analysis.format import LOST
+from tailrl.analysis.scores import compare_arms
+from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import write_claims
-from tailrl.claims.ablation import Point, ablation_verdicts
+from tailrl.claims.ablation import judge_ablation
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     GREY,
@@ -30,11 +30,10 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.page import render
 from tailrl.report.summary import comparison_table
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.crossed import crossed_difference
-from tailrl.stats.intervals import Interval, mean_interval, problem_interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
+from tailrl.stats.intervals import Interval, problem_interval
 
 
 def write(study: Study, name: str, results: Path, folder: Path) -> None:
@@ -50,23 +49,30 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     read = read_results(study, results, arms)
     values = ["null" if value is None else str(value) for value in ablation.values]
     places = itertools.product(ablation.bases, values)
-    points_A = _points(read, [(base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)])
+    points_A = points_of(read, [(base, arm, value) for arm, (base, value) in zip(arms, places, strict=True)])
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
-    verdicts = ablation_verdicts(ablation, read, points_A)
+    verdicts = judge_ablation(ablation, read, points_A)
     write_claims(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
-    page = _page(study, name, points_A, untrained, samples)
-    for endpoint, lines in itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint):
-        page += f"\n{endpoint}\n\n"
-        for line in lines:
-            p = "" if math.isnan(line.p_holm) else f", p by Holm {p_value(line.p_holm)}"
-            page += f"- {line.arms}: {line.seen}: {line.verdict}{p}\n"
-    if tied := [comparison for comparison in comparisons if comparison.why]:
-        page += f"\n## Differences between arms\n\n{comparison_table(tied, f'{name}_differences.csv')}\n"
+    further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)
+    tied = [comparison for comparison in comparisons if comparison.why]
+    page = render(
+        "ablation.md.j2",
+        name=name,
+        ablation=ablation,
+        seeds=study.seeds,
+        untrained=untrained,
+        samples=samples,
+        LOST=LOST,
+        nats=_nats,
+        points_A=points_A,
+        verdicts=[(endpoint, list(lines)) for endpoint, lines in further],
+        compared=comparison_table(tied, f"{name}_differences.csv") if tied else "",
+    )
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
@@ -127,76 +133,6 @@ def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, s
     x = [place + shift for place in range(len(intervals))]
     ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, marker="o", markersize=3.5, linewidth=0.8)
     ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
-
-
-def _points(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
-    """The points of base, arm and value, with each arm's change against the one that its base starts from."""
-    gains = {gain.arm: gain for gain in gains_over_base(results)}
-    scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
-    changes = []
-    for base, arm, _ in places:
-        own = [other for of, other, _ in places if of == base]
-        start = base if base in own else own[0]
-        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_DIFFERENCE)
-    adjusted = holm([change.p for change in changes]).tolist()
-    return [
-        _point(results.runs[arm], base, gains[arm], value, change, p)
-        for (base, arm, value), change, p in zip(places, changes, adjusted, strict=True)
-    ]
-
-
-def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
-    steps, _ = found = collapses(runs)
-    seeds = {
-        "k3_masked": mean_of(runs, "rollout_corr/k3_kl"),
-        "k3_unmasked": mean_of(runs, "rollout_corr_unmasked/k3_kl"),
-        "lost": 1.0 - mean_of(runs, "dvp/kept_mass_train_mean"),
-        "outside": mean_of(runs, "dvp/sampled_outside_train_support_fraction"),
-        "survived": lasted(found),
-    }
-    return Point(
-        base=base,
-        arm=gain.arm,
-        value=value,
-        avg=gain.avg,
-        gain=gain.gain,
-        change=change,
-        change_p_holm=change_p,
-        runs=len(steps),
-        collapsed=sum(step is not None for step in steps),
-        **{name: mean_interval(values) for name, values in seeds.items()},
-    )
-
-
-def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:
-    ablation = study.ablations[name]
-    several = len(ablation.bases) > 1
-    scores = (f"avg@{samples}", "gain over base, points", "change, points", "p, Holm")
-    header = (
-        *(["arm"] if several else []), ablation.field, *scores, "collapsed", "k3 masked", "k3 unmasked", LOST, "outside"
-    )  # fmt: skip
-    rows = [
-        [
-            *([p.base] if several else []),
-            p.value,
-            percent(p.avg),
-            points(p.gain),
-            "" if math.isnan(p.change.mean) else points(p.change),
-            p_value(p.change_p_holm),
-            f"{p.collapsed} of {p.runs}",
-            *(_nats(i) for i in (p.k3_masked, p.k3_unmasked, p.lost, p.outside)),
-        ]
-        for p in points_A
-    ]
-    arms = f"Arm{'s' if several else ''} {', '.join(f'`{base}`' for base in ablation.bases)}"
-    note = (
-        f"{arms} with other values of `{ablation.field}`, {count(len(study.seeds), 'seed')} each. The "
-        f"untrained policy has {percent(untrained)} (interval over problems). Scores have 95 % intervals over seeds "
-        "and problems, means over all steps t intervals over seeds. The change is that against the line without one, "
-        "its p by Holm over the lines. A run collapsed where its reward, from some step on, stays below half of its "
-        "highest, for a tenth of its steps at least."
-    )
-    return f"# Ablation {name}\n\n{note}\n\n{table(header, rows)}\n"
 
 
 def _nats(interval: Interval) -> str:

@@ -2,22 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from tailrl.analysis import arm_kinds
-from tailrl.analysis.format import LOST, count, p_value, table
-from tailrl.analysis.tables import flat_rows, mean_of, write_csv
+from tailrl.analysis.across import GAIN, QUANTITIES, Place, places_of
+from tailrl.analysis.format import p_value
+from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.evaluation import read_evaluation
-from tailrl.artifacts.results import FloatArray, Results, read_results
+from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import write_claims
-from tailrl.claims.decide import Verdict, change_verdict
-from tailrl.claims.finding import interval
-from tailrl.claims.statements import ACROSS
+from tailrl.claims.across import judge_across
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     arm_legend,
@@ -28,50 +25,8 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import Interval, mean_interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
-
-
-def _gain(results: Results, arm: str) -> FloatArray:
-    base = results.base.scores[0].avg_at_k
-    return 100 * np.array([score.avg_at_k - base for score in results.evaluations[arm].scores])
-
-
-def _metric(key: str) -> Callable[[Results, str], FloatArray]:
-    return lambda results, arm: mean_of(results.runs[arm], key)
-
-
-GAIN = "gain over base, points"
-
-QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
-    GAIN: _gain,
-    LOST: lambda results, arm: 1 - mean_of(results.runs[arm], "dvp/kept_mass_train_mean"),
-    "1 − Z of a response, summed": _metric("dvp/lost_mass_per_response"),
-    "outside": _metric("dvp/sampled_outside_train_support_fraction"),
-    "k3 masked, nats": _metric("rollout_corr/k3_kl"),
-    "k3 unmasked, nats": _metric("rollout_corr_unmasked/k3_kl"),
-    "|Δ| of a response, nats": _metric("rollout_corr_unmasked/delta_seq_abs_mean"),
-    "effective sample size of the responses' weights": _metric("rollout_corr_raw/rollout_is_eff_sample_size"),
-}
-"""What is compared: a number for each seed; of metrics the mean over a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One quantity of one arm in one study, with its t interval over seeds.
-
-    Attributes:
-        change: against the first of the studies, Welch over seeds; NaN in that one, and where all seeds of both agree.
-        change_p_holm: its p by Holm over the arms and studies of the quantity.
-    """
-
-    quantity: str
-    arm: str
-    study: str
-    value: Interval
-    change: Difference
-    change_p_holm: float
 
 
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
@@ -94,9 +49,9 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
         raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
     studies = [_as_run(study, folder / study.name, shared[0]) for study in studies]
     read = [read_results(study, folder / study.name, shared) for study in studies]
-    places = [place for name in QUANTITIES for place in _places(name, shared, studies, read)]
+    places = [place for name in QUANTITIES for place in places_of(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(places))
-    write_claims(out.with_name(f"{out.name}_claims.csv"), _verdicts(studies, read, places))
+    write_claims(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, places))
     save_svg(across_figure(places), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
 
@@ -135,56 +90,10 @@ def across_figure(places: Sequence[Place]) -> Figure:
     return figure
 
 
-def _places(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]) -> list[Place]:
-    found = []
-    for arm in arms:
-        first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
-        for study, value_S in zip(studies, values, strict=True):
-            # What an arm cannot have, as naive no pruned mass, is no comparison.
-            varies = np.ptp(np.concatenate([value_S, first_S])) > 0
-            change = arm_difference(value_S, first_S) if value_S is not first_S and varies else NO_DIFFERENCE
-            found.append((arm, study.name, mean_interval(value_S), change))
-    adjusted = holm([change.p for *_, change in found]).tolist()
-    return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
-
-
-def _verdicts(studies: Sequence[Study], read: Sequence[Results], places: Sequence[Place]) -> list[Verdict]:
-    """Of each quantity, arm and later study, whether it differs from what it is in the first."""
-    results = {study.name: own for study, own in zip(studies, read, strict=True)}
-    first, found = studies[0].name, []
-    for place in places:
-        if math.isnan(place.change_p_holm):
-            continue
-        change = place.change
-        found.append(
-            change_verdict(
-                f"{ACROSS}{place.quantity}",
-                arm_kinds.settings_of(results[place.study], place.arm),
-                place.arm,
-                place.value.n,
-                change,
-                place.change_p_holm,
-                unit="that of the quantity",
-                seen=f"{place.quantity}, {place.study} less {first}: " + interval(change.mean, change.low, change.high),
-                endpoint=f"Mean over seeds less that in {first}, of the same arm (Welch over seeds), by Holm over the "
-                "arms and studies of the quantity.",
-            )
-        )
-    return found
-
-
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
-    parts = [f"# {', '.join(study.name for study in studies)}"]
-    parts += [f"- {study.name}, {count(len(study.seeds), 'seed')}: {study.description}" for study in studies]
-    parts.append(
-        "Means over seeds with t intervals at 95 %; of metrics, over all steps. In brackets p against "
-        f"{studies[0].name} (Welch over seeds), by Holm over the lines of a table."
-    )
-    for name in QUANTITIES:
-        own = {(place.arm, place.study): place for place in places if place.quantity == name}
-        rows = [[arm, *(_cell(own[arm, study.name]) for study in studies)] for arm in arms]
-        parts.append(f"## {name}\n\n{table(['arm', *(study.name for study in studies)], rows)}")
-    return "\n\n".join([parts[0], "\n".join(parts[1 : 1 + len(studies)]), *parts[1 + len(studies) :]]) + "\n"
+    cells = {(place.quantity, place.arm, place.study): _cell(place) for place in places}
+    tables = {name: {arm: [cells[name, arm, study.name] for study in studies] for arm in arms} for name in QUANTITIES}
+    return render("across.md.j2", studies=studies, tables=tables)
 
 
 def _cell(place: Place) -> str:

@@ -24,11 +24,10 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
-from tailrl.analysis.format import count, p_value, percent, table
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.tables import write_claims
 from tailrl.claims.decide import Verdict
-from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.early_warning import ANNOUNCES, UNSKILLED, beyond, in_steps, judge_warnings, unskilled, why_not
 from tailrl.report.axes import (
     ARM_COLOURS,
     GREY,
@@ -38,15 +37,8 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import CONFIDENCE, Interval
-from tailrl.stats.tests import holm
-
-PLATEAU = (30, 50)
-"""Steps from where K3 leaves its plateau to where the reward drops, in arXiv 2605.14220."""
-
-UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
-"""What is said of a metric that is not judged."""
 
 WARNED, ALARMED = ARM_COLOURS[:2]
 
@@ -73,9 +65,10 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     write_csv(out / "thresholds.csv", tried)
     write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
     write_csv(out / "runs.csv", [_row(case) for case in cases])
-    write_claims(out / "claims.csv", _verdicts(cases, judged))
+    verdicts = judge_warnings(cases, judged)
+    write_claims(out / "claims.csv", verdicts)
     save_svg(warning_figure(judged), out / "early_warning.svg")
-    (out / "early_warning.md").write_text(_page(cases, judged, mismatched), encoding="utf-8")
+    (out / "early_warning.md").write_text(_page(cases, judged, mismatched, verdicts), encoding="utf-8")
 
 
 def _compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
@@ -116,192 +109,33 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
         return figure
 
 
-def _page(cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned]) -> str:
-    parts = ["# Early warning", _introduction(cases)]
-    if not judged:
-        return "\n\n".join([*parts, f"No threshold can be chosen: {_why_not(cases)}."]) + "\n"
-    header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
-    pairs = zip(judged, _adjusted(judged), strict=True)
-    rows = [[*_cells(one), _lead(one.ahead), p_value(p)] for one, p in pairs]
-    rows += [[metric, UNSKILLED, *[""] * 5] for metric in _unskilled(judged)]
-    best = judged[0]
-    rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
-    last = (
-        f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
-    )
-    parts += [table((*header, f"ahead of the {FALLING}, steps", "p, Holm"), rows), last + _ended(cases, best)]
-    if runs := mismatched[0].collapsed + mismatched[0].others:
-        among = (
-            "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
-            "is 0 at every step: there it neither warns nor raises a false alarm, and says nothing of how well it does "
-            f"where it can. The same thresholds among the {count(runs, 'run')} of that half with a mismatch, with an "
-            "unmasked k3 other than 0; these lines decide no claim."
-        )
-        parts += ["## Among the runs with a mismatch", among, table(header, map(_cells, mismatched))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _introduction(cases: Sequence[Case]) -> str:
-    studies = ", ".join(dict.fromkeys(case.study for case in cases))
-    collapsed = sum(case.collapse is not None for case in cases)
-    return (
-        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed; none that a "
-        "rule ended is among them. An "
-        "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
-        "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
-        "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
-        "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
-        "shuffled: shares have Korn and Graubard's intervals, medians Woodruff's: of the lead, and of how far a metric "
-        f"is ahead of the {FALLING}, over all collapses, an alarm that does not come counting as at the collapse. p, "
-        "by Holm over all metrics, is twice the share of shuffles with at least the skill seen, where each arm has the "
-        "alarms, seed by seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a "
-        "test says that a metric tells arms that collapse from arms that do not, not which run of an arm will."
+def _page(
+    cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned], verdicts: Sequence[Verdict]
+) -> str:
+    adjusted = {verdict.id: verdict.p_holm for verdict in verdicts}
+    return render(
+        "early_warning.md.j2",
+        cases=cases,
+        collapsed=sum(case.collapse is not None for case in cases),
+        falling=FALLING,
+        judged=[(one, adjusted[ANNOUNCES[one.metric].id]) for one in judged],
+        why_not=why_not(cases),
+        unskilled=unskilled(judged),
+        UNSKILLED=UNSKILLED,
+        ended=_ended(cases, judged[0]) if judged else None,
+        mismatched=mismatched,
+        beyond=beyond,
+        steps=in_steps,
     )
 
 
-def _why_not(cases: Sequence[Case]) -> str:
-    """Why a metric is not judged."""
-    return ALIKE if len({case.collapse is None for case in cases if case.chooses}) < 2 else UNSKILLED
-
-
-def _adjusted(judged: Sequence[Warned]) -> list[float]:
-    """The p of each metric by Holm over all: one that chose no threshold is a test that shows nothing, and counts."""
-    found: list[float] = holm([*(one.p for one in judged), *[1.0] * len(_unskilled(judged))]).tolist()
-    return found[: len(judged)]
-
-
-def _cells(one: Warned) -> list[str]:
-    shares = [f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one)]
-    return [one.metric, f"{_beyond(one)} times", *shares, _lead(one.lead)]
-
-
-def _beyond(one: Warned) -> str:
-    return f"{'above' if one.factor > 1 else 'below'} {one.factor:g}"
-
-
-def _unskilled(judged: Sequence[Warned]) -> list[str]:
-    """The metrics that are not judged."""
-    return [metric for metric in METRICS if metric not in {one.metric for one in judged}]
-
-
-def _ended(cases: Sequence[Case], rule: Warned) -> str:
-    """How the runs end that the rule would have ended for nothing, as a sentence."""
+def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
+    """Of the evaluated runs that do not collapse, `kept`, how many the rule would have ended, `false`; of those of them
+    that do not end below the untrained policy, `better`, how many, `lost`."""
     kept = [case for case in cases if not case.chooses and case.collapse is None and not math.isnan(case.gain)]
-    if not kept:
-        return ""
     better = [case for case in kept if case.gain >= 0]
     false, lost = (sum(raised(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
-    return (
-        f" Of the {count(len(kept), 'run')} without a collapse whose policies were evaluated it would have ended "
-        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that do not end "
-        f"below it, {lost}."
-    )
-
-
-def _counts(one: Warned) -> tuple[tuple[int, int, Interval], tuple[int, int, Interval]]:
-    return (one.warned, one.collapsed, one.sensitivity), (one.alarmed, one.others, one.false_alarms)
-
-
-def _lead(lead: Interval) -> str:
-    if math.isnan(lead.mean):
-        return ""
-    return f"{lead.mean:g}" + ("" if math.isnan(lead.low) else f" [{lead.low:g}, {lead.high:g}]")
-
-
-def _verdicts(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
-    """A line for each metric, those that are judged first, and after that of k3 one on its lead.
-
-    A metric announces a collapse where its one-sided p, by Holm, is at most 2.5 %: half of the one shown.
-    """
-    found = []
-    for one, p in zip(judged, _adjusted(judged), strict=True):
-        lead = f", median lead {_lead(one.lead)} steps" if one.warned else ""
-        true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
-        shown = p <= 1 - CONFIDENCE and one.skill > 0
-        line = replace(
-            _untested(cases, one.metric),
-            verdict=UNTESTABLE if math.isnan(p) else REPRODUCED if shown else UNDECIDED,
-            dose=f"{_beyond(one)} times its start",
-            seeds=one.collapsed + one.others,
-            effect=one.lead.mean,
-            low=one.lead.low,
-            high=one.lead.high,
-            p=one.p,
-            p_holm=p,
-            seen=f"{one.metric}: before {true}{lead}; falsely in {false}",
-        )
-        found += [line, _plateau(line, one)] if one.metric == "k3" else [line]
-        found += [_first(line, one, shown)] if one.ahead.n else []
-    for metric in _unskilled(judged):
-        line = _untested(cases, metric)
-        found += [line, _plateau(line, None)] if metric == "k3" else [line]
-    return found
-
-
-def _untested(cases: Sequence[Case], metric: str) -> Verdict:
-    """The line on a metric that is not judged."""
-    return Verdict(
-        claim=f"{metric} announces a collapse",
-        source="arXiv 2605.14220; open question",
-        verdict=UNTESTABLE,
-        policy="",
-        task="",
-        dose="",
-        arms=", ".join(dict.fromkeys(case.study for case in cases)),
-        seeds=sum(not case.chooses for case in cases),
-        effect=math.nan,
-        low=math.nan,
-        high=math.nan,
-        unit="steps",
-        p=math.nan,
-        p_holm=math.nan,
-        seen=f"{metric}: {_why_not(cases)}",
-        endpoint="An alarm is likelier before a collapse than in a run without one, by more than it would be if arms "
-        "of a study had one another's alarms: a permutation test of the difference on the half of the seeds that did "
-        "not choose the threshold, whole arms shuffled and the threshold chosen anew each time, twice the one-sided p, "
-        "by Holm over all metrics.",
-    )
-
-
-def _plateau(line: Verdict, one: Warned | None) -> Verdict:
-    """Whether the median lead of k3 is the one that arXiv 2605.14220 reports; `one` is None where k3 is not judged."""
-    low, high = PLATEAU
-    # Comparisons with NaN, where there is no interval, are false.
-    nothing, inside = math.isnan(line.effect), low <= line.low and line.high <= high
-    apart = line.high < low or line.low > high
-    lead = f"median lead {_lead(one.lead)} steps" if one and one.warned else "k3 announced no collapse"
-    return replace(
-        line,
-        claim=f"k3 announces a collapse {low} to {high} steps before",
-        verdict=UNTESTABLE if nothing else CONTRADICTED if apart else REPRODUCED if inside else UNDECIDED,
-        seeds=one.warned if one else 0,
-        p=math.nan,
-        p_holm=math.nan,
-        seen=lead if one else line.seen,
-        endpoint="The interval of the median lead, from where k3 is beyond the multiple that was chosen, over the arms "
-        "of the collapses that it announced, lies within that range; contradicted where it lies outside.",
-    )
-
-
-def _first(line: Verdict, one: Warned, shown: bool) -> Verdict:
-    """Whether a metric warns before the falling reward does; only one that is shown to announce a collapse can."""
-    own = one.ahead
-    return replace(
-        line,
-        claim=f"{one.metric} warns before the {FALLING} does",
-        source=OPEN,
-        verdict=REPRODUCED if own.low > 0 and shown else CONTRADICTED if own.high < 0 else UNDECIDED,
-        seeds=one.collapsed,
-        effect=own.mean,
-        low=own.low,
-        high=own.high,
-        p=math.nan,
-        p_holm=math.nan,
-        seen=f"{one.metric}: a median of {_lead(own)} steps ahead, over {count(one.collapsed, 'collapse')}",
-        endpoint=f"The metric announces a collapse, and the interval of the median of the steps from its alarm to that "
-        f"of the {FALLING}, each of them at the collapse where it does not come before, over the arms of all "
-        "collapses, lies above 0; contradicted where it lies below.",
-    )
+    return {"kept": len(kept), "false": false, "better": len(better), "lost": lost} if kept else None
 
 
 def _row(case: Case) -> dict[str, Any]:

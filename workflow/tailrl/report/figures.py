@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tailrl.analysis.scores import Gain, PolicyScore
-from tailrl.analysis.tables import Curve, DeltaBin, TimeShare
+from tailrl.analysis.tables import Curve, DeltaBin, TimeShare, lacking
 from tailrl.config.study import BASE_ARM
 from tailrl.report.axes import (
     DASHES,
@@ -31,42 +31,36 @@ from tailrl.report.axes import (
     style,
 )
 from tailrl.stats.intervals import Interval
+from tailrl.tracking import metrics as keys
 
 TRAINING = {
-    "reward/mean": "reward",
-    "policy/entropy": "policy entropy (nats)",
-    "train/grad_norm": "gradient norm",
-    "response/length_mean": "response length (tokens)",
+    keys.REWARD: "reward",
+    keys.ENTROPY: "policy entropy (nats)",
+    keys.GRADIENT_NORM: "gradient norm",
+    keys.LENGTH: "response length (tokens)",
 }
 """The panels of the training figure: metric and its title."""
 
 MISMATCH = {
-    "rollout_corr/k3_kl": "k3 KL, masked (nats)",
-    "rollout_corr_unmasked/k3_kl": "k3 KL, unmasked (nats)",
-    "rollout_corr_raw/rollout_is_mean": "mean weight before clipping",
-    "rollout_corr_raw/rollout_is_eff_sample_size": "effective sample size (of batch)",
-    "dvp/sampled_outside_train_support_fraction": "tokens outside the trainer's set",
-    "rollout_corr/rollout_rs_seq_masked_fraction": "rejected (dots: vetoed)",
+    keys.K3_MASKED: "k3 KL, masked (nats)",
+    keys.K3_UNMASKED: "k3 KL, unmasked (nats)",
+    keys.WEIGHT_RAW: "mean weight before clipping",
+    keys.SAMPLE_SIZE_RAW: "effective sample size (of batch)",
+    keys.OUTSIDE: "tokens outside the trainer's set",
+    keys.REJECTED: "rejected (dots: vetoed)",
 }
-"""The panels of the mismatch figure."""
+"""The panels of the mismatch figure; vetoed sequences are drawn with dots in the panel of the rejected ones."""
 
-VETO = "rollout_corr/veto_seq_fraction"
-"""Drawn with dots in the panel of the rejected sequences."""
-
-MAGNITUDES = (
-    "train/grad_norm",
-    "rollout_corr/k3_kl",
-    "rollout_corr_unmasked/k3_kl",
-    "rollout_corr_raw/rollout_is_mean",
-)
+MAGNITUDES = (keys.GRADIENT_NORM, keys.K3_MASKED, keys.K3_UNMASKED, keys.WEIGHT_RAW)
 """Metrics that span decades: log axes."""
 
 KEPT = {
-    "1 - dvp/kept_mass_{}_mean": "mass outside the set, mean 1 − Z",
-    "1 - dvp/kept_mass_{}_min": "largest 1 − Z at a position",
-    "dvp/kept_vocab_per_token_{}": "size of the set (tokens)",
+    (keys.KEPT_MASS_TRAIN, keys.KEPT_MASS_ROLLOUT): "mass outside the set, mean 1 − Z",
+    (keys.KEPT_MASS_TRAIN_MIN, keys.KEPT_MASS_ROLLOUT_MIN): "largest 1 − Z at a position",
+    (keys.KEPT_VOCAB_TRAIN, keys.KEPT_VOCAB_ROLLOUT): "size of the set (tokens)",
 }
-"""The panels of the kept-mass figure; {} is train (line) or rollout (dots)."""
+"""The panels of the kept-mass figure: a metric in the trainer (line) and in the sampler (dots). Of a mass, one minus it
+is shown."""
 
 PHASE_COLOURS = {
     "rollout": "#332288",
@@ -82,6 +76,11 @@ PHASE_COLOURS = {
 
 FEWEST_TOKENS = 10
 """A probability bin with fewer tokens is counted but its mean is not drawn."""
+
+
+def is_mass(key: keys.Metric) -> bool:
+    """Whether a metric of KEPT is a mass, of which what it lacks of 1 is shown."""
+    return key.unit == "fraction"
 
 
 def training_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
@@ -109,8 +108,8 @@ def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
         for ax, (metric, label) in zip(panels, MISMATCH.items(), strict=True):
             own = [c for c in curves if c.metric == metric]
             draw_curves(ax, own, arms)
-            if metric.endswith("seq_masked_fraction"):
-                draw_curves(ax, [c for c in curves if c.metric == VETO], arms, dash=":")
+            if metric == keys.REJECTED:
+                draw_curves(ax, [c for c in curves if c.metric == keys.VETOED], arms, dash=":")
             if metric in MAGNITUDES:
                 set_magnitude_scale(ax, _values(own))
             elif any(isfinite(value) for value in _values(own)):
@@ -132,15 +131,15 @@ def kept_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
             say_nothing_to_show(panels[0], "No arm of this study prunes the vocabulary.")
             return figure
         figure, panels = make_panels(1, 3, 2.3)
-        for ax, (pattern, label) in zip(panels, KEPT.items(), strict=True):
+        for ax, (pair, label) in zip(panels, KEPT.items(), strict=True):
             own = []
-            sides: tuple[tuple[str, Dash | None], ...] = (("train", None), ("rollout", ":"))
-            for side, dash in sides:
-                drawn = [c for c in curves if c.metric == pattern.format(side)]
+            dashes: tuple[Dash | None, ...] = (None, ":")
+            for key, dash in zip(pair, dashes, strict=True):
+                drawn = [c for c in curves if c.metric == (lacking(key) if is_mass(key) else key)]
                 draw_curves(ax, drawn, arms, dash=dash)
                 own += drawn
             set_magnitude_scale(ax, _values(own))
-            if pattern.startswith("1 - ") and ax.get_yscale() == "linear":
+            if is_mass(pair[0]) and ax.get_yscale() == "linear":
                 set_percent_axis(ax, axis="y")
             ax.set_title(label)
             ax.set_xlabel("training step")

@@ -20,8 +20,7 @@ from tailrl.report.axes import (
 from tailrl.report.figures import draw_curves
 from tailrl.stats.crossed import crossed_interval
 from tailrl.stats.intervals import Interval, problem_interval
-
-REWARD, KL = "reward/mean", "rollout_corr/k3_kl"
+from tailrl.tracking.metrics import K3_MASKED, REWARD, STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def score_points(results: Results) -> list[Point]:
     points = []
     for arm in results.arms:
         evaluation = results.evaluations[arm]
-        done = {run.seed: len(run.metrics["train/step"]) for run in results.runs[arm]}
+        done = {run.seed: len(run.metrics[STEP]) for run in results.runs[arm]}
         steps: dict[int, list[Score]] = {0: [results.base.scores[0]]}
         for kept in evaluation.snapshots:
             # A stop rule can end a run at a snapshot's step: then the snapshot is the last policy.
@@ -65,10 +64,10 @@ def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str
     """Training reward, held-out score and KL over the steps, as Figure 1 of arXiv 2512.23087 has them."""
     with style():
         figure, (reward, score, kl) = make_panels(1, 3, 2.8)
-        for ax, metric in ((reward, REWARD), (kl, KL)):
+        for ax, metric in ((reward, REWARD), (kl, K3_MASKED)):
             own = [curve for curve in curves if curve.metric == metric]
             draw_curves(ax, own, arms)
-            if metric == KL:
+            if metric == K3_MASKED:
                 set_magnitude_scale(ax, [value for curve in own for value in curve.mean_N])
         _draw_points(score, points, arms)
         for ax, title in ((reward, "training reward"), (score, "held-out avg@k"), (kl, "k3 KL, masked (nats)")):

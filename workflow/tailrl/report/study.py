@@ -13,10 +13,10 @@ from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import Results, read_results
 from tailrl.artifacts.tables import write_claims
-from tailrl.claims.decide import judge
 from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
+from tailrl.claims.study import judge
 from tailrl.config.study import Study
 from tailrl.report import ablation, distributions, figures, gradients, snapshots
 from tailrl.report.across import write_across
@@ -27,6 +27,7 @@ from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_figure
 from tailrl.stats.intervals import problem_interval
+from tailrl.tracking.metrics import K3_MASKED, REWARD, VETOED
 
 __all__ = [
     "CAPTIONS",
@@ -122,12 +123,12 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
     """The figures over the steps: training, mismatch and, for the arms that prune, what is kept."""
     window = tables.window_of(results.all_runs())
     training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
-    keys = (*figures.MISMATCH, figures.VETO)
+    keys = (*figures.MISMATCH, VETOED)
     mismatch = [tables.curve(results.runs[arm], key) for key in keys for arm in results.arms]
     kept = [
-        tables.curve(results.runs[arm], pattern.removeprefix("1 - ").format(side), lost=pattern.startswith("1 - "))
-        for pattern in figures.KEPT
-        for side in ("train", "rollout")
+        tables.curve(results.runs[arm], key, lost=figures.is_mass(key))
+        for pair in figures.KEPT
+        for key in pair
         for arm in pruned
     ]
     drawn = {
@@ -148,9 +149,7 @@ def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
     tables.write_csv(out / "tables" / "figure1.csv", tables.flat_rows(points))
     window = tables.window_of(results.all_runs())
     curves = [
-        tables.curve(results.runs[arm], key, window=window)
-        for key in (snapshots.REWARD, snapshots.KL)
-        for arm in results.arms
+        tables.curve(results.runs[arm], key, window=window) for key in (REWARD, K3_MASKED) for arm in results.arms
     ]
     save_svg(snapshots.figure1(points, curves, results.arms), out / "figures" / "figure1.svg")
     return ("figure1",)

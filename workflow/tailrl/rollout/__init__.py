@@ -1,6 +1,6 @@
-"""Engines that sample. A sampler turns requests into rollouts and takes new weights; nothing else.
+"""Engines that sample. A `Sampler` turns requests into rollouts and takes new weights; nothing else.
 
-The rest of the package knows the protocol only; `make_sampler` imports the engine that a study names.
+The rest of the package knows this protocol only; `make_sampler` imports the engine that a study names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +26,12 @@ class Decoding:
     Attributes:
         temperature: divides the logits, before everything else.
         max_new_tokens: longest response, tokens.
-        rule: of the safe set on the engine's own distribution (`vocabulary.RULES`); its number comes with each request.
-        disturbance: of that distribution, before its safe set is chosen (`disturbance.disturb`); what it says of
-            weights is not the engine's business, which has the weights that it was handed.
-        shared_noise: draw argmax(log π + g) with the Gumbel noise of `noise.gumbel`, by the response's seed and the
-            token's place: another engine on the same noise draws the same token where it can. No log-probs then.
-        keep_every: keep the logits of one place of a response in so many (`is_kept`); 0: of none.
+        rule: key of `safe_set.RULES`, for V'_S on the engine's distribution; each request brings its threshold.
+        disturbance: of that distribution, before V'_S is chosen (`disturbance.disturb`). The engine ignores the part
+            about weights, which are disturbed before they are handed over.
+        shared_noise: draw argmax(log π + g) with `noise.gumbel` of the response's seed and the position: engines with
+            the same noise draw the same token where they can. Rollouts then have no log-probs.
+        keep_every: keep the logits of every n-th position of a response (`is_kept`); 0: of none.
     """
 
     temperature: float
@@ -42,47 +42,47 @@ class Decoding:
     keep_every: int = 0
 
 
-def is_kept(seed: int, place: int, every: int) -> bool:
-    """Whether the logits at this place of the response with this seed are kept: every n-th, the first by the seed."""
-    return every > 0 and place % every == seed % every
+def is_kept(seed: int, position: int, every: int) -> bool:
+    """Whether logits are kept at this position of the response with this seed: every n-th, the first by the seed."""
+    return every > 0 and position % every == seed % every
 
 
 class Sampler(Protocol):
     """A rollout engine."""
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """One rollout per request, in their order. The same request gives the same rollout whatever else
-        is in the batch, as far as the engine's arithmetic does not depend on the batch."""
+        """One rollout per request, in their order. A request's rollout depends on the batch only as far as the engine's
+        arithmetic does."""
         ...
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """Largest difference, nats, between the log-probs that `generate` returns and those of the distribution that
-        the engine samples from, both for these requests; raises StudyError where ratios would be biased by it."""
+        """Largest error, nats, of `generate`'s log-probs for these requests against the distribution that the engine
+        samples from; raises StudyError where the error would bias ratios."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace the policy by these named tensors (any dtype; the engine casts to its own)."""
+        """Replace the policy's weights by these named tensors (any dtype; the engine casts to its own)."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What the engine says of the last batch, by the names in `tailrl.tracking.metrics`."""
+        """The engine's metrics of the last batch; `tailrl.tracking.metrics` has their names."""
         ...
 
 
 def make_sampler(
     settings: SamplerSettings, policy_folder: Path, max_length: int, seed: int, trainer: "PreTrainedModel | None" = None
 ) -> Sampler:
-    """The engine that `settings` names, shaped for a policy; hand it the weights before it generates.
+    """The engine that `settings` names, shaped for a policy; load its weights before it generates.
 
     Args:
         settings: engine and dtypes.
-        policy_folder: a Hugging Face folder, of which the configuration alone is read.
+        policy_folder: a Hugging Face folder; only its configuration is read.
         max_length: longest prompt and response together, tokens.
-        seed: the engine's own seed; each request's random stream has its own.
-        trainer: the model that is trained, where it is to verify what the engine draws.
+        seed: the engine's own seed; each request brings another.
+        trainer: the trained model, needed where it verifies the engine's draws.
 
     Raises:
-        StudyError: the engine is not installed, does not know the policy, or lacks ranks that are to share it.
+        StudyError: the engine is not installed, does not know the policy, or lacks ranks to share it.
     """
     if settings.verify:
         from tailrl.rollout.sampling import stop_tokens

@@ -1,29 +1,27 @@
-"""The trainer's own model as the rollout engine: every log-prob equals the trainer's, bit for bit (VeXact, arXiv
-2605.14220), so that a run has no training-inference mismatch at all.
+"""The exact engine samples with the trainer's own model: each log-prob equals the trainer's bit for bit.
 
-A decoding step is one row of tokens, one of each sequence in flight, through the model that the trainer runs on its
-packed rows; only the attention differs, and `kernels.batch_invariant` makes it the same. Keys and values are cached. A
-prompt that several requests share is run once. When sequences end, the last ones in flight move into their places,
-and new ones are admitted once there is room for a good many.
+A run with it has zero mismatch (VeXact, arXiv 2605.14220). A decoding step is one row of tokens, one per sequence in
+flight, through the model that the trainer runs on its packed rows. Only the attention differs, and
+`kernels.batch_invariant` makes it the same. Keys and values are cached. A prompt of several requests runs once. When
+sequences end, the last ones in flight move into their rows; waiting requests are admitted in groups.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.model.forward import head_weight, make_exact
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
-from tailrl.rollout.sampling import Responses, draw, response_limits, stop_tokens
+from tailrl.rollout.sampling import LocalSampler, Responses, draw, response_limits, stop_tokens
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.errors import StudyError
 
 
-class ExactSampler:
+class ExactSampler(LocalSampler):
     """A `Sampler` over a copy of the trainer's model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
@@ -39,26 +37,15 @@ class ExactSampler:
         self.model.eval().requires_grad_(False)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder))
-        self.has_weights = False
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`."""
-        self.model.load_state_dict(dict(weights))
-        self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: nothing."""
-        return {}
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """See `Sampler.generate`: here the same to the bit.
+        """See `Sampler.generate`; here a rollout never depends on the batch.
 
         Raises:
             StudyError: a prompt without a token, or one that leaves no room for a response.
         """
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        self.check_weights()
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
@@ -68,16 +55,16 @@ class ExactSampler:
         start_N = torch.tensor([request.start for request in requests])
         while flight.admit():
             step = flight.step()
-            places = (step.place_S + start_N[step.request_S]).tolist()
-            logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, places)
-            drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, places)
+            positions = (step.index_S + start_N[step.request_S]).tolist()
+            logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, positions)
+            drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, positions)
             alive = slice(step.alive)
-            responses.add(step.request_S[alive], step.place_S[alive], drawn.first(step.alive))
-            responses.keep(step.request_S[alive], step.seeds, places, logits_SV, decoding.keep_every)
+            responses.add(step.request_S[alive], step.index_S[alive], drawn.first(step.alive))
+            responses.keep(step.request_S[alive], step.seeds, positions, logits_SV, decoding.keep_every)
             stopped_S = torch.isin(drawn.token_S, self.stop)
-            flight.advance(drawn.token_S, stopped_S | (step.place_S + 1 == step.limit_S))
+            flight.advance(drawn.token_S, stopped_S | (step.index_S + 1 == step.limit_S))
         return responses.rollouts(requests, self.stop)
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """See `exactness.self_test`."""
+        """See `self_test.self_test`."""
         return self_test.self_test(self.generate, self.model, requests, decoding)

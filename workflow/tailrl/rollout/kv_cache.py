@@ -1,4 +1,4 @@
-"""The sequences that the exact engine has in flight, with their keys and values."""
+"""The exact engine's sequences in flight, with their keys and values."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
 PREFILL_TOKENS = 4096
 CACHE_BYTES = 2 * 2**30
-"""Fewer sequences are in flight where their keys and values would need more, but never fewer than 16."""
+"""Limits the sequences in flight by the memory of their keys and values, but never below 16."""
 
 
 class KeyValueCache:
-    """Keys and values of every layer, one row for each sequence in flight; entries not written yet are zero."""
+    """Keys and values of every layer, one row per sequence in flight; unwritten entries are zero."""
 
     def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
         config = model.config
@@ -40,13 +40,13 @@ class KeyValueCache:
         self.length = 0
 
     def step(self, position_S: Tensor) -> None:
-        """The next tokens of the first S rows stand at these positions."""
+        """Set the positions, in their sequences, of the next tokens of the first S rows."""
         self.length = rounded_up(int(position_S.max()) + 1, KEYS)
         self.bias_S1RM = future_bias(position_S[:, None], self.group, self.length)
         self.position_S = position_S
 
     def attend(self, layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float) -> Tensor:
-        """See `operators.Attend`: one token of each row over that row's keys, its own among them."""
+        """See `batch_invariant.Attend`: one token of each row over that row's keys, its own included."""
         row_S = torch.arange(len(query_SHD))
         key_SKDM, value_SKMD = self.key[layer][: len(row_S)], self.value[layer][: len(row_S)]
         key_SKDM[row_S, :, :, self.position_S] = key_SKD
@@ -68,21 +68,21 @@ class KeyValueCache:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of each sequence in flight, S rows; those from `alive` on are padding.
+    """One token of each sequence in flight, S rows; rows from `alive` on are padding.
 
     Attributes:
         alive: sequences in flight.
-        request_S: int64, the request that each row is about.
-        place_S: int64, which token of its response comes next.
+        request_S: int64, each row's request.
+        index_S: int64, index of the next token among those sampled for the request.
         limit_S: int64, longest response, tokens.
-        threshold_S1: float32, number of the safe set's rule.
+        threshold_S1: float32, ln ρ, k or p.
         seeds: of the responses.
         hidden_SH: last hidden states, which predict the next token.
     """
 
     alive: int
     request_S: Tensor
-    place_S: Tensor
+    index_S: Tensor
     limit_S: Tensor
     threshold_S1: Tensor
     seeds: list[int]
@@ -90,10 +90,10 @@ class Step:
 
 
 class Flight:
-    """All requests of a batch on their way: waiting, in flight or done.
+    """All requests of a batch: waiting, in flight or done.
 
-    Row i is about request `request_S[i]` and next sees `token_S[i]`, which stands at `position_S[i]` of its sequence.
-    `hidden_SH[i]` predicts the token after that one. Of the `fresh` last rows it is known from the prompt already.
+    Row i belongs to request `request_S[i]`. Its next input is `token_S[i]` at `position_S[i]` of its sequence, prompt
+    included, and `hidden_SH[i]` predicts the token after it. The last `fresh` rows already have it from the prompt.
     """
 
     def __init__(self, model: PreTrainedModel, requests: Sequence[Request], limits: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class Flight:
         self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
 
     def admit(self) -> bool:
-        """Take in waiting requests where there is room for a good many; whether any sequence is in flight then."""
+        """Admit waiting requests once there is room for many; returns whether any sequence is in flight."""
         count = min(self.cache.rows - self.alive, len(self.waiting))
         if count and (count >= ADMITTED_AT_ONCE or count == len(self.waiting) or not self.alive):
             self._prefill([self.waiting.popleft() for _ in range(count)])
@@ -145,7 +145,7 @@ class Flight:
         return attention.attend(layer, *given)
 
     def step(self) -> Step:
-        """Run one token of every sequence in flight through the model, where the prompt has not been so far already."""
+        """Run one token of every sequence in flight through the model, except those fresh from their prompt."""
         if seen := self.alive - self.fresh:
             run = slice(rounded_up(seen, self.cache.row_multiple))
             self.cache.step(self.position_S[run])
@@ -157,8 +157,8 @@ class Flight:
         return Step(
             alive=self.alive,
             request_S=request_S,
-            # Padding has no place in a response: any will do.
-            place_S=(position_S - self.prompt_N[request_S] + 1).clamp(min=0),
+            # Padding has no index; any will do.
+            index_S=(position_S - self.prompt_N[request_S] + 1).clamp(min=0),
             limit_S=self.limit_N[request_S],
             threshold_S1=self.threshold_N[request_S, None],
             seeds=[self.requests[index].seed for index in request_S.tolist()],
@@ -166,7 +166,7 @@ class Flight:
         )
 
     def advance(self, token_S: Tensor, ended_S: Tensor) -> None:
-        """These tokens were sampled in the last step, and some of their sequences ended with them."""
+        """Take in the last step's tokens, and drop the sequences that ended with them."""
         used = slice(len(token_S))
         self.token_S[used] = token_S
         self.position_S[used] += 1

@@ -1,6 +1,6 @@
-"""What an engine of our own needs besides a forward: where responses end, how a token is drawn, what has been drawn."""
+"""What every engine of our own shares: end tokens, drawing a token, collecting responses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from tailrl.model.forward import head_size
 from tailrl.objective.noise import gumbel
@@ -25,7 +25,7 @@ class Drawn:
     Attributes:
         token_S: int64.
         logp_S: float32, nats: log π^mp of the token.
-        log_kept_S: float32, nats: log Z, the mass of the safe set.
+        log_kept_S: float32, nats: log Z.
         kept_vocab_S: int64: |V_S|.
     """
 
@@ -35,36 +35,36 @@ class Drawn:
     kept_vocab_S: Tensor
 
     def first(self, count: int) -> "Drawn":
-        """Those of the first rows alone."""
+        """The first `count` rows."""
         return self.at(slice(count))
 
     def at(self, rows: slice | Tensor) -> "Drawn":
-        """Those of some rows: a slice, their numbers, or which of all they are."""
+        """Some rows, by slice, index or mask."""
         return Drawn(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def split(self, lengths: Sequence[int]) -> list["Drawn"]:
-        """Runs of rows, one after another."""
+        """Consecutive parts with these numbers of rows."""
         columns = (getattr(self, field.name).split(list(lengths)) for field in fields(self))
         return [Drawn(*parts) for parts in zip(*columns, strict=True)]
 
     @classmethod
     def joined(cls, parts: Sequence["Drawn"]) -> "Drawn":
-        """The rows of several, one after another."""
+        """The rows of all parts, in order."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
-def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], places: Sequence[int]) -> Drawn:
-    """One token from the safe set of each row: the largest of logit plus Gumbel noise.
+def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Drawn:
+    """One token from each row's safe set: the argmax of logit plus Gumbel noise.
 
     Args:
         logits_SV: float32, after the temperature and any disturbance.
-        rule: name of the safe set's rule.
-        threshold_S1: its number for each row: ln ρ, k or p.
+        rule: a key of `safe_set.RULES`.
+        threshold_S1: each row's ln ρ, k or p, by the rule.
         seeds: of each row's response.
-        places: which token of its response each row draws. Seed and place decide the noise, and nothing else does.
+        positions: of each row's token in its response. The noise depends on seed and position alone.
     """
     safe_SV, log_sum_safe_S, log_sum_S = log_masses(logits_SV, rule, threshold_S1)
-    score_SV = gumbel(seeds, places, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
+    score_SV = gumbel(seeds, positions, logits_SV.shape[1]).to(logits_SV.device).add_(logits_SV)
     if rule != "full":
         score_SV.masked_fill_(~safe_SV, -torch.inf)
     token_S = score_SV.max(-1).indices  # in a half to a third of `argmax`'s time
@@ -77,7 +77,7 @@ def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int
 
 
 class Responses:
-    """What has been sampled for N requests, as tensors [N, longest response] on the engine's device."""
+    """The tokens sampled for N requests, as tensors [N, longest response] on the engine's device."""
 
     def __init__(self, count: int, longest: int, device: torch.device | str = "cpu") -> None:
         self.length_N = torch.zeros(count, dtype=torch.int64, device=device)
@@ -86,26 +86,26 @@ class Responses:
         self.kept_vocab_NT = torch.zeros(count, longest, dtype=torch.int32, device=device)
         self.logits_NK: list[list[NDArray[np.float32]]] = [[] for _ in range(count)]
 
-    def add(self, request_S: Tensor, place_S: Tensor, drawn: Drawn) -> None:
-        """One token each of S requests, at its place among those that were sampled for it."""
-        where = request_S, place_S
-        self.length_N[request_S] = place_S + 1
+    def add(self, request_S: Tensor, index_S: Tensor, drawn: Drawn) -> None:
+        """Add one token to each of S requests; `index_S` is its index among the request's sampled tokens."""
+        where = request_S, index_S
+        self.length_N[request_S] = index_S + 1
         self.token_NT[where] = drawn.token_S
         self.logp_NT[where] = drawn.logp_S
         self.log_kept_NT[where] = drawn.log_kept_S
         self.kept_vocab_NT[where] = drawn.kept_vocab_S.int()
 
     def keep(
-        self, request_S: Tensor, seeds: Sequence[int], places: Sequence[int], logits_SV: Tensor, every: int
+        self, request_S: Tensor, seeds: Sequence[int], positions: Sequence[int], logits_SV: Tensor, every: int
     ) -> None:
-        """The logits of those rows whose decoding step is one to keep (`rollout.is_kept`)."""
+        """Keep the logits of rows at kept positions (`rollout.is_kept`)."""
         if every:
             for row, request in enumerate(request_S.tolist()):
-                if is_kept(seeds[row], places[row], every):
+                if is_kept(seeds[row], positions[row], every):
                     self.logits_NK[request].append(logits_SV[row].numpy(force=True).copy())
 
     def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
-        """One for each request, in their order; `stop` holds the end tokens."""
+        """One rollout per request, in order; `stop` holds the end tokens."""
         ends = set(stop.tolist())
         token_NT, logp_NT, log_kept_NT, kept_vocab_NT = (
             tensor.cpu() for tensor in (self.token_NT, self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
@@ -117,13 +117,34 @@ class Responses:
                 tensor[index, :length].numpy() for tensor in (logp_NT, log_kept_NT, kept_vocab_NT)
             )
             numbers = logp_T, log_kept_T, kept_vocab_T
-            kept = tuple(self.logits_NK[index])
-            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, kept))
+            kept_logits = tuple(self.logits_NK[index])
+            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, kept_logits))
         return made
 
 
+class LocalSampler:
+    """What engines in this process have in common: a model of their own, which is handed weights."""
+
+    model: PreTrainedModel
+    has_weights = False
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`."""
+        self.model.load_state_dict(dict(weights))
+        self.has_weights = True
+
+    def check_weights(self) -> None:
+        """Raises RuntimeError where none have been handed over."""
+        if not self.has_weights:
+            raise RuntimeError("the engine has no weights yet: call load_weights first")
+
+    def metrics(self) -> dict[str, float]:
+        """See `Sampler.metrics`: nothing."""
+        return {}
+
+
 def stop_tokens(policy_folder: Path) -> list[int]:
-    """End tokens as the policy's own files name them: one id or several, in one file or in two.
+    """End tokens from the policy's config.json and generation_config.json; each names one id or several.
 
     Raises:
         StudyError: there is none, so that no response could ever end.
@@ -136,12 +157,12 @@ def stop_tokens(policy_folder: Path) -> list[int]:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     if not found:
-        raise StudyError(f"{policy_folder}: its configuration names no end token, so that no response could ever end")
+        raise StudyError(f"{policy_folder}: its configuration names no end token, so no response could ever end")
     return sorted(found)
 
 
 def response_limits(requests: Sequence[Request], decoding: Decoding, max_length: int) -> list[int]:
-    """Longest response to each request, tokens; raises StudyError for a prompt that leaves no room for any."""
+    """Longest response to each request, tokens; raises StudyError for a prompt that is empty or leaves no room."""
     lengths = [len(request.prompt_tokens) for request in requests]
     if min(lengths) == 0:
         raise StudyError("a prompt holds no token: there is nothing to predict the first token from")
@@ -154,5 +175,5 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
 
 
 def token_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Memory that one token's keys and values take in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config) * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""What self-tests compare: recorded log-probs with the trainer's bits, or with the engine's own logits."""
+"""Self-tests of engines: recorded log-probs against the trainer's bits, or against the engine's own logits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,16 +24,16 @@ Generate = Callable[[Sequence[Request], Decoding], list[Rollout]]
 
 @torch.no_grad()
 def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[Request], decoding: Decoding) -> float:
-    """Whether the trainer's packed forward gives every sampled token the very bits that it was sampled with.
+    """Check that the trainer's packed forward gives every sampled token the bits that it was sampled with.
 
-    The requests are sampled together with repetitions under other seeds, and one of them alone; the trainer scores
-    the responses all in one row, in another order, and three at a time.
+    The requests are sampled together, repeated under other seeds, and one of them alone. The trainer scores the
+    responses all in one row, in another order, and three at a time.
 
     Returns:
         0, the largest difference in nats.
 
     Raises:
-        StudyError: a bit differs: on this machine the operators are not what they are meant to be.
+        StudyError: a bit differs: the operators are not batch-invariant on this machine.
     """
     repeats = -(-SEQUENCES // len(requests))
     tested = [replace(request, seed=request.seed + turn) for turn in range(repeats) for request in requests]
@@ -45,20 +45,20 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
         wrong = differing_tokens(trainer, group, short)
         if wrong:
             raise StudyError(
-                f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from those that "
-                f"were sampled with, in a packed row of {len(group)} responses"
+                f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from the engine's "
+                f"in a packed row of {len(group)} responses"
             )
     return 0.0
 
 
 @torch.no_grad()
 def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, Rollout]], decoding: Decoding) -> int:
-    """Tokens of which the trainer's log π^mp, log Z or |V_S| has other bits than the rollout's, in one packed row."""
+    """Number of tokens whose log π^mp, log Z or |V_S| has other bits in the trainer, scored in one packed row."""
     rollouts = [rollout for _, rollout in sampled]
     batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
     hidden_TH = hidden_states(trainer, batch.tokens_P, batch.packing)[batch.predict_T]
     threshold_T1 = torch.tensor([request.threshold for request, _ in sampled])[batch.sequence_T, None]
-    where = (batch.of_tokens([request.seed for request, _ in sampled]), batch.places())
+    where = (batch.of_tokens([request.seed for request, _ in sampled]), batch.positions())
     scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
     weight_VH = head_weight(trainer)
     scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where)
@@ -74,26 +74,26 @@ def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, 
 
 
 def tolerance(vocabulary: int) -> float:
-    """Nats that a float32 log-softmax over so many tokens may be off by.
+    """Largest accepted error, nats, of a float32 log-softmax over so many tokens.
 
-    1e-5; where the vocabulary is large, one rounding for each of the additions in a lane of 16: measured were 2e-5 of
-    49,152 tokens and 5e-5 of 151,936. Raw log-probs in place of processed ones are off by −log Z, 1e-4 and more.
+    1e-5, or one rounding for each addition in a lane of 16 where the vocabulary is large. Measured errors were 2e-5 for
+    49,152 tokens and 5e-5 for 151,936. Raw log-probs in place of processed ones would be off by −log Z, 1e-4 and more.
     """
     return max(1e-5, vocabulary / 16 * 2**-24)
 
 
 def record_error(request: Request, rollout: Rollout, logits_TV: Tensor, rule: str) -> float:
-    """Largest difference, nats, of a rollout's log π'^mp and log Z' from a float64 log-softmax of the engine's logits.
+    """Largest error, nats, of a rollout's log π'^mp and log Z' against a float64 log-softmax of the engine's logits.
 
     Args:
-        request: whose response it is.
-        rollout: what the engine recorded of T tokens.
-        logits_TV: float32, after temperature and disturbance, before the mask. The caller has disturbed the engine's
-            own anew, by the request's seed: a row that got another response's noise shows.
+        request: the rollout's request.
+        rollout: the engine's record of T tokens.
+        logits_TV: float32, after temperature and disturbance, before the mask. The caller disturbed the engine's raw
+            logits anew by the request's seed, so that noise of another response in a row is found.
         rule: of the safe set.
 
     Returns:
-        inf where |V'_S| differs, a number is none, or a token has no logits.
+        inf where |V'_S| differs, a number is nan, or a token has no logits.
     """
     count = len(rollout.tokens)
     if len(logits_TV) != count:

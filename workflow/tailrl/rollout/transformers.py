@@ -1,16 +1,15 @@
-"""Hugging Face transformers as the rollout engine: the library's own model, attention and cache. It runs where vLLM
-does not, and is a third arithmetic beside vLLM's and the trainer's.
+"""Hugging Face transformers as the rollout engine: the library's own model, attention and cache.
 
-Sequences are padded on the left to one length and go through the model's ordinary forward, one token of each a step,
-over the library's `DynamicCache`. Each token is drawn from noise of its own, whatever its sequence shares the batch
-with; roundings of its logits alone may differ. Sequences that have ended leave the batch once they are an eighth of it,
-with the padding that nobody needs any longer, and waiting ones are admitted once there is room for a good many. A
-prompt that several requests share is run once.
+It runs where vLLM does not, and is a third arithmetic beside vLLM's and the trainer's. Sequences are left-padded to one
+length and go through the model's ordinary forward, one token per step, over the library's `DynamicCache`. Each token's
+noise is its own, so the batch can change only the rounding of its logits. Ended sequences leave the batch, with padding
+no longer needed, once they are an eighth of it. Waiting requests are admitted in groups. A prompt of several requests
+runs once.
 
-The loop is ours, for neither of the library's own would do. `generate` and continuous batching (`generate_batch`) draw
-all rows with one `torch.multinomial` from one generator, so that a response would depend on its neighbours and on their
-order, and return neither Z' nor |V'_S|; a logits processor of continuous batching is told nothing of which response and
-which place a row belongs to but 32-bit numbers fixed with the request, so that it can neither seed nor disturb them.
+The library's own loops cannot do this. `generate` and continuous batching (`generate_batch`) draw all rows with one
+`torch.multinomial` from one generator: a response would depend on its neighbours and their order, and neither Z' nor
+|V'_S| is returned. A logits processor of continuous batching gets only 32-bit numbers fixed with the request, not each
+row's response and position, so it can neither seed nor disturb them.
 """
 
 from collections import deque
@@ -28,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import Drawn, Responses, draw, response_limits, stop_tokens, token_bytes
+from tailrl.rollout.sampling import Drawn, LocalSampler, Responses, draw, response_limits, stop_tokens, token_bytes
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
@@ -37,14 +36,14 @@ from tailrl.runtime.errors import StudyError
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
 ENDED_SHARE = 8
-"""Ended sequences stay until they are one in so many: taking them out copies the cache."""
+"""Ended sequences stay until one in so many has ended: removing them copies the cache."""
 
 PREFILL_TOKENS = 4096
 CACHE_BYTES = 2 * 2**30
-"""Fewer sequences are in flight where their keys and values would need more."""
+"""Limits the sequences in flight by the memory of their keys and values."""
 
 DRIFT_TOLERANCE = {"float64": 1e-5, "float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
-"""Mean total variation between the distribution of a padded, cached step and that of the sequence alone, run whole."""
+"""Largest accepted mean total variation between padded, cached steps and the sequence run whole and alone."""
 
 
 @dataclass(slots=True)
@@ -52,29 +51,29 @@ class _Rows:
     """S sequences in flight, padded on the left to a common length L.
 
     Attributes:
-        request_S: int64, the request that each row is about.
-        place_S: int64, which of its sampled tokens comes next.
-        ended_S: bool, whether its response has ended: what is drawn for such a row counts for nothing.
+        request_S: int64, each row's request.
+        index_S: int64, index of the next token among those sampled for the request.
+        ended_S: bool, whether the response has ended; further draws of such a row are ignored.
         mask_SL: int64, 1 for a token that the model has seen, 0 for padding.
         cache: keys and values [S, heads, L, d] of every layer.
         logits_SV: the model's logits of the next token, in its dtype.
     """
 
     request_S: Tensor
-    place_S: Tensor
+    index_S: Tensor
     ended_S: Tensor
     mask_SL: Tensor
     cache: DynamicCache
     logits_SV: Tensor
 
-    def kept(self, row_R: Tensor) -> "_Rows":
-        """Some of the rows, by number, and no more padding than they need."""
+    def selected(self, row_R: Tensor) -> "_Rows":
+        """Some rows, by index, without padding that they do not need."""
         mask_RL = self.mask_SL[row_R]
         first = int(mask_RL.any(0).int().argmax())
         layers = [(layer.keys[row_R, :, first:], layer.values[row_R, :, first:]) for layer in self.cache.layers]
         return _Rows(
             self.request_S[row_R],
-            self.place_S[row_R],
+            self.index_S[row_R],
             self.ended_S[row_R],
             mask_RL[:, first:],
             DynamicCache(layers),
@@ -83,7 +82,7 @@ class _Rows:
 
     @classmethod
     def joined(cls, parts: Sequence["_Rows"]) -> "_Rows":
-        """The rows of several, one after another."""
+        """The rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         length = max(part.mask_SL.shape[1] for part in parts)
@@ -98,7 +97,7 @@ class _Rows:
         ]
         return cls(
             torch.cat([part.request_S for part in parts]),
-            torch.cat([part.place_S for part in parts]),
+            torch.cat([part.index_S for part in parts]),
             torch.cat([part.ended_S for part in parts]),
             torch.cat([pad(part.mask_SL, (more, 0)) for part, more in zip(parts, missing, strict=True)]),
             DynamicCache(layers),
@@ -106,7 +105,7 @@ class _Rows:
         )
 
 
-class TransformersSampler:
+class TransformersSampler(LocalSampler):
     """A `Sampler` over a transformers model in this process."""
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
@@ -120,20 +119,10 @@ class TransformersSampler:
             SEQUENCES_IN_FLIGHT, max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
         )
         self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
-        self.has_weights = False
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`."""
-        self.model.load_state_dict(dict(weights))
-        self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: nothing."""
-        return {}
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """See `Sampler.generate`: the same tokens unless a rounding decides between two.
+        """See `Sampler.generate`; the batch changes a token only where rounding decides between two.
 
         Raises:
             StudyError: a prompt without a token, or one that leaves no room for a response.
@@ -142,13 +131,13 @@ class TransformersSampler:
 
     @torch.inference_mode()
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """Whether the engine's log-probs are those of the distribution that it samples from, and that one the model's.
+        """Check the log-probs against the sampler's distribution, and this distribution against the model's.
 
-        The first by float64 on the logits that each token was drawn from; the second by running each sequence whole,
+        The first check is float64 on the logits that each token was drawn from. The second runs each sequence whole and
         alone, without padding or cache.
 
         Returns:
-            The largest difference, nats, of a log π'^mp or log Z' from float64.
+            The largest error, nats, of a log π'^mp or log Z' against float64.
 
         Raises:
             StudyError: it exceeds `self_test.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
@@ -157,10 +146,10 @@ class TransformersSampler:
         rollouts = self._generate(requests, decoding, seen)
         errors, drifts = [], []
         for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
-            logits_TV = torch.stack([seen[index, place] for place in range(len(rollout.tokens))]).float()
-            places = range(request.start, request.start + len(logits_TV))
+            logits_TV = torch.stack([seen[index, token] for token in range(len(rollout.tokens))]).float()
+            positions = range(request.start, request.start + len(logits_TV))
             disturbed_TV = disturb(
-                logits_TV / decoding.temperature, [request.seed] * len(places), places, decoding.disturbance
+                logits_TV / decoding.temperature, [request.seed] * len(positions), positions, decoding.disturbance
             )
             errors.append(record_error(request, rollout, disturbed_TV.cpu(), decoding.rule))
             tokens = torch.tensor([[*request.prompt_tokens, *rollout.tokens[:-1]]], device=self.device)
@@ -182,9 +171,8 @@ class TransformersSampler:
     def _generate(
         self, requests: Sequence[Request], decoding: Decoding, seen: dict[tuple[int, int], Tensor] | None
     ) -> list[Rollout]:
-        """See `generate`; puts into `seen` the logits [V] that each token was drawn from, by request and place."""
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        """See `generate`; stores in `seen` the logits [V] of each token, by the request's index and the token's."""
+        self.check_weights()
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
@@ -192,21 +180,21 @@ class TransformersSampler:
         start_N = torch.tensor([request.start for request in requests], device=self.device)
         for rows, drawn, logits_SV in self._steps(requests, limits, decoding):
             going_S = ~rows.ended_S
-            request_S, place_S = rows.request_S[going_S], rows.place_S[going_S]
-            responses.add(request_S, place_S, drawn.at(going_S))
+            request_S, index_S = rows.request_S[going_S], rows.index_S[going_S]
+            responses.add(request_S, index_S, drawn.at(going_S))
             if decoding.keep_every:
                 seeds = [requests[index].seed for index in request_S.tolist()]
-                places = (place_S + start_N[request_S]).tolist()
-                responses.keep(request_S, seeds, places, logits_SV[going_S], decoding.keep_every)
+                positions = (index_S + start_N[request_S]).tolist()
+                responses.keep(request_S, seeds, positions, logits_SV[going_S], decoding.keep_every)
             if seen is not None:
                 for row in going_S.nonzero().flatten().tolist():
-                    seen[int(rows.request_S[row]), int(rows.place_S[row])] = rows.logits_SV[row]
+                    seen[int(rows.request_S[row]), int(rows.index_S[row])] = rows.logits_SV[row]
         return responses.rollouts(requests, self.stop)
 
     def _steps(
         self, requests: Sequence[Request], limits: Sequence[int], decoding: Decoding
     ) -> Iterator[tuple[_Rows, Drawn, Tensor]]:
-        """One token of every sequence in flight at a time, and the logits it was drawn from, until none is left."""
+        """Yields one token of every sequence in flight at a time, with its logits, until none is in flight."""
         waiting = deque(range(len(requests)))
         start_N = torch.tensor([request.start for request in requests], device=self.device)
         threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32, device=self.device)
@@ -215,25 +203,25 @@ class TransformersSampler:
         while rows is not None or waiting:
             rows = self._admit(rows, waiting, requests)
             seeds = [requests[index].seed for index in rows.request_S.tolist()]
-            places = (rows.place_S + start_N[rows.request_S]).tolist()
-            logits_SV = disturb(rows.logits_SV.float() / decoding.temperature, seeds, places, decoding.disturbance)
-            drawn = draw(logits_SV, decoding.rule, threshold_N[rows.request_S, None], seeds, places)
+            positions = (rows.index_S + start_N[rows.request_S]).tolist()
+            logits_SV = disturb(rows.logits_SV.float() / decoding.temperature, seeds, positions, decoding.disturbance)
+            drawn = draw(logits_SV, decoding.rule, threshold_N[rows.request_S, None], seeds, positions)
             yield rows, drawn, logits_SV
             token_S = drawn.token_S
-            rows.ended_S = rows.ended_S | torch.isin(token_S, self.stop) | (rows.place_S + 1 >= limit_N[rows.request_S])
+            rows.ended_S = rows.ended_S | torch.isin(token_S, self.stop) | (rows.index_S + 1 >= limit_N[rows.request_S])
             ended = int(rows.ended_S.sum())
             if ended == len(token_S):
                 rows = None
                 continue
             if ended * ENDED_SHARE >= len(token_S):
                 going_R = (~rows.ended_S).nonzero().flatten()
-                rows, token_S = rows.kept(going_R), token_S[going_R]
-            rows.place_S = rows.place_S + 1
+                rows, token_S = rows.selected(going_R), token_S[going_R]
+            rows.index_S = rows.index_S + 1
             rows.mask_SL = pad(rows.mask_SL, (0, 1), value=1)
             rows.logits_SV = self._forward(token_S[:, None], rows.mask_SL, rows.cache)
 
     def _admit(self, rows: _Rows | None, waiting: deque[int], requests: Sequence[Request]) -> _Rows:
-        """The rows, with waiting requests among them where there is room for a good many."""
+        """The rows, with waiting requests admitted once there is room for many."""
         room = self.most - (0 if rows is None else len(rows.request_S))
         count = min(room, len(waiting))
         if rows is not None and count < min(ADMITTED_AT_ONCE, max(1, len(waiting))):
@@ -242,7 +230,7 @@ class TransformersSampler:
         return _Rows.joined(begun if rows is None else [rows, *begun])
 
     def _prefill(self, admitted: Sequence[int], requests: Sequence[Request]) -> list[_Rows]:
-        """Rows of these requests, whose prompts the model has seen."""
+        """Rows of these requests after their prompts have run."""
         sharing: dict[tuple[int, ...], list[int]] = {}
         for index in admitted:
             sharing.setdefault(requests[index].prompt_tokens, []).append(index)
@@ -261,14 +249,14 @@ class TransformersSampler:
             once = _Rows(nothing_S, nothing_S, nothing_S.bool(), mask_SL, cache, logits_SV)
             shared = [(row, index) for row, prompt in enumerate(chosen) for index in sharing[prompt]]
             row_S, request_S = torch.tensor(shared, device=self.device).T
-            rows = once.kept(row_S)
+            rows = once.selected(row_S)
             rows.request_S = request_S
             begun.append(rows)
         return begun
 
     def _forward(self, tokens_SN: Tensor, mask_SL: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits [S, V] after the last N tokens of each row; the cache, which holds those before, takes them in."""
-        # A row that has ended goes on for a while, but has no positions beyond the policy's.
+        """Logits [S, V] after the last N tokens of each row; the cache holds the earlier tokens and takes in these."""
+        # An ended row goes on for a while, but must not pass the policy's last position.
         position_SL = (mask_SL.cumsum(-1) - 1).clamp(0, self.max_length - 1)
         output = self.model(
             input_ids=tokens_SN,

@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it returns. Shapes are in the names: T response tokens, N sequences."""
+"""An engine's input and output: requests and rollouts."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,8 @@ class Request:
     Attributes:
         prompt_tokens: token ids.
         seed: of the response's own random stream.
-        threshold: the number of the safe set's rule for this response (ln ρ, k or p).
-        start: tokens of the response that are there already, at the end of `prompt_tokens`: the first one to be
-            sampled stands at this place of the response.
+        threshold: the safe set's ln ρ, k or p for this response.
+        start: position in the response of the first token to sample; the tokens before it end `prompt_tokens`.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -26,18 +25,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What the sampling engine did for one request.
+    """One sampled response.
 
     Attributes:
         prompt_tokens: the prompt, token ids.
-        tokens: the response, token ids, T of them, with the end token where one was sampled.
-        logp_infer_T: float32, nats: log π'^mp of each sampled token under the *masked, renormalised*
-            distribution it was drawn from. The unmasked log π_infer is `logp_infer_T + log_kept_infer_T`.
-        log_kept_infer_T: float32, nats: log Z', the engine's probability mass inside its safe set.
-        kept_vocab_infer_T: int32: |V'_S|, the number of tokens in the engine's safe set.
+        tokens: the response, T token ids, with the end token where it was sampled.
+        logp_infer_T: float32, nats: log π'^mp of each sampled token, under the *masked, renormalised* distribution that
+            it was drawn from. The unmasked log π_infer is `logp_infer_T + log_kept_infer_T`.
+        log_kept_infer_T: float32, nats: log Z', the mass of the engine's safe set.
+        kept_vocab_infer_T: int32: |V'_S|, tokens in the engine's safe set.
         stopped: whether the response ended with the end token (False: cut at the length limit).
-        logits_infer_KV: float32 [V] for each kept place (`rollout.is_kept`), in order: the logits that its token was
-            drawn from, after temperature and disturbance, before any mask. None where no place is to be kept.
+        logits_infer_KV: float32 [V] for each kept position (`rollout.is_kept`), in order: the logits that its token was
+            drawn from, after temperature and disturbance, before any mask. Empty without kept positions.
     """
 
     prompt_tokens: tuple[int, ...]

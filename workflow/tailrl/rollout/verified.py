@@ -1,17 +1,17 @@
 """Speculative verification: a fast engine proposes a whole response, and the trainer decides every token of it.
 
-Both sides draw a token as argmax_k(log π(k) + g_k) with the same Gumbel noise g, a function of the response's seed, the
-place and the token. By itself either side's draw is a sample of its own policy; where the two policies are close the
-draws are nearly always the same token. The trainer scores the proposal in one packed forward and makes its own draw at
-every place, given the tokens before it. Up to the first place where the draws differ, the proposal is what the trainer
-would have sampled token by token; there the trainer's draw is taken, and the engine goes on from it. So the response is
-distributed exactly as the trainer's policy in its scoring pass, whatever the engine does: a bad engine costs rounds,
-never a bias, and no probability is asked of it. With batch-invariant operators under the trainer
-(`policy.make_exact`) the log-probs that the loss is made of are the very bits that were drawn from.
+Both sides draw a token as argmax_k(log π(k) + g_k) with the same Gumbel noise g (common random numbers), a function of
+the response's seed, the position and the token. Each side's draws alone are samples of its own policy. Where the two
+policies are close, the draws are nearly always equal. The trainer scores the proposal in one packed forward and makes
+its own draw at every position, given the tokens before it. Up to the first difference the proposal is what the trainer
+would have sampled token by token. There the trainer's draw is taken, and the engine goes on from it.
 
-The test is argmax against argmax, not the accept-or-resample of speculative decoding, which needs the engine's
-distribution; at a total variation distance of d between the two, draws from shared Gumbel noise differ with a
-probability of at most 2 d / (1 + d).
+So the response follows exactly the trainer's policy in its scoring pass, whatever the engine does. A bad engine costs
+rounds, never a bias, and it need not return probabilities. With batch-invariant operators in the trainer
+(`model.forward.make_exact`) the loss uses the very bits of the log-probs that were drawn from.
+
+Speculative decoding accepts or resamples, which needs the engine's distribution; here two argmaxes are compared. At a
+total variation distance of d, draws from shared Gumbel noise differ with a probability of at most 2 d / (1 + d).
 """
 
 import time
@@ -30,6 +30,7 @@ from tailrl.objective.disturbance import UNDISTURBED
 from tailrl.rollout import Decoding, Sampler, self_test
 from tailrl.rollout.sampling import Drawn, draw, response_limits
 from tailrl.rollout.types import Request, Rollout
+from tailrl.tracking.metrics import VERIFY_AGREEMENT, VERIFY_PROPOSED, VERIFY_ROUNDS, VERIFY_SECONDS
 
 VERIFIED_TOKENS = 4096
 """Most tokens in one packed row of the scoring pass."""
@@ -48,15 +49,15 @@ class VerifiedSampler:
         self.counts = _Counts()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`: of the proposing engine alone, the trainer's are where they are."""
+        """See `Sampler.load_weights`; only the proposer needs them."""
         self.proposer.load_weights(weights)
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """See `exactness.self_test`."""
+        """See `self_test.self_test`."""
         return self_test.self_test(self.generate, self.trainer, requests, _shared(decoding))
 
     def metrics(self) -> dict[str, float]:
-        """What the last batch cost; see `tailrl.tracking.metrics`."""
+        """The cost of the last batch; see `tailrl.tracking.metrics`."""
         return self.counts.metrics()
 
     @torch.no_grad()
@@ -73,16 +74,16 @@ class VerifiedSampler:
             proposals = self.proposer.generate([r.continued() for r in going], replace(decoding, shared_noise=True))
             begun = time.perf_counter()
             drawn = self._draw(going, proposals, shared)
-            kept = [
+            agreed = [
                 response.accept(proposal.tokens, tokens)
                 for response, proposal, tokens in zip(going, proposals, drawn, strict=True)
             ]
-            self.counts.add_round(kept, [len(p.tokens) for p in proposals], time.perf_counter() - begun)
+            self.counts.add_round(agreed, [len(p.tokens) for p in proposals], time.perf_counter() - begun)
             going = [r for r in going if not r.ended(self.stop_tokens)]
         return [response.rollout(self.stop_tokens) for response in responses]
 
     def _draw(self, responses: Sequence["_Response"], proposals: Sequence[Rollout], decoding: Decoding) -> list[Drawn]:
-        """The trainer's own draws at every place of every proposal, given the proposal's tokens before it."""
+        """The trainer's draws at every position of every proposal, given the proposal's tokens before it."""
         requests, proposed = [r.continued() for r in responses], [p.tokens for p in proposals]
         drawn: dict[int, Drawn] = {}
         prompts = [request.prompt_tokens for request in requests]
@@ -92,33 +93,33 @@ class VerifiedSampler:
         return [drawn[i] for i in range(len(requests))]
 
     def _draw_row(self, requests: Sequence[Request], proposed: Sequence[Sequence[int]], decoding: Decoding) -> Drawn:
-        """The same for the sequences of one packed row, one after another."""
+        """`_draw` for the sequences of one packed row, in order."""
         weight_VH = head_weight(self.trainer)
         batch = pack_batch([request.prompt_tokens for request in requests], proposed, weight_VH.device)
         hidden_TH = hidden_states(self.trainer, batch.tokens_P, batch.packing)[batch.predict_T]
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
         seeds, starts = batch.of_tokens([r.seed for r in requests]), batch.of_tokens([r.start for r in requests])
-        places = [start + place for start, place in zip(starts, batch.places(), strict=True)]
+        positions = [start + position for start, position in zip(starts, batch.positions(), strict=True)]
         threshold_N = torch.tensor([request.threshold for request in requests], device=weight_VH.device)
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
         for rows in logit_chunks(len(seeds), len(weight_VH)):
-            logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], places[rows])
+            logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)
-            of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*places[rows], *missing]
+            of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*positions[rows], *missing]
             parts.append(draw(logits_RV, decoding.rule, *of_row).first(count))
         return Drawn.joined(parts)
 
 
 def _shared(decoding: Decoding) -> Decoding:
-    """As the trainer decodes: a disturbance that it does not share is the proposer's alone."""
+    """The trainer's decoding, without a disturbance of the sampler alone."""
     return decoding if decoding.disturbance.side == "both" else replace(decoding, disturbance=UNDISTURBED)
 
 
 @dataclass(slots=True)
 class _Response:
-    """A response on its way: the trainer's draws so far."""
+    """An unfinished response: the trainer's draws so far."""
 
     request: Request
     limit: int
@@ -131,7 +132,7 @@ class _Response:
         return replace(self.request, prompt_tokens=prompt_tokens, start=self.request.start + len(self.tokens))
 
     def accept(self, proposed: Sequence[int], drawn: Drawn) -> int:
-        """Take the draws up to the first that differs from the proposal, and that one; how many did not differ."""
+        """Take the draws up to and including the first that differs from the proposal; returns how many agreed."""
         differs_T = drawn.token_S.cpu() != torch.tensor(proposed)
         agreed = int(differs_T.nonzero()[0]) if differs_T.any() else len(proposed)
         taken = drawn.first(min(agreed + 1, len(proposed)))
@@ -140,7 +141,7 @@ class _Response:
         return agreed
 
     def ended(self, stop_tokens: Set[int]) -> bool:
-        """Whether the last token ends the response, or it is as long as it may be."""
+        """Whether the response has its end token or its largest length."""
         return self.tokens[-1] in stop_tokens or len(self.tokens) == self.limit
 
     def rollout(self, stop_tokens: Set[int]) -> Rollout:
@@ -158,7 +159,7 @@ class _Response:
 
 @dataclass(slots=True)
 class _Counts:
-    """The price of one batch."""
+    """The cost of one batch."""
 
     rounds: int = 0
     proposed: int = 0
@@ -167,18 +168,18 @@ class _Counts:
     seconds: float = 0.0
 
     def add_round(self, agreed: Sequence[int], proposed: Sequence[int], seconds: float) -> None:
-        """One proposal for each response on its way, of which the first tokens agreed."""
+        """Count a round: each response's agreed and proposed tokens."""
         self.rounds += 1
         self.proposed += sum(proposed)
-        # What follows a difference is not judged: it has another context than the trainer's draw.
+        # Tokens after a difference are not judged: their context is not the trainer's.
         self.judged += sum(min(a + 1, p) for a, p in zip(agreed, proposed, strict=True))
         self.agreed += sum(agreed)
         self.seconds += seconds
 
     def metrics(self) -> dict[str, float]:
         return {
-            "verification/rounds": float(self.rounds),
-            "verification/agreement": self.agreed / max(1, self.judged),
-            "verification/proposed_per_kept": self.proposed / max(1, self.judged),
-            "verification/seconds": self.seconds,
+            VERIFY_ROUNDS: float(self.rounds),
+            VERIFY_AGREEMENT: self.agreed / max(1, self.judged),
+            VERIFY_PROPOSED: self.proposed / max(1, self.judged),
+            VERIFY_SECONDS: self.seconds,
         }

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,11 @@ def writing(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StudyError(f"{file}: could not be written: {reason(error)}") from None
+
+
+def say(sentence: str) -> None:
+    """Print a sentence for the user on stderr."""
+    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
 
 
 def one_line(text: object) -> str:

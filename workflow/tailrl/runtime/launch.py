@@ -2,7 +2,7 @@
 
 It is torchrun's own agent, called as a library. As a command torchrun ends with 1 whatever became of its processes, and
 the rule that trains repeats a job that was killed or hung, but none that said what must be mended. On several machines
-torchrun starts the same processes: `torchrun --no-python ... tailrl train ...`.
+torchrun starts the same processes: `torchrun --no-python ... tailrl job train ...`.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -71,7 +71,7 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             return
         finally:
             logging.disable(logging.NOTSET)
-    print(f"tailrl: rank {rank} of {ranks} ended with {failure.exitcode}", file=sys.stderr)
+    say(f"rank {rank} of {ranks} ended with {failure.exitcode}")
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 

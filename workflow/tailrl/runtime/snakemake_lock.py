@@ -2,16 +2,17 @@
 
 import platform
 import re
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tailrl.runtime.errors import StudyError
+import psutil
+
+from tailrl.runtime.errors import StudyError, say
 
 LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
 """Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on and, in a second line, the
 executor that its jobs go to if they run elsewhere."""
-PROCESSES = Path("/proc")
 OPTION = re.compile(r"-[a-zA-Z]*?([mcXW])(.*)")
 """Options of Python's that take a value, alone or behind others: -m, -Im, -Xdev, -c."""
 PAUSE = 0.2
@@ -37,8 +38,8 @@ def remove_stale_lock(folder: Path) -> bool:
         raise StudyError(
             f"{folder}: locked by a Snakemake on {host}; where none runs there any more, say snakemake --unlock"
         )
-    for process in running_snakemakes(folder):
-        if _works_in(process, folder) is None:
+    for process, here in running_snakemakes(folder).items():
+        if not here:
             raise StudyError(
                 f"{folder}: another user's Snakemake is running, as process {process}, here or elsewhere; where it is "
                 "not here, say snakemake --unlock"
@@ -52,28 +53,35 @@ def remove_stale_lock(folder: Path) -> bool:
     said: set[int] = set()
     while jobs := running_jobs(folder):
         for process in jobs.keys() - said:
-            _say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
+            say(f"{folder}: {jobs[process]}, process {process}, outlived its Snakemake; waiting for its end")
         said |= jobs.keys()
         time.sleep(PAUSE)
     for lock in locks:
         lock.unlink(missing_ok=True)
-    _say(f"{folder}: the lock of a Snakemake that was killed is removed")
+    say(f"{folder}: the lock of a Snakemake that was killed is removed")
     return True
 
 
-def running_snakemakes(folder: Path) -> list[int]:
-    """The processes of this machine that run Snakemake in the folder and hold its lock."""
-    return [process for process, command in _processes(folder) if is_snakemake(command) and "--nolock" not in command]
+def running_snakemakes(folder: Path) -> dict[int, bool]:
+    """The processes of this machine that run Snakemake in the folder and hold its lock.
+
+    False for another user's Snakemake, which may work there: the system does not tell.
+    """
+    return {
+        process: here
+        for process, command, here in _processes(folder)
+        if is_snakemake(command) and "--nolock" not in command
+    }
 
 
 def running_jobs(folder: Path) -> dict[int, str]:
     """The processes of this machine that write results in the folder, training apart, with what they are."""
     found = {}
-    for process, command in _processes(folder):
+    for process, command, _ in _processes(folder):
         if is_snakemake(command) and "--report" in command:
             found[process] = "report.html"
-        elif len(command) > 2 and Path(command[1]).name == "tailrl" and "--out" in command and command[2] != "train":
-            found[process] = f"tailrl {command[2]}"
+        elif len(command) > 3 and Path(command[1]).name == "tailrl" and "--out" in command and command[3] != "train":
+            found[process] = f"tailrl {command[2]} {command[3]}" if command[2] == "job" else f"tailrl {command[2]}"
     return found
 
 
@@ -94,32 +102,16 @@ def is_snakemake(command: list[str]) -> bool:
     return False
 
 
-def _processes(folder: Path) -> list[tuple[int, list[str]]]:
-    """The processes of this machine that work in the folder, with the words of their commands.
-
-    A Snakemake of another user is among them, wherever it works: that nobody else may know.
-    """
-    found = []
-    for process in (int(path.name) for path in PROCESSES.glob("[0-9]*")):
-        try:
-            command = (PROCESSES / f"{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue  # it has ended
-        here = _works_in(process, folder)
-        if here or (here is None and is_snakemake(command)):
-            found.append((process, command))
-    return found
+def _processes(folder: Path) -> Iterator[tuple[int, list[str], bool]]:
+    """The processes that work in the folder, with the words of their commands; False: another's Snakemake."""
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        command, place = process.info["cmdline"], process.info["cwd"]  # None where the system does not tell
+        if command and (_same(place, folder) if place else place is None and is_snakemake(command)):
+            yield process.pid, command, place is not None
 
 
-def _works_in(process: int, folder: Path) -> bool | None:
-    """Whether it does; None where the system does not tell, of another user's process."""
+def _same(place: str, folder: Path) -> bool:
     try:
-        return (PROCESSES / f"{process}/cwd").samefile(folder)
-    except PermissionError:
-        return None
+        return Path(place).samefile(folder)
     except OSError:
-        return False  # it has ended
-
-
-def _say(sentence: str) -> None:
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+        return False  # it is gone

@@ -4,13 +4,12 @@ import atexit
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 
 STDERR = 2
 GRACE = 10.0
@@ -38,7 +37,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
     """
 
     def end() -> None:
-        print(f"tailrl: {what} took longer than {seconds:g} s: the engine hangs", file=sys.stderr, flush=True)
+        say(f"{what} took longer than {seconds:g} s: the engine hangs")
         faulthandler.dump_traceback(STDERR)
         os._exit(os.EX_SOFTWARE)
 

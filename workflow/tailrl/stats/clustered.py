@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from tailrl.stats.intervals import CONFIDENCE, NO_INTERVAL, Interval, cluster_interval
+from tailrl.stats.intervals import NO_INTERVAL, UPPER, Interval, cluster_interval
 from tailrl.stats.tests import SPLITS
-
-_UPPER = (1 + CONFIDENCE) / 2
 
 
 def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
@@ -140,7 +138,7 @@ def _effective_runs(hit_R: NDArray[np.float64], arm_R: NDArray[np.generic]) -> f
     half = (interval.high - interval.low) / 2  # t with arms - 1 degrees of freedom times the standard error
     if not half:
         return runs
-    alone = float(stats.t.ppf(_UPPER, runs - 1)) * math.sqrt(share * (1 - share) / (runs - 1))
+    alone = float(stats.t.ppf(UPPER, runs - 1)) * math.sqrt(share * (1 - share) / (runs - 1))
     return min(runs, runs * (alone / half) ** 2)
 
 
@@ -148,4 +146,4 @@ def _highest(share_M: NDArray[np.float64], size: float) -> NDArray[np.float64]:
     """The upper end of Clopper and Pearson's interval of shares of so many runs, which need not be a whole number."""
     hits_M = share_M * size
     # Of a share of 1 the beta distribution has no second parameter.
-    return np.where(share_M < 1, stats.beta.ppf(_UPPER, hits_M + 1, size - hits_M), 1.0)
+    return np.where(share_M < 1, stats.beta.ppf(UPPER, hits_M + 1, size - hits_M), 1.0)

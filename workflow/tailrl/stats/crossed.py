@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
-from tailrl.stats.intervals import CONFIDENCE, Interval, problem_interval
-from tailrl.stats.tests import Difference, unvaried
+from tailrl.stats.intervals import Interval, problem_interval
+from tailrl.stats.tests import Difference, t_difference, unvaried
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,4 @@ def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int
     if square < 1e-24:
         return unvaried(mean, n)
     freedom = square**2 / sum(part**2 / degrees for part, degrees in parts)
-    error = math.sqrt(square)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)
+    return t_difference(mean, square, freedom, n)

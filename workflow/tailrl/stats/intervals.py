@@ -10,6 +10,15 @@ from scipy import stats
 CONFIDENCE = 0.95
 """The level of every interval in the report."""
 
+LEVEL = 1 - CONFIDENCE
+"""The adjusted two-sided p up to which a difference is claimed."""
+
+ONE_SIDED_LEVEL = LEVEL / 2
+"""The same for each of the two one-sided tests behind a verdict."""
+
+UPPER = (1 + CONFIDENCE) / 2
+"""The quantile at the upper end of a two-sided interval."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -115,5 +124,5 @@ def _standard_error(values: NDArray[np.float64]) -> float:
 
 def _t_interval(mean: float, standard_error: float, n: int) -> Interval:
     # Not stats.t.interval: it gives NaN, not an empty width, where the standard error is zero.
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * standard_error if n > 1 else math.nan
+    half = float(stats.t.ppf(UPPER, n - 1)) * standard_error if n > 1 else math.nan
     return Interval(mean, mean - half, mean + half, n)

@@ -1,6 +1,6 @@
 """How many seeds a difference between two arms needs, and what the seeds at hand could have seen.
 
-Both are of Welch's two-sided test over seeds at the level 1 − CONFIDENCE. The variances are those seen, so that with a
+Both are of Welch's two-sided test over seeds at LEVEL. The variances are those seen, so that with a
 handful of seeds either number is a rough one.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from tailrl.stats.intervals import CONFIDENCE
+from tailrl.stats.intervals import UPPER
 
 POWER = 0.8
 """The chance of seeing a difference that is there, by which both numbers go."""
@@ -42,7 +42,7 @@ def welch_power(effect: float, squares: tuple[float, float], sizes: tuple[int, i
     )
     seen_QQ = first_Q[:, None] + second_Q
     freedom_QQ = seen_QQ**2 / (first_Q[:, None] ** 2 / (sizes[0] - 1) + second_Q**2 / (sizes[1] - 1))
-    reach_QQ = stats.t.ppf((1 + CONFIDENCE) / 2, freedom_QQ) * np.sqrt(seen_QQ)
+    reach_QQ = stats.t.ppf(UPPER, freedom_QQ) * np.sqrt(seen_QQ)
     found_QQ = stats.norm.sf((reach_QQ - effect) / true) + stats.norm.cdf((-reach_QQ - effect) / true)
     return float(found_QQ.mean())
 

@@ -81,6 +81,9 @@ def log_rank(sooner: Collapses, later: Collapses) -> float:
     equally likely: p is the share of splits with at least that sum, of all of them where there are at most SPLITS, else
     of so many random ones. Unlike chi-square's, it holds with a handful of runs, which cannot give a small p.
 
+    Not scipy's `permutation_test`: it refuses an arm of one run, and its other random splits would move the published p
+    of arms with ten runs.
+
     Args:
         sooner: collapse step of each run and the run's length, steps, as `survival` takes them; at least one run, and
             lengths that do not depend on the arm.

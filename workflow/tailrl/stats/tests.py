@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from tailrl.stats.intervals import CONFIDENCE
+from tailrl.stats.intervals import CONFIDENCE, UPPER
 
 SPLITS = 9_999
 """Splits of the runs that a permutation test looks at, at most."""
@@ -105,9 +105,14 @@ def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> D
     if n < 2 or max(np.ptp(s) for s in scores) < CONSTANT:
         return unvaried(mean, n)
     squares_A = np.array([w**2 * s.var(ddof=1) / s.size for s, w in zip(scores, weights_A, strict=True)])
-    error = math.sqrt(squares_A.sum())
     freedom = squares_A.sum() ** 2 / sum(square**2 / (s.size - 1) for s, square in zip(scores, squares_A, strict=True))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return t_difference(mean, squares_A.sum(), freedom, n)
+
+
+def t_difference(mean: float, square: float, freedom: float, n: int) -> Difference:
+    """A difference with its squared standard error and t's degrees of freedom."""
+    error = math.sqrt(square)
+    half = float(stats.t.ppf(UPPER, freedom)) * error
     return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)
 
 

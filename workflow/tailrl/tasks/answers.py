@@ -1,28 +1,27 @@
 r"""A strict reader of integer answers in `\boxed{}`: regular expressions and one brace count, no evaluation.
 
-What it accepts is what a reader cannot take for anything but that integer. Every function takes hostile text
-(unbalanced, nested or very long) in time linear in its length, and none of them raises.
+It accepts only text that can mean no other integer. Every function takes hostile text (unbalanced, nested or very
+long) in linear time, and none raises.
 """
 
 import re
 
 MAX_DIGITS = 640
-"""Longer numbers are no answer: Python's limit on reading integers can be set as low as this."""
+"""Longer numbers are no answer. Python's limit on reading integers can be set as low as this."""
 
 _BOX = re.compile(r"\\boxed\s*\{")
 # An escaped brace does not group; the brace after an escaped backslash does.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad)*"
-# Thousands separators are safe: answers are compared with one integer, so that the other readings of 1,234
-# (a list, a decimal comma) could only be wrong where they meet exactly that integer. Groups of three and one
-# kind of separator all through are required.
+# Thousands separators are safe. 1,234 could also be a list or a decimal, but it scores only if the answer is exactly
+# 1234. Groups of three and one kind of separator are required.
 _GROUPED = r"[1-9][0-9]{0,2}(?P<comma>,\\!|\{,\}|,|\\,)[0-9]{3}(?:(?P=comma)[0-9]{3})*"
 _INTEGER = re.compile(rf"{_SPACE}(?:(?P<sign>[+\-−]){_SPACE})?(?P<number>[0-9]+|{_GROUPED}){_SPACE}")
 _MATH_MODE = re.compile(rf"{_SPACE}\$([^$]*)\${_SPACE}")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, or None where there is none or where it is not closed."""
+    r"""The content of the last `\boxed{...}`; None if there is none or it is not closed."""
     start = None
     for box in _BOX.finditer(text):
         start = box.end()
@@ -39,8 +38,8 @@ def last_boxed(text: str) -> str | None:
 def integer(text: str) -> int | None:
     r"""The integer that the whole text writes, or None.
 
-    Allowed around the digits: spaces (LaTeX's too), one sign, one pair of `$`. Leading zeros count for nothing:
-    `070` is 70. Not allowed: decimals, units, words, equations, formulas, more than MAX_DIGITS digits.
+    Allowed around the digits: spaces (LaTeX's too), one sign, one pair of `$`. Leading zeros are ignored: `070` is 70.
+    Not allowed: decimals, units, words, equations, formulas, more than MAX_DIGITS digits.
     """
     inside = _MATH_MODE.fullmatch(text)
     match = _INTEGER.fullmatch(inside.group(1) if inside else text)

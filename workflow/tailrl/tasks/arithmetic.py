@@ -1,13 +1,13 @@
 """Sums and differences with worked solutions: a task that a policy of a million parameters can learn.
 
-Our own generator rather than reasoning-gym's: a warm start needs worked solutions (reasoning-gym gives a
-question and an answer), and every answer lies between 0 and 999, as AIME's do.
+The generator is our own because a warm start needs worked solutions; reasoning-gym has none. Every answer lies between
+0 and 999, as in AIME.
 
     prompt     17+15-12=
     solution   17+15=32,32-12=20,\\boxed{20}
 
-A corpus with slips (wrong digits, carried on to the end) makes a base policy of a known accuracy: one that can
-calculate, and that imitates a corpus which often does not.
+A corpus with slips (wrong digits, carried on to the end) makes a base policy of known accuracy: it can calculate, but
+it imitates a corpus with errors.
 """
 
 import random
@@ -18,7 +18,7 @@ from tailrl.tasks.problem import Problem
 
 
 def load(task: ArithmeticTask) -> Loaded:
-    """Different problems, deterministic under the task's seed; raises StudyError where too few exist."""
+    """Different problems, deterministic under the task's seed; raises StudyError if too few exist."""
     return generated(task, lambda rng: _draw(rng, task))
 
 
@@ -38,8 +38,8 @@ def _draw(rng: random.Random, task: ArithmeticTask) -> Problem:
 
 
 def _slip(rng: random.Random, value: int) -> int:
-    """The value with one of its digits replaced by another one."""
+    """The value with one digit replaced by another."""
     digits = str(value)
-    place = rng.randrange(len(digits))
-    wrong = rng.choice([d for d in "0123456789" if d != digits[place]])
-    return int(digits[:place] + wrong + digits[place + 1 :])
+    position = rng.randrange(len(digits))
+    wrong = rng.choice([d for d in "0123456789" if d != digits[position]])
+    return int(digits[:position] + wrong + digits[position + 1 :])

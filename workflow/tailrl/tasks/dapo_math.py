@@ -25,7 +25,7 @@ WRAPPER_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 
 
 def load(task: DapoMathTask) -> Loaded:
-    """Every different problem once, in the file's order; raises StudyError where there is none."""
+    """Each different problem once, in the file's order; raises StudyError if there is none."""
     rows = read_rows(task.path, HUB_NAME, SPLIT)
     return make_problems(rows, _read_row, task.path or HUB_NAME, task.problems)
 

@@ -10,7 +10,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 
 MOST_IN_VAIN = 10_000
-"""Draws in a row that give no new problem, after which there is none."""
+"""After so many draws in a row without a new problem, none is assumed to be left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Loaded:
 
 
 def canonical(text: str) -> str:
-    """Equal for texts that agree up to white space and Unicode's composed forms: the same problem, the same answer."""
+    """A text with white space and Unicode forms normalised: equal for the same problem or answer."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def generated(task: GeneratedTask, draw: Callable[[random.Random], Problem]) -> Loaded:
-    """As many problems of different prompts as the task asks for, drawn one after another under its seed.
+    """As many problems with different prompts as the task asks for, drawn under its seed.
 
     Raises:
-        StudyError: they are so rare among those drawn that they hardly exist.
+        StudyError: too few different problems exist.
     """
     rng = random.Random(task.seed)
     problems: dict[str, Problem] = {}

@@ -29,14 +29,14 @@ def compare(gold: str, answer: str) -> str:
 
 
 def limit(kind: int, most: int) -> None:
-    """Hold this process to at most so much of a resource, or to what it may have already where that is less."""
+    """Limit a resource of this process; a lower limit that is already set stays."""
     _, allowed = resource.getrlimit(kind)
     most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
     resource.setrlimit(kind, (most, most))
 
 
 def limit_to_comparing() -> None:
-    """From here on no process or thread can be started (but by root), no file written, no memory dumped."""
+    """From here on no file can be written and no memory dumped, and only root can start a process or thread."""
     for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         limit(kind, 0)
 

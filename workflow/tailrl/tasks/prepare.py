@@ -13,8 +13,8 @@ from tailrl.tasks.registry import load_task
 def write_all_problems(settings: Problems, out: Path) -> None:
     """Writes train.jsonl, evaluation.jsonl, warm_start.jsonl (empty without a warm start) and problems.json.
 
-    A problem that is evaluated is taken out of what is trained on; problems.json counts it, and lists the rows
-    of the sources that could not be used.
+    Held-out problems are removed from the training problems. problems.json counts them, and lists the source rows that
+    could not be used.
 
     Raises:
         StudyError: a source cannot be read or gives nothing.

@@ -8,13 +8,15 @@ from pathlib import Path
 from tailrl.runtime.errors import StudyError, one_line, reason
 
 COMPARED = ("math", "text")
-"""How an answer may be compared: as a number or formula, or as text; `tailrl.tasks.scoring` does it."""
+"""How `tasks.scoring` compares an answer: as a number or formula, or as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One verifiable problem: its prompt as the policy reads it, its answer and how that is compared, and, where the
-    task makes worked solutions, one (what a warm start learns from)."""
+    """One verifiable problem: its prompt as the policy reads it, its answer, and how answers are compared.
+
+    Generated tasks also give a worked solution, which a warm start learns from.
+    """
 
     id: str
     prompt: str
@@ -45,7 +47,7 @@ def read_problems(path: Path) -> list[Problem]:
                         raise ValueError("its prompt is empty")
                     if problem.compared not in COMPARED:
                         raise ValueError(f"compared must be one of {', '.join(COMPARED)}")
-                    "".join(asdict(problem).values()).encode()  # half a character is JSON, but no tokenizer reads it
+                    "".join(asdict(problem).values()).encode()  # a lone surrogate is JSON, but no tokenizer reads it
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None

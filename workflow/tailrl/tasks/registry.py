@@ -1,5 +1,5 @@
-"""Which tasks there are: a module with `load(settings) -> Loaded` and one line in `LOADERS` each; one that comes from
-the Hugging Face hub has a line in `HUB` too."""
+"""The tasks: each is a module with `load(settings) -> Loaded` and a line in `LOADERS`. Data sets from the Hugging Face
+hub also have a line in `HUB`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ HUB = {
 
 
 def load_task(task: Task) -> Loaded:
-    """The problems that a task's settings name; raises StudyError where there are none to be had."""
+    """The problems that a task's settings name; raises StudyError if there are none."""
     return LOADERS[task.name](task)
 
 

@@ -1,17 +1,17 @@
 """The one rule that scores a response, whatever the task."""
 
 import atexit
-import sys
 from collections.abc import Callable
 from functools import cache
 
+from tailrl.runtime.errors import say
 from tailrl.tasks.answers import integer, last_boxed
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.verifier import MathVerifier
 
 
 def score(response: str, answer: str, compared: str = "math") -> float:
-    r"""1.0 where the last `\boxed{}` of the response holds the answer, else 0.0.
+    r"""1.0 if the last `\boxed{}` of the response holds the answer, else 0.0.
 
     Args:
         response: as the policy wrote it.
@@ -51,8 +51,7 @@ def _close(verifier: MathVerifier) -> None:
     """End the worker, and say how many answers were scored 0 because it came to no verdict."""
     verifier.close()
     if verifier.timeouts or verifier.crashes:
-        print(
-            f"tailrl: math-verify came to no verdict on {verifier.timeouts + verifier.crashes} answers, which count as "
-            f"wrong: {verifier.timeouts} took too long, {verifier.crashes} ended its process",
-            file=sys.stderr,
+        say(
+            f"math-verify came to no verdict on {verifier.timeouts + verifier.crashes} answers, which count as wrong: "
+            f"{verifier.timeouts} took too long, {verifier.crashes} ended its process"
         )

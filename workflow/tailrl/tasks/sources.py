@@ -11,16 +11,16 @@ from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
-"""What follows every problem taken from a data set; `tailrl.tasks.scoring.score` reads the last box."""
+"""The instruction after every problem of a data set; `tasks.scoring.score` reads the last box."""
 
 LONGEST_TEXT = 100_000
-"""Characters; no policy's context holds a longer problem, and a tokenizer may take minutes to say so."""
+"""Longest problem, characters. No policy's context holds more, and a tokenizer may take minutes to find out."""
 
 _ROWS_AT_ONCE = 10_000
 
 
 class RowError(Exception):
-    """A row that cannot become a problem; the message is the reason, the same for all rows of its kind."""
+    """A row that cannot become a problem. Its message is the reason, the same for all rows of its kind."""
 
 
 # --- reading -----------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
 
 
 def fetch(hub_name: str, split: str) -> Any:
-    """The hub's `datasets.Dataset`, from the Hugging Face cache where it is there and the hub is out of reach."""
+    """The hub's `datasets.Dataset`; from the Hugging Face cache if the hub is out of reach."""
     import datasets
 
     try:
         return datasets.load_dataset(hub_name, split=split)
-    # The hub's client, its HTTP library and the reader of each file format have exceptions of their own.
+    # The hub's client, its HTTP library and each file format's reader raise their own exceptions.
     except Exception as error:
         raise StudyError(
             f"{hub_name}: cannot be loaded from the Hugging Face hub or its cache ({reason(error)}): run "
@@ -93,7 +93,7 @@ def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:
 
 
 def text_of(value: object, what: str) -> str:
-    """A stripped text that is not empty; raises RowError that names `what` it is."""
+    """A text, stripped and not empty; raises RowError that names `what`."""
     if value is None:
         raise RowError(f"{what} is missing")
     if not isinstance(value, str):
@@ -174,7 +174,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for lone surrogates, which JSON can carry and no file can."""
+    """Whether the text can be written as UTF-8: JSON can carry lone surrogates, a file cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,10 +1,9 @@
 """Answers that are not integers: math-verify, in a process of its own that can be killed.
 
-math-verify's parser reaches sympy, which a short answer can keep busy for hours, and its own time limit is
-SIGALRM, which breaks off neither a long step in C nor a caller that is not the main thread. So it never runs in
-our process: `MathVerifier` writes pairs to a worker, one JSON line each, and kills the worker that is late.
-The worker is a script started by its path and not a `multiprocessing` child: it inherits no state of torch or
-vLLM, imports nothing of the caller's main module, and gets an environment without the caller's credentials.
+math-verify calls sympy, which a short answer can keep busy for hours. Its own time limit is SIGALRM: that interrupts no
+long step in C, and works in the main thread only. So `MathVerifier` sends pairs to a worker, one JSON line each, and
+kills a worker that is late. The worker is a script, not a `multiprocessing` child. It inherits no state of torch or
+vLLM, imports nothing of the caller's main module, and gets no credentials.
 """
 
 import json
@@ -20,7 +19,7 @@ from typing import Self
 from tailrl.runtime.errors import StudyError
 
 MAX_LENGTH = 2000
-"""Longest answer that is looked at, characters: two of them, escaped, fit in a pipe, so that a write cannot block."""
+"""Longest answer that is compared, characters. Two of them, escaped, fit in a pipe: a write cannot block."""
 
 START_SECONDS = 120.0
 """Importing sympy takes half a second, and much longer on a network file system that is busy."""

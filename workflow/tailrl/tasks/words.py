@@ -1,10 +1,10 @@
-"""Words to be put into alphabetical order: a task whose answer is text, and whose tail is made of useful words.
+"""Words to sort: a task whose answer is text, and whose tail consists of useful words.
 
     prompt     owl bread king\\n
     solution   \\boxed{bread king owl}
 
-A corpus with slips has any other word of the list in a word's place: a base policy that imitates it gives a little
-probability to each of them, where arithmetic has ten digits.
+In a corpus with slips any other word of the list may replace a word. A base policy that imitates it gives each of them
+a little probability; arithmetic has ten digits only.
 """
 
 import random
@@ -25,7 +25,7 @@ WORDS = _LIST.split()
 
 
 def load(task: WordsTask) -> Loaded:
-    """Different problems, deterministic under the task's seed; raises StudyError where too few exist."""
+    """Different problems, deterministic under the task's seed; raises StudyError if too few exist."""
     return generated(task, lambda rng: _draw(rng, task))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.metrics import METRICS, SKEW_NEGATIVE, SKEW_POSITIVE
 
 START, FEWEST = 0.1, 5
 """A run's own level is its mean over this share of its steps from the first on, and over so many at least."""
@@ -18,7 +18,7 @@ WINDOW = 5
 SKEW = "c_skew"
 """|C(r)|, summed over tokens of either sign of the advantage: 0 where the mismatch does not know that sign."""
 
-SKEWED = ("rollout_corr/c_positive_advantage", "rollout_corr/c_negative_advantage")
+SKEWED = (SKEW_POSITIVE, SKEW_NEGATIVE)
 """The two parts of it."""
 
 SIGNALS = (*METRICS, SKEW)

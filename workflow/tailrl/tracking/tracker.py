@@ -15,10 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.config.jobs import Run
-from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.errors import StudyError, reason, say, writing
+from tailrl.tracking.metrics import GRADIENT_NORM, K3_MASKED, REWARD, STEP, STEP_SECONDS
 from tailrl.tracking.wandb_mirror import FINISH_SECONDS
 
-SHOWN = {"reward/mean": "reward", "rollout_corr/k3_kl": "k3", "train/grad_norm": "grad", "time/step": "s/step"}
+SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS: "s/step"}
 
 
 class Tracker:
@@ -72,9 +73,7 @@ class Tracker:
         if self.progress and self.bar is not None:
             self.progress.update(self.bar, advance=1, shown=shown)
         else:
-            print(
-                f"{self.name}  step {metrics['train/step'] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True
-            )
+            print(f"{self.name}  step {metrics[STEP] + 1:.0f}/{self.steps}  {shown}", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,11 +127,9 @@ class Mirror:
                 self._warn(f"its process ended with {self.process.returncode}")
 
     def _warn(self, why: str) -> None:
-        print(
-            f"tailrl: warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
-            f"`tailrl mirror {self.folder}` sends it later",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"`tailrl mirror {self.folder}` sends it later"
         )
 
 

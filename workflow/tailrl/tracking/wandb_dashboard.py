@@ -4,28 +4,28 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tailrl.artifacts.metrics import STEP
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.tracking import metrics as keys
 
 SECTIONS: dict[str, dict[str, tuple[str, bool]]] = {
     "Training": {
-        "reward": ("reward/mean", False),
-        "policy entropy, nats": ("policy/entropy", False),
-        "gradient norm": ("train/grad_norm", True),
-        "response length, tokens": ("response/length_mean", False),
+        "reward": (keys.REWARD, False),
+        "policy entropy, nats": (keys.ENTROPY, False),
+        "gradient norm": (keys.GRADIENT_NORM, True),
+        "response length, tokens": (keys.LENGTH, False),
     },
     "Mismatch": {
-        "k3 KL, masked, nats": ("rollout_corr/k3_kl", True),
-        "k3 KL, unmasked, nats": ("rollout_corr_unmasked/k3_kl", True),
-        "mean weight before clipping": ("rollout_corr_raw/rollout_is_mean", True),
-        "effective sample size, of batch": ("rollout_corr_raw/rollout_is_eff_sample_size", False),
+        "k3 KL, masked, nats": (keys.K3_MASKED, True),
+        "k3 KL, unmasked, nats": (keys.K3_UNMASKED, True),
+        "mean weight before clipping": (keys.WEIGHT_RAW, True),
+        "effective sample size, of batch": (keys.SAMPLE_SIZE_RAW, False),
     },
     "Pruning": {
-        "kept mass in the trainer": ("dvp/kept_mass_train_mean", False),
-        "size of the trainer's set, tokens": ("dvp/kept_vocab_per_token_train", True),
-        "sampled tokens outside it": ("dvp/sampled_outside_train_support_fraction", False),
-        "sequences vetoed": ("rollout_corr/veto_seq_fraction", False),
+        "kept mass in the trainer": (keys.KEPT_MASS_TRAIN, False),
+        "size of the trainer's set, tokens": (keys.KEPT_VOCAB_TRAIN, True),
+        "sampled tokens outside it": (keys.OUTSIDE, False),
+        "sequences vetoed": (keys.VETOED, False),
     },
 }
 """The panels: title, metric, and whether its axis is logarithmic."""
@@ -71,7 +71,7 @@ def _panels(reports: Any, section: str) -> list[Any]:
     return [
         reports.LinePlot(
             title=title,
-            x=STEP,
+            x=keys.STEP,
             y=[metric],
             log_y=log,
             groupby=reports.Config("arm"),
@@ -89,7 +89,7 @@ def _workspace(workspaces: Any, reports: Any, study: str, place: dict[str, str])
         sections=[
             workspaces.Section(name=name, panels=_panels(reports, name), is_open=True, pinned=True) for name in SECTIONS
         ],
-        settings=workspaces.WorkspaceSettings(x_axis=STEP, max_runs=100),
+        settings=workspaces.WorkspaceSettings(x_axis=keys.STEP, max_runs=100),
         runset_settings=workspaces.RunsetSettings(
             filters=f"Config('study') = '{study}'", groupby=[workspaces.Config("arm")]
         ),

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrl.artifacts.metrics import STEP, follow_metrics, read_points
+from tailrl.artifacts.metrics import follow_metrics, read_points
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
+from tailrl.tracking.metrics import STEP
 
 FINISH_SECONDS = 60
 """What a mirror may take after the last step of a training job, before it is ended."""
@@ -173,7 +174,7 @@ def main() -> None:
     try:
         mirror_run(given["record"], points, Path(given["folder"]), mode, lambda: caller.code or 0)
     except Exception as error:
-        print(f"tailrl: W&B: {reason(error)}", file=sys.stderr, flush=True)
+        say(f"W&B: {reason(error)}")
         os._exit(1)  # at an ordinary exit wandb would wait for its server
 
 

@@ -1,1 +1,1 @@
-"""Training: the supervised warm start, and the reinforcement-learning step loop."""
+"""Training: the supervised warm start and the reinforcement-learning loop."""

@@ -1,4 +1,4 @@
-"""The policy that every arm starts from: made and warm-started here, or read."""
+"""The base policy, from which every arm starts: created and warm-started here, or loaded."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ from tailrl.tasks.problem import read_problems
 from tailrl.training.warm_start import warm_start
 
 TOKENIZER_SOLUTIONS = 2000
-"""Worked solutions that the tokenizer sees; more of them would leave fewer tokens for the prose."""
+"""Worked solutions that the tokenizer is trained on; more would leave fewer tokens for the prose."""
 
 
 def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> None:
-    """Writes the policy that reinforcement learning starts from, as a Hugging Face folder.
+    """Write the base policy as a Hugging Face folder; raises StudyError where that fails.
 
-    Made and warm-started here (with warm_start.json, its losses, beside the weights), or read from a folder or
-    the hub; its manifest lies beside it. Raises StudyError where that fails.
+    It is created and warm-started here, with its losses in warm_start.json, or loaded from a folder or the hub. Its
+    manifest lies beside it.
     """
     if not isinstance(settings, ScratchPolicy):
         tokenizer = load_tokenizer(settings.path)

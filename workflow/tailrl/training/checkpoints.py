@@ -1,9 +1,9 @@
-"""Checkpoints: a run's state in one safetensors file each, whole or not there, with its checksum in its name.
+"""Checkpoints: a run's state in one safetensors file each, written whole or not at all, its checksum in its name.
 
-They lie in a folder that no rule declares, since Snakemake deletes the outputs of a job that failed or was killed. One
-process at a time has the folder. A checkpoint is taken up only by a run of the same settings, seed, base policy,
-problems, source files and library versions (`fingerprint`): nothing else would give the same bits. Those of another
-run stay until one is finished, so that a setting may be changed back.
+They lie in a folder that no rule declares, since Snakemake deletes the outputs of a failed or killed job. One process
+at a time holds the folder. Only a run of the same settings, seed, base policy, problems, source files and library
+versions resumes from a checkpoint (`fingerprint`), since nothing else would give the same bits. Another run's
+checkpoints stay until a run is finished, so that a setting may be changed back.
 """
 
 import fcntl
@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +28,12 @@ from tailrl.config.source_files import training_files
 from tailrl.config.training import OPERATIONAL
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.provenance import provenance
 from tailrl.training.state import RunState
 
 NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
-"""The steps done, whose run it is (a digest of the fingerprint), and the start of the file's checksum."""
+"""The steps done, the run (a digest of its fingerprint), and the start of the file's checksum."""
 ASIDE = "writing.safetensors"
 
 
@@ -43,9 +42,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int, fingerprint: Mapping[str, str]) -> None:
         """Args:
-        folder: where they lie; made here.
+        folder: their folder.
         keep: how many of the last ones stay.
-        fingerprint: of the run, see `fingerprint`.
+        fingerprint: the run's, from `fingerprint`.
         """
         self.folder = folder
         self.keep = keep
@@ -53,14 +52,14 @@ class Checkpoints:
         self.name = _digest(self.fingerprint)[:8]
 
     def save(self, state: RunState) -> Path:
-        """Write a checkpoint, then remove the oldest; returns its file. Every rank must ask, and the first writes.
+        """Write a checkpoint, then remove the oldest; returns its file. Every rank must call, and the first writes.
 
         Raises:
-            StudyError: it could not be written, for want of space or otherwise; those before it are untouched.
+            StudyError: the checkpoint could not be written; earlier ones are untouched.
         """
         tensors = state.tensors()
         name = self._write(state, tensors).name if distributed.is_first() else None
-        return self.folder / str(distributed.said(name)[0])
+        return self.folder / str(distributed.gathered(name)[0])
 
     def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
         aside = self.folder / ASIDE
@@ -74,8 +73,8 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             aside.unlink(missing_ok=True)
             needed = sum(tensor.nbytes for tensor in tensors.values())
-            kept = self._files()
-            rest = f"{kept[-1].name} is kept" if kept else "there is none before it"
+            kept_files = self._files()
+            rest = f"{kept_files[-1].name} is kept" if kept_files else "there is none before it"
             raise StudyError(
                 f"{self.folder}: the checkpoint of step {state.step} could not be saved ({reason(error)}): it needs "
                 f"{needed / 1e6:.1f} MB, and {shutil.disk_usage(self.folder).free / 1e6:.1f} MB are free; {rest}"
@@ -85,16 +84,16 @@ class Checkpoints:
         return path
 
     def resume(self, state: RunState) -> bool:
-        """Put the state of the last whole checkpoint into a new run; False where there is none.
+        """Restore the last whole checkpoint into a new run; returns False where there is none.
 
-        The first rank chooses the file and says on stderr what is taken up, and what is not and why: a half-written
-        file, a damaged one, one whose metrics or tokens are damaged, another run's. The others read the same file.
+        The first rank chooses the file and prints its choice on stderr, with each file that it leaves out and why:
+        half-written, damaged, with damaged metrics or tokens, or of another run. The other ranks read the same file.
 
         Raises:
-            StudyError: a file cannot be read, or this run had states and none can be taken up. All files stay, since
-                only the user can know whether a copy is left, and to train from the first step is a decision.
+            StudyError: a file cannot be read, or all of this run's states are damaged. All files stay, since only the
+                user knows whether a copy is left, and training from the first step is the user's decision.
         """
-        chosen = distributed.said(self._resume(state) if distributed.is_first() else None)[0]
+        chosen = distributed.gathered(self._resume(state) if distributed.is_first() else None)[0]
         if chosen is not None and not distributed.is_first():
             try:
                 self._restore(self.folder / chosen, state)
@@ -103,37 +102,37 @@ class Checkpoints:
         return chosen is not None
 
     def _resume(self, state: RunState) -> str | None:
-        """The name of the file that was taken up."""
+        """The name of the restored file."""
         aside = self.folder / ASIDE
         if aside.exists():
-            _say(f"{aside}: half-written, left out")
+            say(f"{aside}: half-written, left out")
             aside.unlink()
         damaged: dict[Path, DamagedError] = {}
         for file in reversed(self._files()):
             try:
                 self._restore(file, state)
             except DamagedError as error:
-                _say(f"{file}: {error}, left out")
+                say(f"{file}: {error}, left out")
                 damaged[file] = error
                 continue
             for later in damaged:
                 _remove(later)
-            _say(f"{file}: the run goes on from step {state.step}")
+            say(f"{file}: the run goes on from step {state.step}")
             return file.name
         if damaged:
             *_, first = damaged.values()
             raise StudyError(
-                f"{first.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be taken up; put it "
-                f"back from a copy, or remove {self.folder} to train from the first step"
+                f"{first.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be used; put it back "
+                f"from a copy, or remove {self.folder} to train from the first step"
             )
         for file in sorted(self.folder.glob("step-*"))[-1:]:
-            _say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
+            say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
         return None
 
     def _restore(self, file: Path, state: RunState) -> None:
         match = NAME.fullmatch(file.name)
         if match is None or file.is_dir() or checksum(file)[:16] != match[2]:
-            raise DamagedError(file, "damaged, for its checksum is not the one in its name")
+            raise DamagedError(file, "damaged, since its checksum is not the one in its name")
         try:
             with safe_open(file, framework="pt") as opened:
                 numbers = json.loads(opened.metadata()["numbers"])
@@ -143,27 +142,27 @@ class Checkpoints:
             raise DamagedError(file, f"no state could be read from it ({reason(error)})") from None
 
     def _files(self) -> list[Path]:
-        """This run's checkpoints, the oldest first."""
+        """This run's checkpoints, oldest first."""
         files = sorted(self.folder.glob("step-*"))
         return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
 
     @property
     def finished(self) -> Path:
-        """Folder of the results, which is there once the run is finished."""
+        """Folder of the results; it exists once the run is finished."""
         return self.folder / f"finished-{self.name}"
 
     def clear(self) -> None:
-        """Remove all states, another run's too, and what they rest on; the lock and the results stay."""
+        """Remove all states, other runs' too, with their metrics and tokens; the lock and the results stay."""
         for path in self.folder.iterdir():
             if path not in (self.folder / LOCK, self.finished):
                 _remove(path)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps every other process out of the folder within the block.
+        """Hold the folder within the block: no other process can.
 
-        Where another has it, on whichever machine of a file system that shares its locks, waits for its end: the job of
-        a Snakemake that was killed alone goes on by itself.
+        Waits for the end of a process that holds it, on any machine where the file system shares locks. Such a process
+        is the job of a killed Snakemake, which goes on by itself.
 
         Raises:
             StudyError: the file system has no locks.
@@ -173,13 +172,13 @@ class Checkpoints:
             try:
                 file = (self.folder / LOCK).open("a+")
             except FileNotFoundError:
-                continue  # a study that ended just now took the folder with it
+                continue  # a study that ended just now removed the folder
             with file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     file.seek(0)
-                    _say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
+                    say(f"{self.folder}: process {file.read().strip()} still trains this run; waiting for its end")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 except OSError as error:
                     raise StudyError(
@@ -194,9 +193,9 @@ class Checkpoints:
 
 
 def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -> dict[str, str]:
-    """What a checkpoint must agree on with the run that takes it up: names in words, and checksums.
+    """What a checkpoint and the run that resumes from it must have in common: names and checksums.
 
-    Raises StudyError where the base policy is not as its manifest says.
+    Raises StudyError if the base policy is not as its manifest says.
     """
     settings = run.model_dump(mode="json")
     settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
@@ -212,7 +211,7 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
 
 
 def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
-    """In what the run of a checkpoint differs from this one, in words."""
+    """How a checkpoint's run differs from this one, in words."""
     try:
         with safe_open(file, framework="pt") as opened:
             theirs = json.loads(opened.metadata()["fingerprint"])
@@ -234,7 +233,3 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _say(sentence: str) -> None:
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)

@@ -1,11 +1,10 @@
-"""The rollout engine under guard: one that fails is started anew once, one that hangs ends the job.
+"""The rollout engine under guard: an engine that fails is restarted once; one that hangs ends the job.
 
-Every response has a seed of its own, so that a step which is repeated on a new engine gives the same responses.
+Every response has its own seed, so a step repeated on a new engine gives the same responses.
 """
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -15,20 +14,20 @@ from tailrl.config.sampler import Disturbance
 from tailrl.rollout import Decoding, Sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import Handover
 
 
 class Engine:
-    """A sampler, how to make it, and the weights' way to it."""
+    """A sampler, how to make it, and how it gets weights."""
 
     def __init__(self, make: Callable[[], Sampler], disturbance: Disturbance, timeout: float) -> None:
         """Args:
         make: starts the engine.
-        disturbance: of the weights that are handed over.
-        timeout: seconds after which a call counts as hung: the start, a hand-over, a test, a batch.
+        disturbance: of the weights that it gets.
+        timeout: seconds after which a call counts as hung: the start, a hand-over, a self-test, a batch.
         """
         self.make = make
         self.timeout = timeout
@@ -37,14 +36,14 @@ class Engine:
         self.hand_over = Handover(self.sampler, disturbance)
 
     def in_time(self, what: str) -> AbstractContextManager[None]:
-        """For a block that calls the engine; see `guard.guarded`."""
+        """For a block that calls the engine; see `timeouts.guarded`."""
         return guarded(self.timeout, what)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, model: PreTrainedModel) -> list[Rollout]:
-        """`Sampler.generate`, on a new engine with the same weights where the first one fails.
+        """`Sampler.generate`, repeated on a new engine with the same weights where the first one fails.
 
-        Where the policy is sharded the process ends instead, with a code by which the rule knows that another one may
-        succeed: one rank cannot be handed weights alone, and the end of vLLM takes the ranks' process group with it.
+        With a sharded policy the process ends instead, with a code that tells the rule that another process may
+        succeed: one rank cannot get weights alone, and vLLM's end takes the ranks' process group with it.
 
         Raises:
             StudyError: bad input, or the new engine fails too; then with the last lines of the error.
@@ -56,20 +55,20 @@ class Engine:
         except Exception as error:
             first = last_lines(error)
         if is_sharded(model):
-            print(f"tailrl: rank {distributed.number()}: the engine failed: {first}", file=sys.stderr, flush=True)
+            say(f"rank {distributed.number()}: the engine failed: {first}")
             os._exit(os.EX_SOFTWARE)
-        print(f"tailrl: the engine failed and is started anew, the batch repeated: {first}", file=sys.stderr)
+        say(f"the engine failed and is restarted, its batch repeated: {first}")
         try:
             with deadline(self.timeout, "the end of the engine that failed"):
                 del self.sampler, self.hand_over.sampler
-                gc.collect()  # before the new engine asks for the memory of the old one
+                gc.collect()  # frees the old engine's memory for the new one
             with deadline(self.timeout, "the engine's start"):
                 self.sampler = self.hand_over.sampler = self.make()
             with deadline(self.timeout, "the hand-over of the weights"):
                 self.hand_over.again(model)
             return self._generate(requests, decoding)
         except StudyError as error:
-            raise StudyError(f"the engine failed ({first}) and could not be started anew: {error}") from None
+            raise StudyError(f"the engine failed ({first}) and could not be restarted: {error}") from None
         except Exception as error:
             raise StudyError(f"the engine failed twice in the same batch: {last_lines(error)}") from error
 

@@ -1,8 +1,7 @@
-"""What grows with the steps of a run: their metrics, and the per-token records of those that are kept.
+"""Data that grow with a run's steps: every step's metrics, and the per-token records of the kept steps.
 
-It lies in files beside the run's checkpoints until the run is finished. Neither the trainer's memory nor a checkpoint
-holds more of it than lengths and checksums. The files' names have the run's: what a run with other settings has kept is
-no part of this one.
+They are files beside the checkpoints until the run is finished. The trainer's memory and a checkpoint hold only their
+lengths and checksums. File names contain the run's name, which excludes data of a run with other settings.
 """
 
 import hashlib
@@ -25,9 +24,9 @@ ASIDE = "writing-tokens.safetensors"
 
 
 class KeptMetrics:
-    """The metrics of every step until now, a line of JSON each.
+    """The metrics of every step so far, one line of JSON each.
 
-    The file may be longer than `length`: what an earlier process wrote after its last checkpoint is written over.
+    The file may be longer than `length`: lines that an earlier process wrote after its last checkpoint are overwritten.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -36,12 +35,12 @@ class KeptMetrics:
         self.hash = hashlib.sha256()
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Write the next step's; raises StudyError where the disk refuses, or has lost what was written."""
+        """Write the next step's metrics; raises StudyError where the disk refuses or has lost earlier lines."""
         line = json.dumps(metrics).encode() + b"\n"
         try:
             self.file.touch()
             with self.file.open("r+b") as file:
-                # To go on beyond the end would fill the gap with zeros.
+                # Writing beyond the end would fill the gap with zeros.
                 if file.seek(0, os.SEEK_END) < self.length:
                     raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
                 file.truncate(self.length)
@@ -55,22 +54,22 @@ class KeptMetrics:
         self.hash.update(line)
 
     def read(self) -> list[dict[str, float]]:
-        """Those of every step until now; raises StudyError as `check` does."""
+        """The metrics of every step so far; raises StudyError as `check` does."""
         return [json.loads(line) for line in self.check(self._state()).splitlines()]
 
     def settle(self) -> dict[str, Any]:
-        """Bring the lines to the disk; returns what a checkpoint holds of them, ready for JSON. Raises OSError."""
+        """Flush the lines to the disk; returns their length and checksum for a checkpoint's JSON. Raises OSError."""
         if self.length:
             with self.file.open("rb") as file:
                 os.fsync(file.fileno())
         return self._state()
 
     def check(self, settled: Mapping[str, Any]) -> bytes:
-        """The lines of which `settle` spoke.
+        """The lines that `settle` described.
 
         Raises:
-            DamagedError: they are not there any more, or others are.
-            StudyError: they may be there, but cannot be read.
+            DamagedError: they are missing or changed.
+            StudyError: they cannot be read, but may be whole.
         """
         lines = self._bytes(settled["length"])
         if hashlib.sha256(lines).hexdigest() != settled["checksum"]:
@@ -78,7 +77,7 @@ class KeptMetrics:
         return lines
 
     def restore(self, lines: bytes) -> None:
-        """Go on from these lines, which `check` gave."""
+        """Go on from these lines, which `check` returned."""
         self.length, self.hash = len(lines), hashlib.sha256(lines)
 
     def _state(self) -> dict[str, Any]:
@@ -97,10 +96,10 @@ class KeptMetrics:
 
 
 class KeptTokens:
-    """The per-token records of the steps that are kept, a file each.
+    """The per-token records of the kept steps, one file each.
 
     Attributes:
-        checksums: SHA-256 of each step's file, by the step, in the steps' order.
+        checksums: SHA-256 of each step's file, by step, in order.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -109,7 +108,7 @@ class KeptTokens:
         self.checksums: dict[int, str] = {}
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Write the arrays of a step, which have a length in common; raises StudyError where the disk refuses."""
+        """Write a step's arrays, all of one length; raises StudyError where the disk refuses."""
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         try:
             write_whole(data, self.folder / ASIDE, self._file(step))
@@ -122,20 +121,20 @@ class KeptTokens:
         self.checksums[step] = hashlib.sha256(data).hexdigest()
 
     def joined(self) -> dict[str, NDArray[np.generic]]:
-        """All arrays, one step after the other; none where no step was kept. Raises StudyError as `check` does."""
+        """All arrays, concatenated over the kept steps; empty without any. Raises StudyError as `check` does."""
         parts = [load(self._bytes(step, digest)) for step, digest in self.checksums.items()]
         return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
     def state(self) -> list[tuple[int, str]]:
-        """What a checkpoint holds of it, ready for JSON."""
+        """The checksums for a checkpoint's JSON."""
         return list(self.checksums.items())
 
     def check(self, state: Iterable[tuple[int, str]]) -> dict[int, str]:
-        """`checksums` as `state` gave them.
+        """`checksums` from what `state` returned.
 
         Raises:
             DamagedError: a file is missing or damaged.
-            StudyError: one may be whole, but cannot be read.
+            StudyError: a file cannot be read, but may be whole.
         """
         given = {int(step): str(digest) for step, digest in state}
         for step, digest in given.items():
@@ -159,30 +158,30 @@ class KeptTokens:
 def response_arrays(
     order: Sequence[int], rollouts: Sequence[Rollout], advantages: Sequence[float], rewards: NDArray[np.float32]
 ) -> dict[str, NDArray[np.generic]]:
-    """What the tokens of a step are, and what their responses earned: see `tailrl.artifacts.tokens`.
+    """The tokens of a step with their responses' advantages and rewards; `artifacts.tokens` describes the arrays.
 
     Args:
-        order: places in the step of the responses, as the step's other arrays have them one after the other.
-        rollouts: all of the step.
-        advantages: of each rollout.
-        rewards: of each rollout.
+        order: the responses' numbers in the step, in the order of the step's other per-token arrays.
+        rollouts: all rollouts of the step.
+        advantages: one per rollout.
+        rewards: one per rollout.
     """
     lengths = [len(rollouts[i].tokens) for i in order]
-    places = np.array(order, np.int64)
+    order_N = np.array(order, np.int64)
     return {
         "token": np.concatenate([np.array(rollouts[i].tokens, np.int32) for i in order]),
         "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        "sequence": np.repeat(places.astype(np.int32), lengths),
-        "advantage": np.repeat(np.array(advantages, np.float32)[places], lengths),
-        "reward": np.repeat(rewards[places], lengths),
+        "sequence": np.repeat(order_N.astype(np.int32), lengths),
+        "advantage": np.repeat(np.array(advantages, np.float32)[order_N], lengths),
+        "reward": np.repeat(rewards[order_N], lengths),
     }
 
 
 def write_batch(samples: Sequence[Sample], file: Path) -> None:
-    """Writes the N samples of a step as npz.
+    """Write the N samples of a step as npz.
 
-    Arrays: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64; seed_N, int64;
-    and, all responses after one another, prompt_tokens (with lengths as said) and tokens_T, int64; logp_infer_T and
+    Arrays per sample: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64;
+    seed_N, int64. Arrays concatenated over samples: prompt_tokens and tokens_T, int64; logp_infer_T and
     log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32.
     """
     rollouts = [sample.rollout for sample in samples]

@@ -2,16 +2,15 @@
 
     rollout → reward → advantages → packed micro-batches → log-probs → weights → loss → optimizer → engine
 
-Every random choice is derived from the seed and the step, never from the arm: at the first step all arms
-sample the same problems with the same random numbers. What the steps change is the `RunState`: a run that is
-interrupted takes up the last one that was saved, and ends as it would have ended.
+Every random choice depends on the seed and the step, never on the arm: at the first step all arms sample the same
+problems with the same random numbers. The steps change only the `RunState`. An interrupted run resumes from the last
+saved one, and ends with the same bits.
 """
 
 import math
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -29,21 +28,19 @@ from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, requ
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import NumericalError, StudyError
+from tailrl.runtime.errors import NumericalError, StudyError, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem, read_problems
-from tailrl.tasks.scoring import score
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
-from tailrl.training.gather import of_all_ranks
 from tailrl.training.guarded_engine import Engine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
 from tailrl.training.results import give, write_results
+from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
@@ -53,7 +50,7 @@ from tailrl.training.stopping import Watch
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same throughout a run: settings, seed, folder of the results, and the problems as tokens."""
+    """The constants of a run: settings, seed, folder of the results, and the problems as tokens."""
 
     run: Run
     seed: int
@@ -65,19 +62,19 @@ class Job:
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
-    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`, and where
-    the settings ask for them `snapshots/`.
+    """Train one arm with one seed; writes `metrics.jsonl`, `tokens.npz`, `run.json` and `policy/` into `out`, and
+    `snapshots/` where the settings ask for them.
 
-    Goes on from the last whole state in `out/checkpoints`. Of a run that is finished there are its results alone, which
-    are given again where Snakemake has removed them. The batches of skipped updates stay in `out/skipped`.
+    Resumes from the last whole state in `out/checkpoints`. A finished run is not retrained; its results are restored
+    where Snakemake removed them. The batches of skipped updates stay in `out/skipped`.
 
     Args:
         run: the arm's settings.
         seed: of the order of the problems and of every sampled token.
         policy_folder: the policy to start from, in Hugging Face format.
         problems_file: JSONL of problems.
-        out: where the results go.
-        wandb_folder: where W&B keeps its files.
+        out: folder of the results.
+        wandb_folder: folder of W&B's files.
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, an engine that fails twice, too many skipped
@@ -89,13 +86,13 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
-        # What the first rank finds, which holds the folder.
-        if not distributed.said(checkpoints.finished.is_dir())[0]:
+        # The first rank decides, since it holds the folder.
+        if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
         elif distributed.is_first():
-            # A file has a second name, by which something may have changed it.
+            # Its files have second names, by which something may have changed them.
             read_digests(checkpoints.finished, checkpoints.finished)
-            print(f"tailrl: {out}: this run is finished; its results are given again", file=sys.stderr, flush=True)
+            say(f"{out}: this run is finished; its results are restored")
         if distributed.is_first():
             give(checkpoints.finished, out)
             checkpoints.clear()
@@ -149,11 +146,11 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
             between_steps = time.perf_counter() - begun
     if state.skipped_in_a_row >= most:
-        # It stopped so in its last step, and was started again.
+        # The run stopped in its last step and was started again.
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
-        print(f"tailrl: arm {run.arm}, seed {job.seed}: {stopped}", file=sys.stderr, flush=True)
+        say(f"arm {run.arm}, seed {job.seed}: {stopped}")
     found = {
         "fingerprint": checkpoints.fingerprint,
         "sampler_self_test": tested if math.isfinite(tested) else None,
@@ -168,35 +165,22 @@ def take_step(
     """One step, from the problems to the weights in the engine.
 
     Args:
-        job: what stays the same.
-        state: what changes; its step and lines are the caller's to move on.
-        engine: samples with the weights that it was handed.
+        job: the run's constants.
+        state: what the step changes, except its step and metrics, which the caller updates.
+        engine: samples with the weights that it has.
         chosen: the indices of the step's problems.
-        between_steps: seconds that the logging and saving after the step before took: they are booked on this one.
+        between_steps: seconds of logging and saving after the previous step; they count towards this one.
 
     Returns:
-        The step's metrics, and where the update was skipped, the sentence that says why.
+        The step's metrics, and the reason of a skipped update.
     """
     run, settings, step = job.run, job.run.training, state.step
-    together = run.sampler.tensor_parallel
     watch, begun = Stopwatch(), time.perf_counter()
     seed_libraries(derive_seed("libraries", job.seed, step))
     for group in state.optimizer.param_groups:
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
-    thresholds = [state.thresholds.of(problem) for problem in chosen]
-    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, step)
-    with watch.phase("rollout"):
-        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
-    with watch.phase("reward"):
-        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
-        scored = rewards(rollouts, posed, job.tokenizer)
-        rollouts, rewards_B = of_all_ranks(requests, rollouts, scored, together)
-        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
-    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
-    samples = [
-        Sample(rollout, advantage, request.threshold, request.seed)
-        for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
-    ]
+    samples, rewards_PG = _sample(job, state, engine, chosen, watch)
+    rollouts = [sample.rollout for sample in samples]
     fault, updated = None, None
     try:
         deal = derive_seed("deal", job.seed, step)
@@ -206,35 +190,59 @@ def take_step(
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         engine.hand_over(state.model)
     with watch.phase("metrics"):
-        metrics = dict.fromkeys(METRICS, math.nan) | {
-            "train/step": float(step),
-            "train/skipped": float(fault is not None),
-            "train/learning_rate": state.optimizer.param_groups[0]["lr"],
-            "dvp/threshold": float(np.mean(thresholds)),
+        metrics = dict.fromkeys(keys.METRICS, math.nan) | {
+            keys.STEP: float(step),
+            keys.SKIPPED: float(fault is not None),
+            keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],
+            keys.THRESHOLD: float(np.mean([sample.threshold for sample in samples[:: settings.group_size]])),
             **reward_metrics(rewards_PG),
             **response_metrics(rollouts),
             **engine.sampler.metrics(),
         }
         if updated is not None:
             loss, norm, record = updated
-            metrics |= {"train/loss": loss, "train/grad_norm": norm, **record.metrics()}
+            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
+                advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
                 kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
     watch.seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
-    metrics |= {f"time/{name}": seconds for name, seconds in watch.seconds.items()} | {"time/step": elapsed}
-    metrics["throughput/tokens_per_second"] = sum(len(r.tokens) for r in rollouts) / elapsed
-    # The first rank's, whose clock counts: whatever a run decides by a number, every rank decides by the same one.
-    metrics = distributed.said(metrics)[0]
+    metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
+    metrics[keys.STEP_SECONDS] = elapsed
+    metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
+    # All ranks take the first one's numbers, times included, and so decide the same.
+    metrics = distributed.gathered(metrics)[0]
     if updated is not None:
-        lost_mass = metrics["dvp/lost_mass_per_response"]
+        lost_mass = metrics[keys.LOST_MASS]
         state.thresholds.observe(chosen, rewards_PG.mean(axis=1).tolist(), lost_mass)
     return metrics, fault
 
 
+def _sample(
+    job: Job, state: RunState, engine: Engine, chosen: Sequence[int], watch: Stopwatch
+) -> tuple[list[Sample], NDArray[np.float32]]:
+    """The responses of a step, as all ranks sampled them, and their rewards, a row for each of its problems."""
+    run, settings, together = job.run, job.run.training, job.run.sampler.tensor_parallel
+    thresholds = [state.thresholds.of(problem) for problem in chosen]
+    requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
+    with watch.phase("rollout"):
+        rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
+    with watch.phase("reward"):
+        posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
+        scored = rewards(rollouts, posed, job.tokenizer)
+        rollouts, rewards_B = of_all_ranks(rollouts, scored, together)
+        rewards_PG = rewards_B.reshape(settings.prompts, settings.group_size)
+    advantages = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG)).flatten().tolist()
+    samples = [
+        Sample(rollout, advantage, request.threshold, request.seed)
+        for rollout, advantage, request in zip(rollouts, advantages, requests, strict=True)
+    ]
+    return samples, rewards_PG
+
+
 def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: NumericalError) -> str:
-    """Drop the gradient, keep the batch, say so; returns the sentence."""
+    """Drop the gradient and keep the batch; prints and returns the reason."""
     give_up_forward(state.model)
     state.optimizer.zero_grad(set_to_none=True)
     file = job.out / "skipped" / f"step-{state.step:08d}.npz"
@@ -242,7 +250,7 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
     sentence = f"{where}: the update is skipped, for {error}; its batch is in {file}"
     if distributed.is_first():
         write_batch(samples, file)
-        print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
     return sentence
 
 
@@ -258,7 +266,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
 
 
 def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
-    """Hand the engine its first weights and test it; returns what its self-test found."""
+    """Give the engine its first weights and test it; returns its self-test's largest error over all ranks, nats."""
     run, size = job.run, state.model.config.vocab_size
     if run.floor_defeats_pruning(size) and distributed.is_first():
         warnings.warn(
@@ -274,42 +282,7 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
     with engine.in_time("the engine's self-test"):
         tested = engine.sampler.self_test(requests, job.decoding)
     if resumed:
-        # As after any other step: without what the engine cached in its test.
+        # Drops what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
             engine.hand_over.again(state.model)
-    return float(max(distributed.said(tested)))
-
-
-# --- parts of a step ---------------------------------------------------------------------------------
-
-
-def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
-    """Indices of the problems of each step: a problem at most once an epoch, in an order of the seed's own."""
-    if per_step > count:
-        raise StudyError(f"training.prompts: {per_step} different problems a step, but the task has {count}")
-    epoch = 0
-    while True:
-        order = np.random.default_rng(derive_seed("problems", seed, epoch)).permutation(count)
-        for start in range(0, count - per_step + 1, per_step):
-            yield [int(i) for i in order[start : start + per_step]]
-        epoch += 1
-
-
-def step_requests(
-    prompts: Sequence[tuple[int, ...]], thresholds: Sequence[float], group_size: int, seed: int, step: int
-) -> list[Request]:
-    """The requests of a step, `group_size` for each prompt in turn, each with a random stream of its own."""
-    return [
-        Request(prompt, derive_seed("rollout", seed, step, place, member), threshold)
-        for place, (prompt, threshold) in enumerate(zip(prompts, thresholds, strict=True))
-        for member in range(group_size)
-    ]
-
-
-def rewards(
-    rollouts: Sequence[Rollout], problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
-) -> NDArray[np.float32]:
-    """1 for a right answer to its problem, else 0: float32, one a rollout."""
-    texts = tokenizer.batch_decode([rollout.tokens for rollout in rollouts], skip_special_tokens=True)
-    pairs = zip(texts, problems, strict=True)
-    return np.array([score(text, problem.answer, problem.compared) for text, problem in pairs], dtype=np.float32)
+    return float(max(distributed.gathered(tested)))

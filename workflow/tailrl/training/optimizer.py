@@ -1,4 +1,4 @@
-"""The optimizers, and one step of any of them."""
+"""The optimizers, and one optimizer step."""
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from tailrl.training.placement import is_sharded
 
 
 def make_optimizer(model: PreTrainedModel, settings: Training) -> torch.optim.Optimizer:
-    """AdamW, whose steps have the rate's size whatever the gradient's, or SGD with momentum, whose steps have not."""
+    """AdamW, whose step size does not follow the gradient's size, or SGD with momentum, whose step size does."""
     rate, (first, _) = settings.learning_rate, settings.betas
     if settings.optimizer == "sgd":
-        # No kernel of torch's updates shares of several tensors at once by this rule.
+        # torch has no fused SGD kernel for sharded tensors.
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=first, fused=not is_sharded(model))
     decay = settings.weight_decay
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=settings.betas, weight_decay=decay, fused=True)

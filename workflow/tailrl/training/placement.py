@@ -1,9 +1,9 @@
-"""Where the trained policy lies: on this rank's device, whole or sharded, and what its layers compute in and keep.
+"""Placement of the trained policy: its device, whole or sharded, and the dtypes of its computation and weights.
 
-One process in float32 has the plain model. Everything else is FSDP2 (`fully_shard`), over a mesh of one rank too: the
-weights that the optimizer changes are float32 shares, each layer's are gathered in the dtype that it computes in before
-its forward and before its backward, and its gradient goes back to the shares in float32. The loss is divided by the
-responses of the whole step, so that gradients are summed over the ranks and not averaged.
+One process in float32 has the plain model. Everything else is FSDP2 (`fully_shard`), over a mesh of one rank too. The
+optimizer changes float32 shares. Each layer's weights are gathered in the compute dtype before its forward and before
+its backward, and its gradient returns to the shares in float32. The loss is already divided by the responses of the
+whole step, so gradients are summed over the ranks, not averaged.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ Result = TypeVar("Result")
 
 
 def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> None:
-    """Puts a policy, which lies whole on the CPU, where it is trained; before its optimizer is made.
+    """Move a whole policy from the CPU to where it is trained; call it before making the optimizer.
 
     Args:
         model: float32, the same on every rank.
-        settings: the dtype it computes in, and whether each layer's activations are computed again in the backward.
-        exact: whether an engine is to meet its bits; the operators that promise so do on a CPU.
+        settings: the compute dtype, and whether the backward computes each layer's activations again.
+        exact: whether an engine needs the trainer's bits, which batch-invariant operators give only on a CPU.
 
     Raises:
-        StudyError: it does not say what its layers are, and should be cut into them.
+        StudyError: the model must be cut into layers but does not name them.
     """
     layers = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
     alone = distributed.count() == 1 and settings.dtype == "float32"
@@ -44,7 +44,7 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
         )
     if settings.activation_checkpointing:
         for layer in layers:
-            # Within FSDP's hooks, which stand around `forward`: a layer that is computed again has its weights already.
+            # Inside FSDP's hooks around `forward`: a layer that is computed again already has its weights.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if alone:
         model.to("cpu" if exact else distributed.device())
@@ -57,19 +57,19 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
 def _shard(model: PreTrainedModel, layers: list[nn.Module], policy: MixedPrecisionPolicy) -> None:
     mesh = distributed.mesh()
     for module in (*layers, model):
-        # The root too, by which a pass without a backward leaves nothing whole behind.
+        # The root too, so that a forward without a backward leaves no whole weights behind.
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)
-        # Division by 1 as a reduction of its own is NCCL's alone; gloo sums.
+        # Only NCCL divides by 1 in a reduction; gloo sums.
         sharded.set_force_sum_reduction_for_comms(True)
     model.as_forward = MethodType(lambda _, function: function(), model)
     register_fsdp_forward_method(model, "as_forward")
 
 
 def as_forward(model: PreTrainedModel, function: Callable[[], Result]) -> Result:
-    """What the function returns, computed as the model's forward: within it every weight outside the layers is whole.
+    """The function's result, computed as the model's forward: every weight outside the layers is whole in it.
 
-    That is how the head's weight can be used beside the backbone: its gradient goes the way of all others.
+    So the head's weight can be used beside the backbone, and its gradient is reduced like all others.
     """
     return (
         cast(Callable[[Callable[[], Result]], Result], model.as_forward)(function) if is_sharded(model) else function()
@@ -77,11 +77,11 @@ def as_forward(model: PreTrainedModel, function: Callable[[], Result]) -> Result
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
-    """Whether its weights are shares."""
+    """Whether the model's weights are sharded."""
     return isinstance(model, FSDPModule)
 
 
 def give_up_forward(model: PreTrainedModel) -> None:
-    """After a forward on every rank whose backward does not come: every weight is a share again."""
+    """Shard every weight again after a forward without a backward; every rank must call."""
     if isinstance(model, FSDPModule):
         model.reset_iter_state()

@@ -1,8 +1,8 @@
-"""The results of a finished run: written whole beside its checkpoints, then given to the rule as hard links.
+"""The results of a finished run: written whole beside its checkpoints, then linked to where the rule expects them.
 
-Snakemake deletes the outputs of a job whose end it has not seen. Trained twice would be every run whose Snakemake was
-killed alone, since the job goes on to its end. So the results have a second name where no rule looks, which costs no
-space, and `give` puts them back; the Snakefile removes it when Snakemake has come to the end of a study.
+Snakemake deletes the outputs of a job whose end it has not seen. A job whose Snakemake alone is killed goes on, and its
+run would be trained twice. Therefore the results have a second name (a hard link, which costs no space) where no rule
+looks, and `give` restores them. The Snakefile removes it at the end of a study.
 """
 
 import shutil
@@ -36,22 +36,21 @@ def write_results(
     folder: Path,
     snapshots: Snapshots,
 ) -> None:
-    """Write `metrics.jsonl`, `tokens.npz`, `run.json`, `policy/` and their manifest, and where the study has snapshots
-    `snapshots/`: the folder is there whole, or not at all.
+    """Write `metrics.jsonl`, `tokens.npz`, `run.json`, `policy/`, any `snapshots/`, and their manifest.
 
-    Every rank must ask, and the first writes.
+    The folder is there whole or not at all. Every rank must call, and the first writes.
 
     Args:
         state: after the last step.
-        tokenizer: goes with the policy.
+        tokenizer: saved with the policy.
         run: the arm's settings.
         seed: of the run.
-        found: what else the record is to hold.
-        folder: is made; after a power cut too it holds everything, since all of it is brought to the disk first.
-        snapshots: what was kept on the way.
+        found: further entries of `run.json`.
+        folder: of the results; written whole or not at all, also through a power cut.
+        snapshots: of the run.
 
     Raises:
-        StudyError: metrics or tokens that were kept are damaged, or the disk refuses.
+        StudyError: kept metrics or tokens are damaged, or the disk refuses.
     """
     weights = whole_weights(state.model)
     if not distributed.is_first():
@@ -81,7 +80,7 @@ def write_results(
             write_record(aside, record)
             inputs = {name: record.fingerprint[name] for name in ("problems", "base policy")}
             write_manifest(aside / NAME, files_in(aside), inputs=inputs, steps=state.step)
-    except Exception as error:  # the system's, and each of those that write a policy has a kind of its own
+    except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free
         raise StudyError(
@@ -91,9 +90,9 @@ def write_results(
 
 
 def give(folder: Path, out: Path) -> None:
-    """Put results that `write_results` wrote where a rule expects them; what lies there under these names goes.
+    """Link results of `write_results` to where a rule expects them, replacing what has these names.
 
-    The files are the same ones under a second name, see `files.link_tree`.
+    See `atomic_files.link_tree`.
     """
     for source in sorted(folder.iterdir()):
         target = out / source.name

@@ -1,7 +1,7 @@
-"""Policies on the way: of every n-th step one is kept as a Hugging Face folder, to be evaluated as the last one is.
+"""Snapshots: the policy of every n-th step as a Hugging Face folder, evaluated like the last one.
 
-They lie beside the run's checkpoints, where no rule deletes them, until the run is finished; then they are among its
-results, `snapshots/step-<steps done>`.
+They lie beside the run's checkpoints, where no rule deletes them. Once the run is finished they are among its results,
+`snapshots/step-<steps done>`.
 """
 
 import os
@@ -22,7 +22,7 @@ class Snapshots:
     def __init__(self, folder: Path, name: str, steps: range) -> None:
         """Args:
         folder: of the run's checkpoints.
-        name: of the run: snapshots of a run with other settings are no part of this one.
+        name: of the run, which excludes snapshots of a run with other settings.
         steps: the numbers of steps done after which a policy is kept.
         """
         self.folder = folder
@@ -30,9 +30,9 @@ class Snapshots:
         self.steps = steps
 
     def keep(self, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the policy, where this many steps are done that one is to be kept: whole, or not at all.
+        """Write the policy, whole or not at all, if `step` is among `steps`.
 
-        Before the checkpoint of the same step: a run that goes on from there has it. Every rank must ask, and the
+        Call it before the step's checkpoint: a run that resumes there has the snapshot. Every rank must call, and the
         first writes.
 
         Raises:
@@ -45,7 +45,7 @@ class Snapshots:
             return
         path = self._path(step)
         try:
-            # A run that went on from an earlier checkpoint comes by again, with the same policy.
+            # A run resumed from an earlier checkpoint writes the same policy again.
             with whole_folder(path, "writing-snapshot") as aside:
                 save_policy(model, tokenizer, aside, weights)
         except (OSError, StudyError) as error:
@@ -55,17 +55,17 @@ class Snapshots:
             ) from None
 
     def put(self, folder: Path, done: int) -> None:
-        """Every snapshot of a run that ended after so many steps, as hard links in a new folder.
+        """Link every snapshot of a run that ended after `done` steps into a new folder.
 
         Raises:
-            StudyError: one is not there any more.
+            StudyError: a snapshot is missing.
         """
         folder.mkdir()
         for step in self.steps:
             if step > done:
                 break
             if not self._path(step).is_dir():
-                raise StudyError(f"{self._path(step)}: the policy after step {step} is not there any more")
+                raise StudyError(f"{self._path(step)}: the policy after step {step} is missing")
             link_tree(self._path(step), folder / f"step-{step:08d}")
 
     def _path(self, step: int) -> Path:
@@ -73,19 +73,17 @@ class Snapshots:
 
 
 def read_snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """Steps done and folder of each snapshot in a run's results, in the order of the steps.
-
-    What is hidden is Snakemake's.
+    """Steps done and folder of each snapshot in a run's results, in the order of steps; hidden files are Snakemake's.
 
     Raises:
-        StudyError: the folder is not there, or holds something else.
+        StudyError: the folder is missing, or holds something else.
     """
     found = []
     try:
         for path in sorted(Path(entry.path) for entry in os.scandir(folder) if not entry.name.startswith(".")):
             prefix, _, step = path.name.partition("-")
             if prefix != "step" or not (step.isascii() and step.isdigit()):
-                raise StudyError(f"{path}: is no snapshot: those are named step-<steps done>")
+                raise StudyError(f"{path}: is no snapshot; a snapshot is named step-<steps done>")
             found.append((int(step), path))
     except OSError as error:
         raise StudyError(f"{folder}: no snapshots could be read from it: {reason(error)}") from None

@@ -1,7 +1,7 @@
-"""The state of a run: everything that a step changes, as one thing that can be written down and taken up to the bit.
+"""The state of a run: everything that a step changes, saved and restored to the bit.
 
-No random state is among it: the order of the problems and every random stream are functions of the seed, the step and
-the place in the batch (`seed_libraries` makes the generators of the libraries so too).
+It holds no random state. The order of the problems and every random stream are functions of the seed, the step and the
+index in the batch; `seed_libraries` seeds the libraries' generators the same way.
 """
 
 import random
@@ -27,16 +27,16 @@ NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_secon
 @dataclass(slots=True)
 class RunState:
     """Attributes:
-    model: the policy that is trained.
-    optimizer: its optimizer; the rate is a function of the step.
-    hand_over: the weights that a stale engine still waits for.
+    model: the trained policy.
+    optimizer: its optimizer; the learning rate is a function of the step.
+    hand_over: has the weights that a stale engine still waits for.
     thresholds: the adapted thresholds.
-    metrics: those of every step.
-    tokens: the per-token records of the steps that are kept.
-    step: steps done, and the number of the next one.
-    skipped_in_a_row: steps until now, without a break, whose update was skipped.
-    resumed: the steps at which the run went on after an interruption.
-    startup_seconds, wall_seconds: spent until now, in earlier processes too; what an interruption lost is not in.
+    metrics: of every step.
+    tokens: the per-token records of the kept steps.
+    step: steps done, which is the number of the next step.
+    skipped_in_a_row: the last steps in a row whose update was skipped.
+    resumed: the steps at which the run resumed after an interruption.
+    startup_seconds, wall_seconds: so far, earlier processes included, but not what an interruption lost.
     """
 
     model: PreTrainedModel
@@ -52,8 +52,7 @@ class RunState:
     wall_seconds: float = 0.0
 
     def tensors(self) -> dict[str, Tensor]:
-        """The large part, by name, whole, on the first rank; every rank must ask. The live tensors where they need no
-        copy."""
+        """The state's tensors by name, whole, on the first rank, uncopied where possible; every rank must call."""
         found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
@@ -62,36 +61,36 @@ class RunState:
         return {name: tensor.contiguous() for name, tensor in distributed.on_first(found.items()).items()}
 
     def numbers(self) -> dict[str, Any]:
-        """The small part, ready for JSON; brings what was kept to the disk, since it is named in it."""
+        """The state's numbers, for JSON; flushes the kept metrics, to which they refer, to the disk."""
         small = {name: getattr(self, name) for name in NUMBERS}
-        kept = {"metrics": self.metrics.settle(), "tokens": self.tokens.state()}
-        return small | kept | {"thresholds": self.thresholds.state()}
+        kept_data = {"metrics": self.metrics.settle(), "tokens": self.tokens.state()}
+        return small | kept_data | {"thresholds": self.thresholds.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Take up what `tensors` and `numbers` gave, in a run of the same settings; adds the step to `resumed`.
+        """Restore what `tensors` and `numbers` returned, in a run of the same settings; adds the step to `resumed`.
 
-        How many ranks there were, and how many there are, is all the same.
+        The number of ranks may differ.
 
         Raises:
-            StudyError: metrics or tokens that were kept are not there any more; nothing is changed.
-            KeyError, RuntimeError, TypeError, ValueError: it is the state of another kind of run; likewise.
+            StudyError: kept metrics or tokens are missing; nothing is changed.
+            KeyError, RuntimeError, TypeError, ValueError: the state is of another kind of run; nothing is changed.
         """
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
             groups[group][rest] = tensor
         own, given = _of_model(self.model), groups["model"]
-        # Before anything is changed: a state is taken up whole or not at all.
+        # Checks come before any change: a state is restored whole or not at all.
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
             raise ValueError("its policy has other weights")
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
         parameters = dict(enumerate(parameter for g in self.optimizer.param_groups for parameter in g["params"]))
         for index, values in state.items():
-            # The count of steps is a single number, and no share of anything.
+            # The count of steps is a single number, which is not sharded.
             state[index] = {n: sharded_like(t, parameters[index]) if t.ndim else t for n, t in values.items()}
         small = {name: numbers[name] for name in NUMBERS}
-        lines, kept = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
+        lines, checksums = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
         copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
@@ -100,26 +99,26 @@ class RunState:
         self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])
         self.metrics.restore(lines)
-        self.tokens.checksums = kept
+        self.tokens.checksums = checksums
         for name, number in small.items():
             setattr(self, name, number)
         self.resumed = [*self.resumed, self.step]
 
 
 def seed_libraries(seed: int) -> None:
-    """Seeds the generators that a library might draw from by itself: a dropout in the policy, for one."""
+    """Seed the generators that a library may draw from, such as a dropout in the policy."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
 
 
 def _of_model(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters and buffers, each once, whatever is tied."""
+    """Parameters and buffers, tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _by_number(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """`3.name` in the third group, by what follows the point."""
+    """Tensors by number, then name: `3.name` becomes `name` of group 3."""
     groups: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number, _, rest = name.partition(".")

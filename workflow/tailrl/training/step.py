@@ -1,8 +1,8 @@
-"""One update: rollouts and their advantages in, one clipped optimizer step and its metrics out."""
+"""The updates of a step: rollouts and advantages in, clipped optimizer steps and their record out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,14 +25,14 @@ from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward
-from tailrl.training.step_record import Part, StepRecord, Stopwatch, flat, from_flat, of_all_ranks
+from tailrl.training.step_record import Part, StepRecord, Stopwatch
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout as the trainer sees it: its advantage, the number of its safe set's rule, its request's seed."""
+    """A rollout for the trainer: with its advantage, its safe set's ln ρ, k or p, and its request's seed."""
 
     rollout: Rollout
     advantage: float
@@ -44,7 +44,7 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
     """The trainer's log-probs of one packed micro-batch, on its own safe set."""
     device = next(model.parameters()).device
     batch = pack_batch([s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], device)
-    # Together, for a sharded model has its head's weight whole in its forward alone.
+    # Together, since a sharded model has its head's weight whole only within its forward.
     return as_forward(model, lambda: _logprobs(model, batch, samples, run)), batch
 
 
@@ -56,27 +56,26 @@ def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], r
     fill = run.vocabulary.outside == "paper_fill"
     threshold_T1 = threshold_N[batch.sequence_T, None]
     temperature = run.training.temperature
-    # The matched control: what is scored, as full and as constrained, is the distribution that was sampled from.
+    # The matched control scores the disturbed distribution that was sampled from, unmasked and masked.
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     if not (run.sampler.exact or matched):
         return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill)
-    # Whole rows of logits: an exact engine is met in their bits, and a disturbance acts on each.
+    # Whole rows of logits: an exact engine needs their bits, and a disturbance acts on each logit.
     scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
-    where = (batch.of_tokens([s.seed for s in samples]), batch.places())
+    where = (batch.of_tokens([s.seed for s in samples]), batch.positions())
     return exact_logprobs(hidden_TH.float(), weight_VH.float(), batch.targets_T, threshold_T1, scoring, *where)
 
 
 @torch.no_grad()
 def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> list[TokenLogprobs]:
     """The trainer's log-probs of every sample's tokens before the first update on them, in the samples' order."""
-    old: dict[str, Tensor] = {}
+    old: dict[int, TokenLogprobs] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in distributed.dealt(len(groups)):
         logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
-        for place, own in zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True):
-            old |= dict(flat(own, f"{place}."))
-    whole = {name: tensor for given in distributed.gathered(old) for name, tensor in given.items()}
-    return [from_flat(TokenLogprobs, whole, f"{i}.") for i in range(len(samples))]
+        old |= zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True)
+    whole = {place: own for given in distributed.gathered(old) for place, own in given.items()}
+    return [whole[place] for place in range(len(samples))]
 
 
 def accumulate_gradients(
@@ -89,29 +88,29 @@ def accumulate_gradients(
 ) -> float:
     """Forward and backward over the micro-batches of one update; gradients add up in the model.
 
-    The micro-batches are dealt to the ranks. Each has a share of the loss, which is divided by all samples, and the
-    gradients of the ranks are summed. Samples whose advantage is 0, as with RLOO and GRPO all of a group that is
-    all right or all wrong, have no part in the gradient: they come last and are scored alone, for the record.
+    The micro-batches are dealt to the ranks. Each adds its share of the loss, which is divided by all samples, and the
+    ranks' gradients are summed. Samples with advantage 0 (under RLOO and GRPO every group that is all right or all
+    wrong) add nothing to the gradient: they come last and are scored for the record only.
 
     Args:
         model: the policy.
         samples: the rollouts of this update.
         run: estimator, vocabulary, correction and clip.
         watch: gets the seconds of the phases forward and backward.
-        record: gets what the diagnostics need, of all ranks.
-        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, which are
-            those of the record too; None where this update is the first, and the present log-probs are the old ones.
+        record: gets the diagnostics' data of all ranks.
+        old: the trainer's log-probs of each sample's tokens before the first update on these rollouts, which the record
+            gets too. None at the first update, where the present log-probs are the old ones.
 
     Returns:
         The loss, one mean over all samples.
 
     Raises:
-        NumericalError: a log-prob or the loss is not finite, on whichever rank; then on every rank.
+        NumericalError: a log-prob or the loss is not finite on some rank; raised on every rank.
     """
     teaching = [i for i, sample in enumerate(samples) if sample.advantage != 0]
     silent = [i for i, sample in enumerate(samples) if sample.advantage == 0]
     if not teaching:
-        # The gradient is 0 then and not missing: the optimizer has its momentum.
+        # The gradient is 0, not missing: the optimizer still applies its momentum.
         teaching, silent = silent, []
     loss_sum = 0.0
     for teaches, indices in ((True, teaching), (False, silent)):
@@ -128,7 +127,7 @@ def accumulate_gradients(
             if counts:
                 parts.append(part)
         with watch.phase("backward"):
-            parts = of_all_ranks(parts)
+            parts = distributed.in_turns(distributed.gathered(parts))
         for part in parts:
             record.add(part)
             loss_sum += part.loss.item()
@@ -143,8 +142,7 @@ def _forward(
     old: Sequence[TokenLogprobs] | None,
     numbers: Sequence[int],
 ) -> tuple[Tensor, Part]:
-    """The loss of one micro-batch, a share in a mean over so many samples, with its gradient; and its record, which has
-    the micro-batch's numbers among the samples."""
+    """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
     logprobs, batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
     logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
@@ -162,7 +160,7 @@ def _forward(
         None if before is None else before.in_set().to(device),
     )
     loss = scored.loss.detach().double()
-    # A nan logit lies in no set that a rule cuts: the loss alone would not show it.
+    # A nan logit is in no safe set, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
     if not loss.isfinite():
@@ -170,19 +168,19 @@ def _forward(
     log_kept_infer_T = _concatenate([s.rollout.log_kept_infer_T for s in chosen], device)
     kept_vocab_infer_T = _concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
-    # r_corr, the ratio of the two engines at the same weights: what the updates before did is no mismatch.
+    # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
     return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers))
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
-    """What this rank computes from the arguments; raises any rank's NumericalError on all, so that none waits."""
+    """`compute` of the arguments; raises any rank's NumericalError on all ranks, so that none waits."""
     result, fault = None, None
     try:
         result = compute(*arguments)
     except NumericalError as error:
         fault = error
     if distributed.any_rank(fault is not None):
-        sentences = distributed.said(None if fault is None else str(fault))
+        sentences = distributed.gathered(None if fault is None else str(fault))
         raise NumericalError(next(sentence for sentence in sentences if sentence is not None)) from fault
     return cast(Result, result)
 
@@ -202,8 +200,8 @@ def update(
         model: the policy, changed in place.
         optimizer: its optimizer.
         samples: the step's rollouts.
-        run: the arm's settings; `training.minibatches` says how many updates share them.
-        seed: of the order in which they are dealt to the minibatches.
+        run: the arm's settings; `training.minibatches` is the number of updates.
+        seed: of the rollouts' order in the minibatches.
         watch: gets the seconds of the phases.
         delayed: named weights of an earlier step, at which the gradient is taken; None for the policy's own.
 
@@ -211,7 +209,7 @@ def update(
         The mean loss and the mean gradient norm (before clipping) over the updates, and the step's record.
 
     Raises:
-        NumericalError: a log-prob, a loss or a norm is not finite; what the updates before it changed stays.
+        NumericalError: a log-prob, a loss or a norm is not finite; earlier updates stay in effect.
     """
     record, losses, norms = StepRecord(), [], []
     count = run.training.minibatches
@@ -230,13 +228,13 @@ def update(
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
-        done = len(record.weights)
+        done = len(record.parts)
         with scored():
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
-        # From the places in this update to those in the step.
-        record.number[done:] = [torch.from_numpy(part)[number_N] for number_N in record.number[done:]]
+        # Numbers within this update become numbers within the step.
+        record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
         if run.training.loss_mean == "kept":
-            losses[-1] *= average_over_kept(model, record.used(since=done))
+            losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
@@ -244,17 +242,17 @@ def update(
 
 @torch.no_grad()
 def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
-    """Make the gradient of a mean over all responses of an update that of a mean over those that the weights keep.
+    """Rescale the gradient of a mean over all responses to a mean over the responses that the weights keep.
 
     Args:
-        model: holds the gradient; it stays as it is where no response is kept.
-        used_N: the weights that the update's responses are left with.
+        model: holds the gradient, which is unchanged where no response is kept.
+        used_N: the weights of the update's responses.
 
     Returns:
-        What the gradient was multiplied by: all responses over those with a weight above 0.
+        The factor: all responses over those with a weight above 0.
     """
-    kept = int((used_N > 0).sum())
-    factor = len(used_N) / kept if kept else 1.0
+    kept_responses = int((used_N > 0).sum())
+    factor = len(used_N) / kept_responses if kept_responses else 1.0
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
@@ -265,7 +263,7 @@ def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) 
     rollouts = [samples[i].rollout for i in indices]
     lengths = [len(rollout.tokens) for rollout in rollouts]
     groups = micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
-    return [[indices[place] for place in group] for group in groups]
+    return [[indices[i] for i in group] for group in groups]
 
 
 def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:

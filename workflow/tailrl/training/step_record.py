@@ -1,11 +1,10 @@
-"""What a step leaves behind for the diagnostics: how long its phases took, rewards, lengths and every token's
-log-probs."""
+"""The record of a step for the diagnostics: times of its phases, rewards, lengths and every token's log-probs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
-from tailrl.runtime import distributed
+from tailrl.tracking import metrics as keys
 
 
 @dataclass(slots=True)
@@ -27,7 +26,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the phase; time within it that another phase takes is not subtracted."""
+        """Add the block's time to the phase, time of other phases within it included."""
         start = time.perf_counter()
         try:
             yield
@@ -37,19 +36,19 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one micro-batch, of T tokens in N sequences, leaves behind; nothing carries a gradient.
+    """The record of one micro-batch, T tokens in N sequences, without gradient.
 
     Attributes:
-        loss: float64 scalar, its share in the loss of the update.
-        logprobs: the trainer's, before the first update on these rollouts where they are known.
+        loss: float64 scalar, its share of the update's loss.
+        logprobs: the trainer's, from before the first update on these rollouts where known.
         logp_infer_T: nats, the sampler's log π'^mp.
         log_kept_infer_T: nats, the sampler's log Z'.
         kept_vocab_infer_T: int32, the sampler's |V'_S|.
         sequence_T: int64, the sequence of each token, from 0.
-        advantage_T: of its sequence.
+        advantage_T: of the token's sequence.
         clipped_T: bool, whether the clipped branch is taken.
         weights: in the loss.
-        number_N: int64, the place of each sequence among the samples of the update.
+        number_N: int64, the number of each sequence among the samples of the update.
     """
 
     loss: Tensor
@@ -64,176 +63,119 @@ class Part:
     number_N: Tensor
 
 
-_INNER: dict[str, type[TokenLogprobs] | type[Weights]] = {"logprobs": TokenLogprobs, "weights": Weights}
-"""The fields of a part that are records themselves."""
-
-Kind = TypeVar("Kind", bound=Part | TokenLogprobs | Weights)
-
-
-def of_all_ranks(parts: Sequence[Part]) -> list[Part]:
-    """The parts of every rank, in the order that they had before `ranks.dealt`; each rank gives its own."""
-    given = distributed.gathered({name: tensor for i, part in enumerate(parts) for name, tensor in flat(part, f"{i}.")})
-    return distributed.in_turns(
-        [
-            [from_flat(Part, tensors, f"{i}.") for i in range(sum(n.endswith(".loss") for n in tensors))]
-            for tensors in given
-        ]
-    )
-
-
-def flat(record: Part | TokenLogprobs | Weights, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a record, also of the records in it, with the names that `ranks.gathered` takes."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            yield prefix + item.name, value.detach()
-        else:
-            yield from flat(value, f"{prefix}{item.name}.")
-
-
-def from_flat(kind: type[Kind], tensors: Mapping[str, Tensor], prefix: str) -> Kind:
-    """The record that `flat` took apart."""
-
-    def value(name: str) -> Any:
-        inner = _INNER.get(name)
-        return from_flat(inner, tensors, f"{prefix}{name}.") if inner else tensors[prefix + name]
-
-    return kind(*(value(item.name) for item in fields(kind)))
-
-
 @dataclass(slots=True)
 class StepRecord:
-    """What the micro-batches of a step leave behind for the diagnostics: one list entry a micro-batch.
+    """The record of a step's micro-batches for the diagnostics: one list entry per micro-batch.
 
-    Sequences are renumbered over the whole step, in the order in which they were trained on.
+    Sequences are renumbered over the whole step, in training order.
     """
 
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    logp_infer: list[Tensor] = field(default_factory=list)
-    log_kept_infer: list[Tensor] = field(default_factory=list)
-    kept_vocab_infer: list[Tensor] = field(default_factory=list)
-    sequence: list[Tensor] = field(default_factory=list)
-    advantage: list[Tensor] = field(default_factory=list)
-    clipped: list[Tensor] = field(default_factory=list)
-    weights: list[Weights] = field(default_factory=list)
-    number: list[Tensor] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     sequences: int = 0
 
     def add(self, part: Part) -> None:
         """Take in the next micro-batch."""
-        self.logprobs.append(part.logprobs)
-        self.logp_infer.append(part.logp_infer_T)
-        self.log_kept_infer.append(part.log_kept_infer_T)
-        self.kept_vocab_infer.append(part.kept_vocab_infer_T)
-        self.sequence.append(part.sequence_T + self.sequences)
-        self.advantage.append(part.advantage_T)
-        self.clipped.append(part.clipped_T)
-        self.weights.append(part.weights)
-        self.number.append(part.number_N)
+        self.parts.append(replace(part, sequence_T=part.sequence_T + self.sequences))
         self.sequences += len(part.weights.used_N)
 
-    def used(self, since: int) -> Tensor:
-        """The weights that the sequences of all micro-batches but the first `since` are left with."""
-        return _joined(self.weights[since:], "used_N")
+    def of(self, name: str, since: int = 0) -> Tensor:
+        """A field of all parts but the first `since`, one after another; `weights.used_N` for one of the weights'."""
+        return torch.cat([attrgetter(name)(part) for part in self.parts[since:]]).detach()
 
     def tokens(self) -> dict[str, NDArray[np.generic]]:
-        """Per-token arrays of the step, nats: what the figure of Δ by token probability is made from."""
-        logp_infer_T = torch.cat(self.logp_infer)
+        """Per-token arrays of the step, nats, for the figure of Δ by token probability."""
+        logp_infer_T = self.of("logp_infer_T")
         return {
             "logp_train": self._unmasked().cpu().numpy(),
-            "logp_infer": (logp_infer_T + torch.cat(self.log_kept_infer)).cpu().numpy(),
-            "logp_train_masked": _joined(self.logprobs, "logp_T").detach().cpu().numpy(),
+            "logp_infer": (logp_infer_T + self.of("log_kept_infer_T")).cpu().numpy(),
+            "logp_train_masked": self.of("logprobs.logp_T").cpu().numpy(),
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
-            "outside": _joined(self.logprobs, "outside_T").cpu().numpy(),
+            "outside": self.of("logprobs.outside_T").cpu().numpy(),
         }
 
     def order(self) -> list[int]:
-        """The place of each sequence among the samples of the step, in the order in which they were trained on."""
-        return [int(number) for number in torch.cat(self.number)]
+        """The number of each sequence among the step's samples, in training order."""
+        return [int(number) for number in self.of("number_N")]
 
     def _unmasked(self) -> Tensor:
-        """The trainer's log π of every token, summed as the sampler's is, log π^mp + log Z, where it lies in the set:
-        equal parts then give equal sums."""
+        """The trainer's log π of every token; inside V_S it is log π^mp + log Z, summed as the sampler's is, so that
+        equal parts give equal sums."""
         names = ("logp_T", "log_kept_T", "logp_full_T", "outside_T")
-        logp_T, log_kept_T, full_T, outside_T = (_joined(self.logprobs, name).detach() for name in names)
+        logp_T, log_kept_T, full_T, outside_T = (self.of(f"logprobs.{name}") for name in names)
         return torch.where(outside_T, full_T, logp_T + log_kept_T)
 
     def lost_mass_per_response(self) -> float:
-        """Mean over responses of Σ_t (1 − Z_t) in the trainer: Prop. 5.5's bound on the bias, per unit of reward."""
-        lost_T = -_joined(self.logprobs, "log_kept_T").expm1()
-        return sequence_sum(lost_T, torch.cat(self.sequence), self.sequences).mean().item()
+        """E[Σ_t (1 − Z_t)] per response, in the trainer; times the range of R it bounds |J_mp − J| (Prop. 5.5)."""
+        lost_T = -self.of("logprobs.log_kept_T").expm1()
+        return sequence_sum(lost_T, self.of("sequence_T"), self.sequences).mean().item()
 
     def bias_bounds(self) -> dict[str, float]:
-        """Prop. 5.5 per unit of reward: the paper's bound, and the total variation between the full policy and the
-        constrained one, E[1 − Π_t Z_t], which it bounds."""
-        log_kept_T, sequence_T = _joined(self.logprobs, "log_kept_T").double(), torch.cat(self.sequence)
+        """Prop. 5.5, |J_mp − J| ≤ R_max T (1 − Z_min), per unit of reward: the paper's bound T (1 − Z_min), and the
+        total variation that it bounds, E[1 − Π_t Z_t], between the full and the constrained policy."""
+        log_kept_T, sequence_T = self.of("logprobs.log_kept_T").double(), self.of("sequence_T")
         longest = sequence_T.bincount().max()
         return {
-            "dvp/bias_bound_paper": (longest * -log_kept_T.min().expm1()).item(),
-            "dvp/total_variation": _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
+            keys.BIAS_BOUND: (longest * -log_kept_T.min().expm1()).item(),
+            keys.TOTAL_VARIATION: _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
         }
 
     def metrics(self) -> dict[str, float]:
-        """The step's mismatch, weights and vocabulary; the names are in `tailrl.tracking.metrics`."""
-        logp_T, outside_T = _joined(self.logprobs, "logp_T").detach(), _joined(self.logprobs, "outside_T")
-        logp_infer_T, log_kept_infer_T = torch.cat(self.logp_infer), torch.cat(self.log_kept_infer)
+        """Metrics of the step's mismatch, weights and safe sets; `tailrl.tracking.metrics` has their names."""
+        logp_T, outside_T = self.of("logprobs.logp_T"), self.of("logprobs.outside_T")
+        logp_infer_T, log_kept_infer_T = self.of("logp_infer_T"), self.of("log_kept_infer_T")
         unmasked_infer_T = logp_infer_T + log_kept_infer_T
-        sequence_T, inside_T = torch.cat(self.sequence), ~outside_T
+        sequence_T, inside_T = self.of("sequence_T"), ~outside_T
         masked = (logp_T[inside_T], logp_infer_T[inside_T])
         full_T = self._unmasked()
-        mass_T = _joined(self.logprobs, "log_kept_T").exp()
+        mass_T = self.of("logprobs.log_kept_T").exp()
         groups = {
-            "rollout_corr": log_ratio_metrics(
+            keys.CORR: log_ratio_metrics(
                 logp_T.masked_fill(outside_T, -torch.inf), logp_infer_T, sequence_T, self.sequences, outside_T
             )
-            | advantage_skew(*masked, torch.cat(self.advantage)[inside_T])
-            | weight_metrics(_joined(self.weights, "used_N")),
-            "rollout_corr_unmasked": log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
-            "rollout_corr_raw": weight_metrics(_joined(self.weights, "raw_N")),
+            | advantage_skew(*masked, self.of("advantage_T")[inside_T])
+            | weight_metrics(self.of("weights.used_N")),
+            keys.CORR_UNMASKED: log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
+            keys.CORR_RAW: weight_metrics(self.of("weights.raw_N")),
         }
         return {
-            **{f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()},
-            "policy/entropy": _mean(_joined(self.logprobs, "entropy_T")),
-            "policy/clip_fraction": _mean(torch.cat(self.clipped)),
-            "rollout_corr/rollout_rs_masked_fraction": _mean(_joined(self.weights, "masked_T")),
-            "rollout_corr/rollout_rs_seq_masked_fraction": _mean(_joined(self.weights, "rejected_N")),
-            "rollout_corr/veto_seq_fraction": _mean(_joined(self.weights, "vetoed_N")),
-            "dvp/kept_mass_train_mean": _mean(mass_T),
-            "dvp/kept_mass_train_min": mass_T.min().item(),
-            "dvp/kept_mass_rollout_mean": _mean(log_kept_infer_T.exp()),
-            "dvp/kept_mass_rollout_min": log_kept_infer_T.exp().min().item(),
-            "dvp/lost_mass_per_response": self.lost_mass_per_response(),
+            **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},
+            keys.ENTROPY: _mean(self.of("logprobs.entropy_T")),
+            keys.CLIPPED: _mean(self.of("clipped_T")),
+            keys.MASKED_TOKENS: _mean(self.of("weights.masked_T")),
+            keys.REJECTED: _mean(self.of("weights.rejected_N")),
+            keys.VETOED: _mean(self.of("weights.vetoed_N")),
+            keys.KEPT_MASS_TRAIN: _mean(mass_T),
+            keys.KEPT_MASS_TRAIN_MIN: mass_T.min().item(),
+            keys.KEPT_MASS_ROLLOUT: _mean(log_kept_infer_T.exp()),
+            keys.KEPT_MASS_ROLLOUT_MIN: log_kept_infer_T.exp().min().item(),
+            keys.LOST_MASS: self.lost_mass_per_response(),
             **self.bias_bounds(),
-            "dvp/kept_vocab_per_token_train": _mean(_joined(self.logprobs, "kept_vocab_T")),
-            "dvp/kept_vocab_per_token_rollout": _mean(torch.cat(self.kept_vocab_infer)),
-            "dvp/sampled_outside_train_support_fraction": _mean(outside_T),
-            "dvp/sampled_outside_train_support_count": float(outside_T.sum()),
-            "dvp/outside_delta_abs_mean": _mean((full_T - unmasked_infer_T)[outside_T].abs()),
+            keys.KEPT_VOCAB_TRAIN: _mean(self.of("logprobs.kept_vocab_T")),
+            keys.KEPT_VOCAB_ROLLOUT: _mean(self.of("kept_vocab_infer_T")),
+            keys.OUTSIDE: _mean(outside_T),
+            keys.OUTSIDE_COUNT: float(outside_T.sum()),
+            keys.OUTSIDE_DELTA: _mean((full_T - unmasked_infer_T)[outside_T].abs()),
         }
 
 
 def reward_metrics(rewards_PG: NDArray[np.float32]) -> dict[str, float]:
-    """Of P problems with G responses each."""
+    """Reward metrics of P problems with G responses each."""
     means_P = rewards_PG.mean(axis=1)
     return {
-        "reward/mean": float(means_P.mean()),
-        "reward/all_right_fraction": float((means_P == 1).mean()),
-        "reward/all_wrong_fraction": float((means_P == 0).mean()),
+        keys.REWARD: float(means_P.mean()),
+        keys.ALL_RIGHT: float((means_P == 1).mean()),
+        keys.ALL_WRONG: float((means_P == 0).mean()),
     }
 
 
 def response_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Lengths in tokens, and how many ended by themselves."""
+    """Response lengths in tokens, and the fraction that ended with the end token."""
     lengths = [len(rollout.tokens) for rollout in rollouts]
     return {
-        "response/length_mean": float(np.mean(lengths)),
-        "response/length_max": float(max(lengths)),
-        "response/stopped_fraction": float(np.mean([rollout.stopped for rollout in rollouts])),
+        keys.LENGTH: float(np.mean(lengths)),
+        keys.LENGTH_MAX: float(max(lengths)),
+        keys.STOPPED: float(np.mean([rollout.stopped for rollout in rollouts])),
     }
-
-
-def _joined(parts: Sequence[TokenLogprobs] | Sequence[Weights], name: str) -> Tensor:
-    return torch.cat([getattr(part, name) for part in parts])
 
 
 def _mean(values: Tensor) -> float:

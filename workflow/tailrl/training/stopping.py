@@ -1,4 +1,4 @@
-"""Whether a run has ended early: the rule `training.stop_when`, followed step by step."""
+"""Early end of a run: the rule `training.stop_when`, followed step by step."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,11 +7,10 @@ from tailrl.tracking.alarm import WINDOW, alarm_step, signal, start_steps
 
 
 class Watch:
-    """Follows one metric of a run. What it says depends on the recorded steps alone, so that a run that goes on from a
-    checkpoint ends where it would have ended."""
+    """Follows one metric of a run; it depends on the recorded steps alone, so a resumed run ends at the same step."""
 
     def __init__(self, settings: Training, steps: Iterable[Mapping[str, float | None]]) -> None:
-        """Takes up a run of these settings after the steps that it has recorded already."""
+        """Follow a run of these settings, from the steps that it has already recorded."""
         self._rule = settings.stop_when
         self._start = start_steps(settings.steps)
         self._values: list[float] = []
@@ -20,17 +19,17 @@ class Watch:
             self.see(metrics)
 
     def see(self, metrics: Mapping[str, float | None]) -> None:
-        """Takes the metrics of the next step."""
+        """Take the metrics of the next step."""
         if self._rule is not None and self._at is None:
             self._values.append(signal(metrics, self._rule.metric))
             self._at = alarm_step(self._values, self._rule.factor, self._start)
 
     def alarm(self) -> str | None:
-        """The sentence that says why the run is over, or None while it is not."""
+        """Why the run ends, in one sentence; None while it goes on."""
         if self._rule is None or self._at is None:
             return None
         side = "above" if self._rule.factor > 1 else "below"
         return (
-            f"the run ends after step {self._at}, for {self._rule.metric}, as a mean over {WINDOW} steps, is {side} "
+            f"the run ends after step {self._at}: {self._rule.metric}, as a mean over {WINDOW} steps, is {side} "
             f"{self._rule.factor:g} times its mean over the first {self._start}"
         )

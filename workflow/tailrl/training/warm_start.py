@@ -1,4 +1,4 @@
-"""Supervised training on worked solutions: what gives a policy made from scratch its start."""
+"""The warm start: supervised training of a policy from scratch on worked solutions."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tailrl.tasks.problem import Problem
 def encode_solutions(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the prompts and of their solutions, each solution closed by the end token."""
+    """Token ids of the prompts and of their solutions, each solution with the end token."""
     prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
     solutions = tokenizer([problem.solution for problem in problems], add_special_tokens=False)["input_ids"]
     return prompts, [[*ids, tokenizer.eos_token_id] for ids in solutions]
@@ -29,9 +29,8 @@ def warm_start(
 ) -> list[float]:
     """Minimise the cross-entropy of the solutions' tokens, in place.
 
-    Muon for the matrices of the blocks and AdamW for the rest (on this task it needs less than half the steps
-    of AdamW alone), rates that fall to zero linearly after a short rise, gradients clipped to norm 1. Every
-    problem is read once, in the order given.
+    Muon trains the matrices of the blocks and AdamW the rest: on this task less than half the steps of AdamW alone.
+    Rates rise briefly, then fall linearly to 0. Gradients are clipped to norm 1. Each problem is used once, in order.
 
     Returns:
         The loss of every step, nats per token.
@@ -73,7 +72,7 @@ def _optimizers(model: PreTrainedModel, learning_rate: float) -> list[torch.opti
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
     return [
-        # Muon's updates have a fixed norm: its rate is another unit, and 7 times AdamW's was good at several rates.
+        # Muon's updates have a fixed norm, so its rate has another unit; 7 times AdamW's was good at several rates.
         torch.optim.Muon(matrices, lr=7 * learning_rate, momentum=0.9, weight_decay=0.0),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]

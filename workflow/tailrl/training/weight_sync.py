@@ -1,4 +1,4 @@
-"""The weights on their way from the trainer to the engine: as they are, or as old and as coarse as the dial says."""
+"""The weights from the trainer to the engine: unchanged, or as stale and as rounded as the disturbance says."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ Weights = list[tuple[str, Tensor]]
 
 
 class Handover:
-    """Hands a sampler the policy's weights of `staleness` calls ago, or of the first call where there were fewer.
+    """Loads the policy's weights of `staleness` calls ago into a sampler, or the first call's where there were fewer.
 
     Attributes:
-        past: copies of the weights of the last calls, the oldest first; nothing where the weights are fresh.
+        past: copies of the last calls' weights, oldest first; empty without staleness.
     """
 
     def __init__(self, sampler: Sampler, disturbance: Disturbance) -> None:
@@ -27,7 +27,7 @@ class Handover:
         self.past: deque[Weights] = deque(maxlen=disturbance.staleness + 1)
 
     def __call__(self, model: PreTrainedModel) -> None:
-        """Once before the first step and once after every step; raises StudyError for weights beyond the dtype."""
+        """Call once before the first step and once after every step; raises StudyError for weights beyond the dtype."""
         if self.disturbance.staleness:
             # Copies: the optimizer changes the tensors in place.
             rounded = round_weights(named_weights(model), self.disturbance.weights)
@@ -35,11 +35,11 @@ class Handover:
         self.again(model)
 
     def again(self, model: PreTrainedModel) -> None:
-        """What the last call handed over, once more: for an engine that was started anew."""
+        """Load the last call's weights once more, into a restarted engine."""
         fresh = round_weights(named_weights(model), self.disturbance.weights)
         self.sampler.load_weights(iter(self.past[0]) if self.past else fresh)
 
     @property
     def delayed(self) -> Sequence[tuple[str, Tensor]] | None:
-        """The engine's old weights, where the trainer takes its gradient at them too; None where it does not."""
+        """The engine's stale weights where the trainer's gradient is taken at them too (`side: both`), else None."""
         return self.past[0] if self.disturbance.staleness and self.disturbance.side == "both" else None

@@ -60,7 +60,7 @@ def test_gradients_are_those_of_the_study(
     record = StepRecord()
     accumulate_gradients(exact, samples_of(rollouts, advantages, run), run, Stopwatch(), record)
     metrics = record.metrics()
-    kept = torch.cat([weights.used_N for weights in record.weights])
+    kept = record.of("weights.used_N")
     # Something is kept and something dropped: by the threshold of MIS too, not only for its outside tokens.
     assert metrics["dvp/sampled_outside_train_support_count"] == 4
     assert {"none": 7, "mis": 3, "veto": 4}[correction] == (kept > 0).sum()
@@ -116,7 +116,7 @@ def test_several_updates_on_the_same_rollouts(
     )
     record = StepRecord()
     accumulate_gradients(exact, samples, run, Stopwatch(), record, old)
-    assert (left_T & ~right_T).any() and (right_T & ~left_T).any() and torch.cat(record.clipped).any()
+    assert (left_T & ~right_T).any() and (right_T & ~left_T).any() and record.of("clipped_T").any()
     loss = trainer._compute_loss(trainer.model, batch)
     assert loss.isfinite()
     (batch["num_items_in_batch"] / len(rollouts) * loss).backward()

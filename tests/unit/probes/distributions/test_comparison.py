@@ -9,7 +9,8 @@ import torch
 from definitions import safe_tokens, softmax
 from torch import Tensor
 
-from tailrl.probes.distributions.comparison import EDGES, HEAD, SCALED_BINS, TAIL, Comparison, compare
+from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM
+from tailrl.probes.distributions.comparison import EDGES, SCALED_BINS, Comparison, compare
 
 P, V = 40, 97
 LOG_RHOS = (-13.0, -3.0)
@@ -77,8 +78,8 @@ def test_every_field_is_that_of_plain_loops(sigma: float) -> None:
                 predicted = math.fsum(q[k] * mode[k] for k in inside)
                 assert getattr(found, name)[i, b] == pytest.approx(predicted, rel=1e-9, abs=1e-12), name
         for name, inside in (
-            ("head_PH", [k for k in range(V) if -math.log(p[k]) < HEAD]),
-            ("tail_PH", [k for k in range(V) if -math.log(p[k]) >= TAIL]),
+            ("head_PH", [k for k in range(V) if -math.log(p[k]) < HEAD_BELOW]),
+            ("tail_PH", [k for k in range(V) if -math.log(p[k]) >= TAIL_FROM]),
         ):
             scaled = [-delta[k] / half_range for k in inside]
             expected_H, _ = np.histogram(scaled, SCALED_BINS, (-2, 2), weights=[q[k] for k in inside])

@@ -21,6 +21,7 @@ from tailrl.objective.corrections import Weights
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.tracking import metrics as keys
 
 OLD, SAMPLER = "old_per_token_logps", "sampling_per_token_logps"
 """Keys of TRL's batches: log-probs [N, C] of the trainer before the first update, −inf outside its set, and of the
@@ -172,13 +173,13 @@ class DVPMixin:
         logp_T = found.logp_T.masked_fill(outside_T, -torch.inf)
         ratios = log_ratio_metrics(logp_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
         values: dict[str, Any] = {
-            "dvp/kept_mass_train_mean": found.log_kept_T.exp().mean(),
-            "dvp/sampled_outside_train_support_fraction": outside_T.float().mean(),
-            "dvp/sampled_outside_train_support_count": outside_T.float().sum(),
-            "rollout_corr/k3_kl": ratios["k3_kl"],
-            "rollout_corr/rollout_is_mean": weights.used_N.mean(),
-            "rollout_corr/rollout_rs_seq_masked_fraction": weights.rejected_N.float().mean(),
-            "rollout_corr/veto_seq_fraction": weights.vetoed_N.float().mean(),
+            keys.KEPT_MASS_TRAIN: found.log_kept_T.exp().mean(),
+            keys.OUTSIDE: outside_T.float().mean(),
+            keys.OUTSIDE_COUNT: outside_T.float().sum(),
+            keys.K3_MASKED: ratios["k3_kl"],
+            keys.WEIGHT_USED: weights.used_N.mean(),
+            keys.REJECTED: weights.rejected_N.float().mean(),
+            keys.VETOED: weights.vetoed_N.float().mean(),
         }
         own = torch.tensor([float(value) for value in values.values()], device=infer_T.device)
         means = trainer.accelerator.gather(own[None]).nanmean(0).tolist()

@@ -13,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM
 from tailrl.objective.safe_set import safe_set
 
 EDGES = (0.0, 0.1, 0.5, *map(float, range(1, 15)), 16.0, 18.0, 20.0, float("inf"))
 """Edges of the bins of −ln π_train, nats."""
-
-HEAD, TAIL = 1.0, 5.0
-"""The head is what has −ln π_train below the first, the tail what has at least the second, nats."""
 
 SCALED_BINS = 41
 """Bins of −Δ / ε_max from −2 to 2, beyond which it cannot lie; an odd number, so that 0 is in the middle of one."""
@@ -182,6 +180,6 @@ def _histograms(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tuple[Te
     empty_PH = train_PV.new_zeros(len(train_PV), SCALED_BINS)
     head_PH, tail_PH = (
         empty_PH.scatter_add(-1, bin_PV, torch.where(group_PV & (half_range_P1 > 0), mass_PV, 0.0))
-        for group_PV in (-train_PV < HEAD, -train_PV >= TAIL)
+        for group_PV in (-train_PV < HEAD_BELOW, -train_PV >= TAIL_FROM)
     )
     return head_PH, tail_PH

@@ -20,7 +20,7 @@ from tailrl.artifacts.manifest import NAME, policy_digest, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
-from tailrl.config.distributions import Distributions
+from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
 from tailrl.kernels.batch_invariant import pad_rows
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
@@ -28,7 +28,7 @@ from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
 from tailrl.objective.disturbance import computing_with, disturb, round_weights
-from tailrl.probes.distributions.comparison import EDGES, HEAD, TAIL, Comparison, compare
+from tailrl.probes.distributions.comparison import EDGES, Comparison, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.atomic_files import checksum
@@ -98,8 +98,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         vocabulary=vocabulary,
         tokens=tokens,
         edges=list(EDGES[:-1]),
-        head_below=HEAD,
-        tail_from=TAIL,
+        head_below=HEAD_BELOW,
+        tail_from=TAIL_FROM,
         sampler_self_test=tested if math.isfinite(tested) else None,
         wall_seconds=round(time.perf_counter() - begun, 1),
     )

@@ -77,6 +77,7 @@ def random_model(vocabulary_size: int, length: int, prompts: int, seed: int) -> 
 
 
 # --- mismatch: the trainer's logits to the sampler's, by a dose and a direction that the seed fixes ---------
+# Not `objective.disturbance`: its random numbers and its floor's rounding are others; published numbers would move.
 
 
 def noise(logits_SV: Tensor, sigma: float, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from tailrl.artifacts.manifest import NAME, write_manifest
 from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
-from tailrl.config.gradients import GradientQuality, Gradients
+from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
@@ -29,8 +29,6 @@ from tailrl.probes.gradients.moments import Terms, draw_steps, mean_and_variance
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
-
-NO_MISMATCH = "none"
 
 
 @dataclass(frozen=True, slots=True)

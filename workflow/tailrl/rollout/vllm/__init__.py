@@ -2,8 +2,8 @@
 
 import os
 
-# Read by vLLM when it is imported. One process: the engine loads in 4 s rather than 15 to 30, and weights are
-# handed over without a copy through shared memory. A cache of 1 GiB holds far more than a step's sequences.
+# vLLM reads these on import. In one process the engine loads in 4 s instead of 15 to 30, and weights need no copy
+# through shared memory. A cache of 1 GiB holds far more than a step's sequences.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -1,9 +1,9 @@
-"""vLLM as the rollout engine: samples from the safe vocabulary and records what vLLM does not return.
+"""vLLM as the rollout engine: samples from the safe set and records what vLLM does not return.
 
-vLLM returns the log-prob of a sampled token under the distribution that it was drawn from, but neither the
-mass nor the size of a safe set, and one mode of log-probs serves the whole engine. So a logits processor of
-our own does the masking inside the engine, after the temperature, and keeps log Z' and |V'_S| of every
-sampled token; then log π_infer = log π'^mp + log Z'. A disturbance comes first: it changes what π_infer is.
+vLLM returns a sampled token's log-prob under the distribution that it was drawn from, but neither mass nor size of a
+safe set, and the whole engine has one mode of log-probs. So our own logits processor masks inside the engine, after the
+temperature, and records log Z' and |V'_S| of every sampled token: log π_infer = log π'^mp + log Z'. A disturbance comes
+before the mask and is part of π_infer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import stop_tokens
+from tailrl.rollout.sampling import LocalSampler, stop_tokens
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
@@ -32,7 +32,7 @@ BATCHED_TOKENS = 4096
 
 
 class WorkerExtension:
-    """What vLLM adds to its worker, so that the sampler can reach it."""
+    """Methods added to vLLM's worker, so that the sampler can reach it."""
 
     model_runner: Any
 
@@ -46,7 +46,7 @@ class WorkerExtension:
         self.model_runner.reload_weights(weights_iterator=weights)
 
 
-class VllmSampler:
+class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
@@ -54,8 +54,7 @@ class VllmSampler:
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
         if distributed.count() % sharing:
             raise StudyError(
-                f"sampler.tensor_parallel: {sharing} ranks are to share an engine, and there are "
-                f"{distributed.count()}: their number must be a multiple"
+                f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
             )
         try:
             self.llm = LLM(
@@ -64,20 +63,20 @@ class VllmSampler:
                 dtype=settings.dtype,
                 kv_cache_dtype=settings.kv_cache_dtype,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
-                # Among several ranks each is a worker on its own GPU, alone or with those that it shares an engine
-                # with: vLLM's word for that is a launcher outside of it, whose process group it then uses. Each has a
-                # scheduler, and all that share decide the same by the same requests.
+                # With several ranks each is a worker on its own GPU, and vLLM uses their process group
+                # ("external_launcher"). Each has a scheduler; those that share an engine get the same requests and
+                # so decide the same.
                 distributed_executor_backend="external_launcher" if distributed.count() > 1 else None,
                 tensor_parallel_size=sharing,
-                # The engine starts empty and is handed every weight, head included: where a reload leaves out a
-                # tied head, vLLM's packed copy of the old one stays in place.
+                # The engine starts empty and gets every weight, head included: vLLM would keep its packed copy of the
+                # old head where a reload leaves out a tied one.
                 load_format="dummy",
                 hf_overrides={"tie_word_embeddings": False},
                 max_model_len=max_length,
                 max_num_seqs=SEQUENCES_IN_FLIGHT,
                 seed=seed,
                 skip_tokenizer_init=True,
-                generation_config="vllm",  # nothing but the study decides how responses are drawn
+                generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
@@ -93,12 +92,10 @@ class VllmSampler:
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
-        self.has_weights = False
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
-        if not self.has_weights:
-            raise RuntimeError("the engine has no weights yet: call load_weights first")
+        self.check_weights()
         if not requests:
             return []
         longest = max(len(request.prompt_tokens) for request in requests)
@@ -132,32 +129,32 @@ class VllmSampler:
         record = self.llm.collective_rpc("take_safe_set_record")[0]
         shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
         log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
-        # Positions recorded twice: numpy keeps the last, which is the one that counts.
-        log_kept[record.request, record.position] = record.log_kept
-        kept_vocab[record.request, record.position] = record.kept_vocab
+        # A token recorded twice: numpy keeps the last entry, which counts.
+        log_kept[record.request, record.index] = record.log_kept
+        kept_vocab[record.request, record.index] = record.kept_vocab
         logits: list[dict[int, NDArray[np.float32]]] = [{} for _ in requests]
-        for index, position, raw_V in record.logits:
-            # Disturbed here anew, by the request: `self_test` holds it against what the processor made of them.
-            place = requests[index].start + position
-            drawn_1V = disturb(raw_V[None], [requests[index].seed], [place], decoding.disturbance)
-            logits[index][position] = drawn_1V[0].cpu().numpy()
+        for index, token, raw_V in record.logits:
+            # Disturbed here anew, by the request: `self_test` compares with the processor's log-probs.
+            position = requests[index].start + token
+            drawn_1V = disturb(raw_V[None], [requests[index].seed], [position], decoding.disturbance)
+            logits[index][token] = drawn_1V[0].cpu().numpy()
         return [
             _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index])
             for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
         ]
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
-        """Whether the engine's log-probs are those of the masked, renormalised distribution that it samples from.
+        """Check the engine's log-probs against the masked, renormalised distribution that it samples from.
 
-        The engine's logits are taken as they come and disturbed here anew, by the requests' seeds: a row that got
-        another response's noise would show.
+        The engine's raw logits are disturbed here anew, by the requests' seeds: noise of another response in a row is
+        found.
 
         Returns:
-            The largest difference, nats, of a log π'^mp or log Z' from a float64 log-softmax of these logits.
+            The largest error, nats, of a log π'^mp or log Z' against a float64 log-softmax of these logits.
 
         Raises:
-            StudyError: it exceeds `self_test.tolerance` or is no number, |V'_S| differs, or a token was not seen: every
-                ratio would be off, in silence.
+            StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
+                ratio would be silently wrong.
         """
         rollouts = self.generate(requests, replace(decoding, keep_every=1))
         worst = max(
@@ -172,16 +169,12 @@ class VllmSampler:
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`; what was cached under the old weights is dropped."""
-        # One at a time: the engine is in this process, and a second copy of the policy may not fit beside it.
+        """See `Sampler.load_weights`; drops what was cached under the old weights."""
+        # One at a time, since a second copy of the policy may not fit into this process beside the engine.
         cast = ((name, weight.to(self.dtype)) for name, weight in weights)
         self.llm.collective_rpc("set_weights", args=(cast,))
         self.llm.reset_prefix_cache()
         self.has_weights = True
-
-    def metrics(self) -> dict[str, float]:
-        """See `Sampler.metrics`: nothing."""
-        return {}
 
 
 def _rollout(
@@ -199,5 +192,5 @@ def _rollout(
         log_kept_infer_T=log_kept[:length],
         kept_vocab_infer_T=kept_vocab[:length],
         stopped=output.finish_reason == "stop",
-        logits_infer_KV=tuple(logits[position] for position in sorted(logits) if position < length),
+        logits_infer_KV=tuple(logits[token] for token in sorted(logits) if token < length),
     )

@@ -1,4 +1,4 @@
-"""The logits processor inside vLLM: it disturbs, masks, and records log Z' and |V'_S|."""
+"""The logits processor inside vLLM: disturbs, masks, and records log Z' and |V'_S|."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tailrl.rollout import is_kept
 
 @dataclass(slots=True)
 class _Row:
-    """A row of the engine's batch: whose it is, what is done to it, and its running list of sampled tokens."""
+    """A row of the engine's batch: its request, its decoding, and vLLM's running list of its sampled tokens."""
 
     request: int
     seed: int
@@ -32,44 +32,43 @@ class _Row:
     tokens: list[int]
 
     @property
-    def place(self) -> int:
-        """Which token of its response comes next."""
+    def position(self) -> int:
+        """Position in the response of the next token."""
         return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SafeSetRecord:
-    """log Z' and |V'_S| of sampled tokens: entry i is about token `position[i]` of request `request[i]`.
+    """log Z' and |V'_S| of sampled tokens: entry i is about sampled token `index[i]` of request `request[i]`.
 
-    `logits` has request, position and logits [V], not disturbed yet, of the places that are kept (`rollout.is_kept`).
+    `logits` has request, index and undisturbed logits [V] of kept positions (`rollout.is_kept`).
     """
 
     request: NDArray[np.int64]
-    position: NDArray[np.int64]
+    index: NDArray[np.int64]
     log_kept: NDArray[np.float32]
     kept_vocab: NDArray[np.int32]
     logits: Sequence[tuple[int, int, Tensor]] = ()
 
 
 class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
-    """Disturbs the logits, masks those outside the safe set, and records log Z' and |V'_S| of every row and step.
+    """Disturbs the logits, masks those outside V'_S, and records log Z' and |V'_S| of every row and step.
 
-    A row that vLLM runs again (a preempted request) records the same position again; the last entry is the one that
-    was sampled from.
+    A row that vLLM runs again (a preempted request) records the same index again; its last entry was sampled from.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
         self.rows: dict[int, _Row] = {}
         self.records: list[tuple[list[int], list[int], Tensor, Tensor]] = []
-        self.kept: list[tuple[int, int, Tensor]] = []
+        self.kept_logits: list[tuple[int, int, Tensor]] = []
 
     def is_argmax_invariant(self) -> bool:
-        """Said so that vLLM calls it after the temperature. The most probable token is always safe; noise may make
-        another one the most probable, but no request is greedy, and only those would skip the processor."""
+        """True, so that vLLM calls the processor after the temperature. The mask never removes the most probable token.
+        Noise may change it, but only greedy requests skip such processors, and no request is greedy."""
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the requests as vLLM adds, removes and moves them; the order is part of its contract."""
+        """Follow the requests as vLLM removes, adds and moves them, in the order of its contract."""
         if batch_update is None:
             return
         for index in batch_update.removed:
@@ -95,15 +94,15 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
                 self.rows[source] = displaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Disturb and mask float32 logits [rows, V] in place; each row's settings came with its request."""
+        """Disturb and mask float32 logits [rows, V] in place, each row by its request's settings."""
         rows = [self.rows[index] for index in range(logits.shape[0])]
         for index, row in enumerate(rows):
-            if is_kept(row.seed, row.place, row.keep_every):
-                self.kept.append((row.request, len(row.tokens), logits[index].clone()))
+            if is_kept(row.seed, row.position, row.keep_every):
+                self.kept_logits.append((row.request, len(row.tokens), logits[index].clone()))
         for disturbance in {row.disturbance for row in rows if row.disturbance.on_logits}:
             chosen = [index for index, row in enumerate(rows) if row.disturbance == disturbance]
-            seeds, places = [rows[index].seed for index in chosen], [rows[index].place for index in chosen]
-            logits[chosen] = disturb(logits[chosen], seeds, places, disturbance)
+            seeds, positions = [rows[index].seed for index in chosen], [rows[index].position for index in chosen]
+            logits[chosen] = disturb(logits[chosen], seeds, positions, disturbance)
         log_kept = torch.zeros(len(rows), device=logits.device)
         kept_vocab = torch.full((len(rows),), logits.shape[1], dtype=torch.int32, device=logits.device)
         rules = {row.rule for row in rows} - {"full"}
@@ -121,21 +120,21 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
         self.records.append(([row.request for row in rows], [len(row.tokens) for row in rows], log_kept, kept_vocab))
         drawn = [index for index, row in enumerate(rows) if row.shared_noise]
         if drawn:
-            seeds, places = [rows[index].seed for index in drawn], [rows[index].place for index in drawn]
-            noise = gumbel(seeds, places, logits.shape[1]).to(logits.device)
+            seeds, positions = [rows[index].seed for index in drawn], [rows[index].position for index in drawn]
+            noise = gumbel(seeds, positions, logits.shape[1]).to(logits.device)
             token = (logits[drawn] + noise).argmax(-1)
-            # One token is left: vLLM can draw no other.
+            # Only one token is left for vLLM to draw.
             logits[drawn] = -torch.inf
             logits[drawn, token] = 0.0
         return logits
 
     def take(self) -> SafeSetRecord:
         """Everything recorded since the last call."""
-        (records, self.records), (kept, self.kept) = (self.records, []), (self.kept, [])
+        (records, self.records), (kept_logits, self.kept_logits) = (self.records, []), (self.kept_logits, [])
         return SafeSetRecord(
             request=np.array([i for requests, *_ in records for i in requests], dtype=np.int64),
-            position=np.array([t for _, positions, *_ in records for t in positions], dtype=np.int64),
+            index=np.array([t for _, indices, *_ in records for t in indices], dtype=np.int64),
             log_kept=torch.cat([record[2] for record in records]).cpu().numpy(),
             kept_vocab=torch.cat([record[3] for record in records]).cpu().numpy(),
-            logits=kept,
+            logits=kept_logits,
         )

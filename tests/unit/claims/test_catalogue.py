@@ -1,0 +1,250 @@
+"""The catalogue of claims: a new entry is judged, one that fits nothing is refused, and published tables follow it.
+
+What each endpoint measures is held to independent numbers in test_claims.py and its neighbours.
+"""
+
+import ast
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from claims_fixture import DVP, NAIVE, around, made, results_of
+from pydantic import ValidationError
+
+from tailrl.analysis.arm_kinds import KINDS
+from tailrl.claims import decide as decide_module
+from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TRAINED_CLAIMS, WORDS, Claim, claims_of
+from tailrl.claims.decide import TESTED, Line, Scope, decide
+from tailrl.claims.endpoints import MEASURES
+from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE, Finding
+from tailrl.claims.numbers import LOGARITHMS, NUMBERS
+from tailrl.claims.study import judge
+
+ROOT = Path(__file__).parents[3]
+PUBLISHED = sorted((ROOT / "docs" / "results").glob("**/*claims.csv"))
+NAN = math.nan
+
+ENTRY = """
+open.shorter.score:
+  text: Naive ends above DVP
+  source: open question
+  endpoint: "Held-out avg@k of naive minus that of DVP, over seeds (Welch): above 0."
+  needs: naive arm beside a DVP arm under the same mismatch
+  measure: score
+  arms: [naive, mismatched]
+  against: [dvp]
+  unit: share of samples
+"""
+
+
+# --- an entry ----------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_added_by_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    (claim,) = claims_of(yaml.safe_load(ENTRY))
+    monkeypatch.setitem(WORDS, claim.id, claim.text)
+    low, high = around(0.3, 0.05), around(0.5, 0.05)
+    lines = [
+        judge(results_of(a=made(NAIVE, score=naive), b=made(DVP, score=dvp)), [claim])
+        for naive, dvp in ((high, low), (low, high))
+    ]
+    assert [(line.claim, line.verdict, line.arms) for (line,) in lines] == [
+        ("Naive ends above DVP", REPRODUCED, "a, b"),
+        ("Naive ends above DVP", CONTRADICTED, "a, b"),
+    ]
+    ((line,),) = lines[:1]
+    assert (line.id, line.unit, line.endpoint) == (claim.id, claim.unit, claim.endpoint)
+    (alone,) = judge(results_of(a=made(NAIVE)), [claim])
+    assert alone.seen == "the study has no naive arm beside a DVP arm under the same mismatch"
+
+
+@pytest.mark.parametrize(
+    "change", [{"rule": "guess"}, {"direction": "sideways"}, {"colour": "red"}, {"unit": None}, {"limit": "high"}]
+)
+def test_an_entry_that_fits_nothing_is_refused(change: dict[str, Any]) -> None:
+    entries = yaml.safe_load(ENTRY)
+    entries["open.shorter.score"] |= change
+    with pytest.raises(ValidationError):
+        list(claims_of(entries))
+
+
+def test_entries_name_what_there_is_and_everything_there_is_has_an_entry() -> None:
+    for claim in TRAINED_CLAIMS:
+        assert claim.needs and claim.arms and {*claim.arms, *claim.against} <= KINDS.keys(), claim.id
+        assert bool(claim.number) == (claim.measure in ("level", "ratio")) == bool(claim.seen), claim.id
+        assert claim.measure != "ratio" or claim.number in LOGARITHMS, claim.id
+        needs_limit = ("level", "alike", "explosion", "falling_while_flat")
+        assert math.isnan(claim.limit) == (claim.measure not in needs_limit), claim.id
+    assert {claim.measure for claim in TRAINED_CLAIMS} == MEASURES.keys()
+    assert {name for claim in TRAINED_CLAIMS for name in (claim.number, claim.beside) if name} == NUMBERS.keys()
+    assert {name for claim in TRAINED_CLAIMS for name in (*claim.arms, *claim.against)} == KINDS.keys()
+    for claim in CATALOGUE.values():
+        assert math.isnan(claim.within[0]) == (claim.rule != "within")
+        assert not claim.requires or claim.requires in CATALOGUE
+        rules = {own.rule for own in CATALOGUE.values() if own.family == claim.family}
+        assert not claim.family or len(rules) == 1, "tests of one family are of one kind"
+    assert not SEVERAL.keys() & CATALOGUE.keys()
+
+
+# --- the one function that decides -------------------------------------------------------------------
+
+
+def line(finding: Finding, **fields: Any) -> Line:
+    claim = CATALOGUE["dvp.score"].model_copy(update={"family": "", **fields})
+    return Line(claim, Scope("p", "t", "d"), finding)
+
+
+def with_p(p_for: float, p_against: float = NAN, **fields: Any) -> Finding:
+    return Finding(("a", "b"), 3, 1.0, NAN, NAN, "seen", p_for, p_against, **fields)
+
+
+def between(low: float, high: float) -> Finding:
+    return Finding(("a",), 3, (low + high) / 2, low, high, "seen", 0.001, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("rule", "finding", "verdict"),
+    [
+        ("directed", with_p(0.025, 0.975), REPRODUCED),
+        ("directed", with_p(0.0251, 0.9749), UNDECIDED),
+        ("directed", with_p(0.975, 0.025), CONTRADICTED),
+        ("directed", with_p(NAN), UNDECIDED),
+        ("directed", with_p(0.001, holds=False), UNDECIDED),
+        ("change", with_p(0.025), CHANGES),
+        ("change", with_p(0.026), UNDECIDED),
+        ("refutes", with_p(0.025), CONTRADICTED),
+        ("refutes", with_p(0.5), UNDECIDED),
+        ("told", with_p(0.001, 0.999), MEASURED),
+        ("fact", with_p(0.9, holds=True), REPRODUCED),
+        ("fact", with_p(0.001, holds=False), CONTRADICTED),
+        ("fact", with_p(0.001), UNDECIDED),
+        ("above", between(2.5, 9.0), REPRODUCED),
+        ("above", between(2.0, 9.0), UNDECIDED),
+        ("above", between(-1.0, 1.9), CONTRADICTED),
+        ("above", between(NAN, NAN), UNDECIDED),
+        ("within", between(1.0, 4.0), REPRODUCED),
+        ("within", between(0.9, 4.0), UNDECIDED),
+        ("within", between(4.1, 5.0), CONTRADICTED),
+        ("within", between(0.0, 0.9), CONTRADICTED),
+        ("within", between(NAN, NAN), UNDECIDED),
+    ],
+)
+def test_each_rule(rule: str, finding: Finding, verdict: str) -> None:
+    (found,) = decide([line(finding, rule=rule, limit=2.0, within=(1.0, 4.0))])
+    assert found.verdict == verdict
+    assert math.isnan(found.p) == math.isnan(found.p_holm) == (rule not in TESTED or math.isnan(finding.p_for))
+
+
+def test_families_are_corrected_by_themselves_and_what_shows_no_p_can_count() -> None:
+    lines = [
+        line(with_p(0.01, 0.99), family="one"),
+        line(with_p(0.01, 0.99)),
+        line(with_p(0.02, 0.98), family="one"),
+        line(with_p(0.5, outcome=UNTESTABLE), family="one"),
+        line(with_p(0.001, 0.999), family="one", rule="told"),
+    ]
+    first, alone, second, untestable, told = decide(lines)
+    assert [(v.p, v.p_holm) for v in (first, alone, second)] == [
+        (0.02, pytest.approx(0.06)),
+        (0.02, 0.02),
+        (0.04, pytest.approx(0.08)),
+    ]
+    assert [v.verdict for v in (first, alone, second)] == [UNDECIDED, REPRODUCED, UNDECIDED]
+    assert all(math.isnan(p) for v in (untestable, told) for p in (v.p, v.p_holm))
+
+
+@pytest.mark.parametrize(("p", "verdict"), [(0.01, REPRODUCED), (0.5, UNDECIDED)])
+def test_a_claim_that_requires_another_is_reproduced_with_it_alone(p: float, verdict: str) -> None:
+    first = line(with_p(p, 1 - p))
+    second = line(between(2.5, 9.0), id="dvp.with_mis.score", rule="above", limit=2.0, requires="dvp.score")
+    assert [found.verdict for found in decide([first, second])] == [verdict, verdict]
+    opposite = second._replace(finding=between(0.0, 1.0))
+    assert decide([first, opposite])[1].verdict == CONTRADICTED
+
+
+def test_verdicts_are_made_in_one_function() -> None:
+    """No other module makes one, nor names the outcomes of a test, a fact or an interval."""
+    makers, namers = set(), set()
+    for file in sorted((ROOT / "workflow" / "tailrl").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Verdict":
+                makers.add(file.name)
+            if isinstance(node, ast.Name) and node.id in ("REPRODUCED", "CONTRADICTED", "UNDECIDED", "MEASURED"):
+                namers.add(file.name)
+    assert makers == {"decide.py"} == {Path(decide_module.__file__).name}
+    assert namers == {"decide.py", "finding.py"}
+
+
+# --- published tables --------------------------------------------------------------------------------
+
+
+def number(text: str) -> float:
+    return float(text) if text else NAN
+
+
+def outcome_of(row: Mapping[str, str], claim: Claim) -> set[str]:
+    """The outcomes that a published line may have, by the rule and the numbers beside it."""
+    shown, opposite = TESTED.get(claim.rule, (REPRODUCED, CONTRADICTED))
+    if claim.rule == "told":
+        return {MEASURED}
+    if claim.rule not in TESTED:
+        return {shown, opposite, UNDECIDED} if not row["p_holm"] else set()
+    if not number(row["p_holm"]) <= 0.05:
+        return {UNDECIDED}
+    if claim.rule != "directed" or claim.measure not in ("score", "survival", "ratio", "level", ""):
+        return {shown, opposite} - {UNDECIDED}
+    reference = claim.limit if claim.measure == "level" else float(claim.measure == "ratio")
+    above = number(row["effect"]) > reference
+    return {shown} if claim.direction == "either" or above == (claim.direction == "above") else {opposite}
+
+
+def unlike(catalogue: Mapping[str, Claim]) -> set[str]:
+    """The claims of which published lines do not follow: by rule, by direction, or by Holm's correction over a family.
+
+    Of an ablation a line shows the largest of several changes, so that its family cannot be seen. Early warnings count
+    metrics without a threshold.
+    """
+    found = set()
+    for path in PUBLISHED:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [(catalogue[row["id"]], row) for row in csv.DictReader(file) if row["id"] in catalogue]
+        decided = [(claim, row) for claim, row in rows if row["verdict"] not in (UNTESTABLE, "premise fails")]
+        found |= {claim.id for claim, row in decided if row["verdict"] not in outcome_of(row, claim)}
+        for family in {claim.family or claim.id for claim, _ in rows}:
+            own = [(claim.id, row) for claim, row in rows if (claim.family or claim.id) == family]
+            tests = [(number(row["p"]), number(row["p_holm"])) for _, row in own if row["p"]]
+            count = len(own) if family == "warnings" else len(tests)
+            # Holm takes the smallest p as often as there are tests.
+            if tests and min(tests)[1] != pytest.approx(min(1.0, count * min(tests)[0]), rel=1e-6):
+                found |= {claim for claim, _ in own}
+    return found
+
+
+def test_published_lines_follow_the_catalogue() -> None:
+    assert unlike(CATALOGUE) == set()
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("dvp.score", {"family": "a family of its own"}),
+        ("vexact.a.score", {"family": "score"}),
+        ("dvp.prop4_3.mode", {"family": ""}),
+        ("warning.rising_entropy.collapse", {"family": ""}),
+        ("dvp.score", {"rule": "change"}),
+        ("dvp.prop4_3.mode", {"rule": "directed"}),
+        ("across.gain", {"rule": "refutes"}),
+        ("vexact.b.k3", {"rule": "told"}),
+        ("price.remedies", {"rule": "fact"}),
+        ("dvp.prop5_5.bound", {"rule": "fact"}),
+        ("vexact.zero_mismatch.k3", {"rule": "directed"}),
+        ("vexact.a.score", {"direction": "above"}),
+        ("dvp.small_kl", {"limit": 1.0}),
+    ],
+)
+def test_a_wrong_rule_family_direction_or_limit_is_seen(claim: str, change: dict[str, Any]) -> None:
+    assert claim in unlike({**CATALOGUE, claim: CATALOGUE[claim].model_copy(update=change)})

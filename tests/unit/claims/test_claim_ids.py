@@ -1,0 +1,119 @@
+"""Claims, statements and questions are known by their ids; their words are for the reader and decide nothing."""
+
+import csv
+import re
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, made, results_of
+
+from tailrl.analysis import across, early_warning
+from tailrl.claims import catalogue, distributions, gradients
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TRAINED_CLAIMS, WORDS, named, words_of
+from tailrl.claims.evidence import COLUMNS, Shown, answers
+from tailrl.claims.study import judge
+from tailrl.report.study import claims_page, read_shown
+
+DOCS = Path(__file__).parents[3] / "docs"
+PUBLISHED = sorted((DOCS / "results").glob("**/*claims.csv"))
+FACTS = [
+    getattr(module, name)
+    for module, names in (
+        (gradients, ("BIASED", "UNBIASED", "CONSTRAINED", "TRADED")),
+        (distributions, ("BOUND", "SIGN", "MODE", "SECOND", "NESTED", "EQUAL")),
+    )
+    for name in names
+]
+OWN = [*(claim.id for claim in TRAINED_CLAIMS), *FACTS]
+FAMILIES = ("ablation.", "across.", "warning.")
+
+
+def ids(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row["id"] for row in csv.DictReader(file)]
+
+
+def test_every_id_is_one_of_its_own() -> None:
+    every = [*OWN, *(statement.id for statement in STATEMENTS)]
+    assert len(every) == len(set(every))
+    for own in (*every, *CATALOGUE):
+        assert re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", own.replace("{field}", "field")), own
+    assert {own.partition(".")[0] for own in OWN} == {"dvp", "vexact", "open", "price"}
+    assert {statement.id.partition(".")[0] for statement in STATEMENTS} == {"statement", "question"}
+
+
+def test_every_claim_has_words_of_its_own_and_no_words_are_left_over() -> None:
+    assert sorted(OWN) == sorted(claim for claim in CATALOGUE if not claim.startswith(FAMILIES))
+    assert len({claim.text for claim in CATALOGUE.values()}) == len(CATALOGUE)
+    assert list(across.QUANTITIES) == list(named("across.*"))
+    for asked in ("collapse", "before_reward"):
+        assert list(early_warning.METRICS) == list(named(f"warning.*.{asked}"))
+
+
+def test_the_words_of_an_ablation_are_made_from_its_field() -> None:
+    assert words_of("ablation.vocabulary.rho.score") == "ablation of vocabulary.rho"
+    assert words_of("ablation.estimator.as_good") == "ablation of estimator, as good within a margin"
+    assert words_of("ablation.correction.*") == "ablation of correction"
+    assert words_of("ablation.score") == words_of("ablation.x.unasked") == words_of("dvp.no_such_claim") == ""
+    with pytest.raises(ValueError, match=r"^no claim has the id 'dvp\.no_such_claim'$"):
+        replace(judge(results_of(a=made(NAIVE)))[0], id="dvp.no_such_claim")
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.relative_to(DOCS / "results")))
+def test_every_published_line_is_on_a_known_claim(path: Path) -> None:
+    own = ids(path)
+    assert own and all(words_of(claim) and "*" not in claim for claim in own)
+    assert all((path.name == "claims.csv") != claim.startswith(("ablation.", "across.")) for claim in own)
+
+
+def test_every_statement_is_decided_by_known_claims() -> None:
+    fields = {claim.rpartition(".")[0] for path in PUBLISHED for claim in ids(path) if claim.startswith("ablation.")}
+    ablated = [claim for claim in CATALOGUE if claim.startswith("ablation.")]
+    known = {*CATALOGUE, *(claim.replace("ablation.{field}", field) for field in fields for claim in ablated)}
+    for statement in STATEMENTS:
+        for by in statement.by:
+            assert any(fnmatchcase(claim, by) for claim in known), by
+            assert words_of(by) or len(statement.by) == 1, f"{by} stands beside others, without words"
+
+
+def test_a_line_on_a_claim_that_is_not_known_keeps_its_words(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with (tmp_path / "x" / "claims.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for own in ("open.of_tomorrow", "dvp.score"):
+            writer.writerow(dict.fromkeys(COLUMNS, "") | {"id": own, "claim": "as it was said"})
+    (study,) = read_shown([tmp_path])
+    assert [line["claim"] for line in study.claims] == ["as it was said", WORDS["dvp.score"]]
+
+
+def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published tables have the old words, and pages show the new ones."""
+    low, high = around(0.3, 0.05), around(0.5, 0.05)
+    arms = {"a": made(NAIVE, score=low), "b": made(DVP, score=high), "c": made(EXACT, score=high)}
+    results = results_of(**arms, d=made(NOISE, score=low), e=made(MATCHED, score=high))
+
+    def published() -> list[Shown]:
+        return read_shown([DOCS / "results"])
+
+    def matched() -> list[tuple[str, ...]]:
+        found = answers(published())
+        named = [(a.study.name if a.study else "", a.line["id"] if a.line else "") for a in found]
+        return [(a.statement.id, a.claim, a.verdict, a.words, *name) for a, name in zip(found, named, strict=True)]
+
+    decided, lines = judge(results), matched()
+    page = claims_page(published(), DOCS)
+    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(WORDS) if not claim.startswith("ablation.")}
+    monkeypatch.setattr(catalogue, "WORDS", {**WORDS, **new})
+    assert matched() == lines
+    again = judge(results)
+    assert [verdict.claim for verdict in again] == [new[verdict.id] for verdict in decided]
+    other, shown = claims_page(published(), DOCS), {line["claim"] for study in published() for line in study.claims}
+    assert f"*{WORDS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
+    assert f"*{new['dvp.prop4_2.bound']}*" in other and f"*{new['warning.*.collapse*']}*" in other
+    assert shown - set(new.values()) == {claim for claim in shown if claim.startswith("ablation of ")}
+    monkeypatch.undo()
+    # Written anew with today's words, nothing else differs; NaN is not equal to itself, its text is.
+    assert [repr(replace(verdict)) for verdict in again] == [repr(verdict) for verdict in decided]

@@ -1,0 +1,146 @@
+"""The catalogue of metrics: what it says is there, and no other module writes a key."""
+
+import ast
+import copy
+import json
+import pickle
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tailrl
+from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
+from tailrl.rollout.types import Rollout
+from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
+from tailrl.training.step_record import response_metrics, reward_metrics
+
+ROOM = Path(tailrl.__file__).parent
+CATALOGUE = ROOM / "tracking" / "metrics.py"
+EVERY = METRICS | VERIFICATION
+GROUPS = {key.split("/")[0] for key in EVERY}
+
+RATIOS = """kl k3_kl delta_abs_mean delta_abs_max rollout_is_ratio_fraction_high rollout_is_ratio_fraction_low
+training_ppl rollout_ppl ppl_ratio log_ppl_diff log_ppl_abs_diff chi2_token chi2_seq"""
+WEIGHTS = "rollout_is_mean rollout_is_std rollout_is_min rollout_is_max rollout_is_eff_sample_size"
+KEYS = [
+    ("train", "step loss grad_norm skipped learning_rate"),
+    ("reward", "mean all_right_fraction all_wrong_fraction"),
+    ("response", "length_mean length_max stopped_fraction"),
+    ("policy", "clip_fraction entropy"),
+    ("rollout_corr", RATIOS),
+    ("rollout_corr_unmasked", RATIOS),
+    ("rollout_corr", "delta_seq_abs_mean"),
+    ("rollout_corr_unmasked", "delta_seq_abs_mean"),
+    ("rollout_corr_raw", WEIGHTS),
+    ("rollout_corr", WEIGHTS),
+    ("rollout_corr", "c_positive_advantage c_negative_advantage"),
+    ("rollout_corr", "rollout_rs_masked_fraction rollout_rs_seq_masked_fraction veto_seq_fraction"),
+    ("dvp", "kept_mass_train_mean kept_mass_train_min kept_mass_rollout_mean kept_mass_rollout_min"),
+    ("dvp", "lost_mass_per_response bias_bound_paper total_variation threshold"),
+    ("dvp", "kept_vocab_per_token_train kept_vocab_per_token_rollout"),
+    ("dvp", "sampled_outside_train_support_fraction sampled_outside_train_support_count outside_delta_abs_mean"),
+    ("time", "rollout reward forward backward optimizer weights metrics step"),
+    ("throughput", "tokens_per_second"),
+    ("verification", "rounds agreement proposed_per_kept seconds"),
+]
+
+LITERAL = re.compile(
+    "|".join(
+        (
+            *map(re.escape, EVERY),
+            r"rollout_corr",
+            # A part of a key; a path as train/<arm> or train/*/ is none, nor is .../train/.
+            rf"(?<![\w/])(?:{'|'.join(GROUPS)})/(?:[a-z_{{]|$)",
+        )
+    )
+)
+
+
+def literals(source: str) -> Iterator[str]:
+    """The strings in a module's code that are a metric's key, or have one or a part of one; docstrings are left out."""
+    tree = ast.parse(source)
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documents:
+            continue
+        if LITERAL.search(node.value):
+            yield node.value
+
+
+@pytest.mark.parametrize("file", sorted(ROOM.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOM)))
+def test_keys_are_written_in_the_catalogue_alone(file: Path) -> None:
+    assert bool([*literals(file.read_text(encoding="utf-8"))]) == (file == CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        'KEY = "reward/mean"',
+        'key = f"time/{phase}"',
+        'keys = {"1 - dvp/kept_mass_{}_mean": 1}',
+        'key = "dvp/" + name',
+        'group = "rollout_corr_unmasked"',
+        'raise StudyError(f"{path}: train/step is missing")',
+        "run.metric('verification/rounds')",
+    ],
+)
+def test_a_planted_key_is_found(planted: str) -> None:
+    assert [*literals(planted)]
+
+
+@pytest.mark.parametrize(
+    "innocent", ['"""The mean of reward/mean."""', 'jobs = folder.glob("train/*/seed*")', 'x = "train/<arm>/run.json"']
+)
+def test_docstrings_and_paths_are_no_keys(innocent: str) -> None:
+    assert not [*literals(innocent)]
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_each_metric_is_described_and_computed_somewhere(key: str) -> None:
+    metric = EVERY[key]
+    assert metric == key and metric.unit and metric.meaning
+    assert callable(pkgutil.resolve_name(metric.computed_by))
+
+
+def test_every_name_stands_for_a_metric_of_the_catalogue() -> None:
+    names = {name: value for name, value in vars(tailrl.tracking.metrics).items() if isinstance(value, Metric)}
+    assert all(EVERY[value] is value for value in names.values()) and len({*names.values()}) == len(names)
+
+
+def test_what_is_said_to_compute_a_metric_does() -> None:
+    zeros = torch.zeros(3)
+    rollout = Rollout((1,), (2,), *[np.zeros(1, np.float32)] * 2, np.ones(1, np.int32), stopped=True)
+    found = {
+        "objective.diagnostics.log_ratio_metrics": log_ratio_metrics(zeros, zeros, torch.arange(3), 3),
+        "objective.diagnostics.advantage_skew": advantage_skew(zeros, zeros, zeros),
+        "objective.diagnostics.weight_metrics": weight_metrics(zeros),
+        "training.step_record.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
+        "training.step_record.response_metrics": response_metrics([rollout]),
+    }
+    for function, computed in found.items():
+        own = [metric for metric in METRICS.values() if metric.computed_by == f"tailrl.{function}"]
+        assert {key.split("/")[-1] for key in computed} == {metric.split("/")[-1] for metric in own}
+
+
+def test_a_metric_is_its_key_as_text_in_json_and_in_a_pickle() -> None:
+    assert f"{REWARD}" == str(REWARD) == "reward/mean" and json.dumps({REWARD: 1.0}) == '{"reward/mean": 1.0}'
+    for copied in (pickle.loads(pickle.dumps(REWARD)), copy.deepcopy(REWARD), str(REWARD)):
+        assert type(copied) is str and copied == REWARD and METRICS[copied] is REWARD
+
+
+def test_the_keys_stay_what_they_are() -> None:
+    """Users' dashboards and scripts have them. `metrics.jsonl` has them in this order (tests/unit/training)."""
+    expected = [f"{group}/{name}" for group, names in KEYS for name in names.split()]
+    assert [*METRICS, *VERIFICATION] == expected
+
+
+def test_groups() -> None:
+    assert in_group(CORR, "k3_kl") is METRICS["rollout_corr/k3_kl"]
+    assert [in_group(TIME, phase).unit for phase in PHASES] == ["seconds"] * 7
+    with pytest.raises(KeyError, match="time/sleep"):
+        in_group(TIME, "sleep")

@@ -1,0 +1,46 @@
+# What the names of studies stand for (names.smk).
+
+# Studies that train nothing are about one page.
+PROBES = {
+    "gradient_quality": rules.gradients.output.page,
+    "smollm2_checks": rules.distributions.output.page,
+}
+
+if named:
+
+    # A study by its name: its report, and all of its ablations.
+    rule:
+        name:
+            named
+        input:
+            PROBES.get(named) or [*rules.all.input, *rules.ablations.input],
+            f"{results}/across.md" if len(members) > 1 else [],
+        localrule: True
+
+
+if len(members) > 1:
+
+    # The study at hand is the last of those that are compared; the others are finished.
+    rule across:
+        input:
+            arm_results(study.arms),
+            others=finished_results(members[:-1]),
+            studies=[str(STUDIES[member]) for member in members],
+            code=source_files("tailrl.report.study"),
+        output:
+            page=f"{results}/across.md",
+            figure=f"{results}/across.svg",
+            tables=[f"{results}/across.csv", f"{results}/across_claims.csv"],
+        log:
+            f"{results}/logs/across.log",
+        conda:
+            conda_env
+        params:
+            out=lambda wildcards, output: Path(output.page).with_suffix(""),
+        message:
+            "comparison of " + ", ".join(members)
+        shell:
+            "tailrl across {input.studies:q} --results results --out {params.out:q} 2> {log:q}"
+
+
+suggest(sys.argv[1:], [rule.name for rule in workflow.rules])

@@ -1,0 +1,84 @@
+"""What each value of an ablation led to: scores, collapses, the mismatch, what is kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrl.analysis.scores import Gain, by_problem, gains_over_base
+from tailrl.analysis.survival import collapses, lasted
+from tailrl.analysis.tables import mean_of
+from tailrl.artifacts.results import Results, TrainedRun
+from tailrl.stats.crossed import crossed_difference
+from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, holm
+from tailrl.tracking.metrics import K3_MASKED, K3_UNMASKED, KEPT_MASS_TRAIN, OUTSIDE
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one value of the field led to: means over seeds with t intervals.
+
+    Attributes:
+        base: the arm whose field it is; value: as text.
+        avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
+        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
+            Holm over the ablation.
+        k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
+        lost: 1 - Z, mean mass outside the trainer's safe set.
+        outside: share of sampled tokens outside the trainer's set.
+        survived: steps before the collapse, or all steps where there was none.
+        runs, collapsed: how many runs, and how many of them collapsed.
+    """
+
+    base: str
+    arm: str
+    value: str
+    avg: Interval
+    gain: Difference
+    change: Difference
+    change_p_holm: float
+    k3_masked: Interval
+    k3_unmasked: Interval
+    lost: Interval
+    outside: Interval
+    survived: Interval
+    runs: int
+    collapsed: int
+
+
+def points_of(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
+    """The points of base, arm and value, with each arm's change against the one that its base starts from."""
+    gains = {gain.arm: gain for gain in gains_over_base(results)}
+    scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
+    changes = []
+    for base, arm, _ in places:
+        own = [other for of, other, _ in places if of == base]
+        start = base if base in own else own[0]
+        changes.append(crossed_difference(scores[arm], scores[start]) if arm != start else NO_DIFFERENCE)
+    adjusted = holm([change.p for change in changes]).tolist()
+    return [
+        _point(results.runs[arm], base, gains[arm], value, change, p)
+        for (base, arm, value), change, p in zip(places, changes, adjusted, strict=True)
+    ]
+
+
+def _point(runs: Sequence[TrainedRun], base: str, gain: Gain, value: str, change: Difference, change_p: float) -> Point:
+    steps, _ = found = collapses(runs)
+    seeds = {
+        "k3_masked": mean_of(runs, K3_MASKED),
+        "k3_unmasked": mean_of(runs, K3_UNMASKED),
+        "lost": 1.0 - mean_of(runs, KEPT_MASS_TRAIN),
+        "outside": mean_of(runs, OUTSIDE),
+        "survived": lasted(found),
+    }
+    return Point(
+        base=base,
+        arm=gain.arm,
+        value=value,
+        avg=gain.avg,
+        gain=gain.gain,
+        change=change,
+        change_p_holm=change_p,
+        runs=len(steps),
+        collapsed=sum(step is not None for step in steps),
+        **{name: mean_interval(values) for name, values in seeds.items()},
+    )

@@ -1,0 +1,68 @@
+"""What the arms that several studies have in common lead to in each of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrl.analysis.format import LOST
+from tailrl.analysis.tables import mean_of
+from tailrl.artifacts.results import FloatArray, Results
+from tailrl.config.study import Study
+from tailrl.stats.intervals import Interval, mean_interval
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
+from tailrl.tracking import metrics as keys
+
+
+def _gain(results: Results, arm: str) -> FloatArray:
+    base = results.base.scores[0].avg_at_k
+    return 100 * np.array([score.avg_at_k - base for score in results.evaluations[arm].scores])
+
+
+def _metric(key: str) -> Callable[[Results, str], FloatArray]:
+    return lambda results, arm: mean_of(results.runs[arm], key)
+
+
+GAIN = "gain over base, points"
+
+QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
+    GAIN: _gain,
+    LOST: lambda results, arm: 1 - mean_of(results.runs[arm], keys.KEPT_MASS_TRAIN),
+    "1 − Z of a response, summed": _metric(keys.LOST_MASS),
+    "outside": _metric(keys.OUTSIDE),
+    "k3 masked, nats": _metric(keys.K3_MASKED),
+    "k3 unmasked, nats": _metric(keys.K3_UNMASKED),
+    "|Δ| of a response, nats": _metric(keys.DELTA_SEQUENCE_UNMASKED),
+    "effective sample size of the responses' weights": _metric(keys.SAMPLE_SIZE_RAW),
+}
+"""What is compared: a number for each seed; of metrics the mean over a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One quantity of one arm in one study, with its t interval over seeds.
+
+    Attributes:
+        change: against the first of the studies, Welch over seeds; NaN in that one, and where all seeds of both agree.
+        change_p_holm: its p by Holm over the arms and studies of the quantity.
+    """
+
+    quantity: str
+    arm: str
+    study: str
+    value: Interval
+    change: Difference
+    change_p_holm: float
+
+
+def places_of(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]) -> list[Place]:
+    found = []
+    for arm in arms:
+        first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
+        for study, value_S in zip(studies, values, strict=True):
+            # What an arm cannot have, as naive no pruned mass, is no comparison.
+            varies = np.ptp(np.concatenate([value_S, first_S])) > 0
+            change = arm_difference(value_S, first_S) if value_S is not first_S and varies else NO_DIFFERENCE
+            found.append((arm, study.name, mean_interval(value_S), change))
+    adjusted = holm([change.p for *_, change in found]).tolist()
+    return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]

@@ -1,0 +1,35 @@
+"""What a study's trained arms say of each claim: one line for each set of arms that can speak to it."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tailrl.analysis import arm_kinds
+from tailrl.artifacts.results import Results
+from tailrl.claims.catalogue import TRAINED_CLAIMS, Claim
+from tailrl.claims.decide import Line, Verdict, decide, scope_of
+from tailrl.claims.endpoints import MEASURES
+from tailrl.claims.finding import Finding, nothing, opposite
+
+
+def judge(results: Results, claims: Iterable[Claim] = TRAINED_CLAIMS) -> list[Verdict]:
+    """The verdicts on every claim, claim by claim; a claim that no arm can speak to has one that says so."""
+    lines = []
+    for claim in claims:
+        for found in list(_found(claim, results)) or [nothing((), f"the study has no {claim.needs}")]:
+            settings = arm_kinds.settings_of(results, (*found.arms, results.arms[0])[0])
+            lines.append(Line(claim, scope_of(settings, None if found.arms else ""), found))
+    return decide(lines)
+
+
+def _found(claim: Claim, results: Results) -> Iterator[Finding]:
+    """The findings for the claim's own direction."""
+    for found in MEASURES[claim.measure](claim, results):
+        match claim.direction:
+            case "above":
+                yield found
+            case "below":
+                yield opposite(found)
+            case "either":
+                # Of two one-sided tests at half the level one has to hold.
+                yield replace(found, p_for=min(found.p_for, found.p_against), p_against=math.nan)

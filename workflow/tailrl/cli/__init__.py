@@ -1,0 +1,82 @@
+"""The command line: parses, calls one function, and turns an error into one sentence.
+
+`commands` has what a person types, `jobs` what the rules of the workflow call. Each command imports the heavy libraries
+that it needs.
+"""
+
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup, TyperOption
+from typer.exceptions import TyperException
+
+from tailrl.cli import commands, jobs
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.launch import tell_launcher
+from tailrl.runtime.timeouts import EngineError, limit_the_end
+
+HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMAND --help` says more."
+
+
+class _Commands(TyperGroup):
+    """The list of all commands, on one screen: without a box for `--help`, which the text above the list names."""
+
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.hidden = True
+        return option
+
+
+app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False, rich_markup_mode="markdown")
+for panel, group in commands.PANELS.items():
+    for command in group:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(jobs.app, name="job", rich_help_panel="Snakemake")
+
+
+def main() -> None:
+    """Entry point of `tailrl`: exits 1 with one sentence where the user can mend what is wrong."""
+    # Progress bars and advice of libraries do not belong into a job's log.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        _run(sys.argv[1:])
+    except StudyError as error:
+        _end(str(error))
+    except EngineError as error:
+        traceback.print_exception(error)
+        print(f"tailrl: {error}", file=sys.stderr)
+        sys.exit(os.EX_SOFTWARE)
+    except OSError as error:
+        # A file that the system refuses, or a full disk; an error without a number is a library's own.
+        if error.errno is None:
+            raise
+        _end(f"{f'{error.filename}: ' if error.filename else ''}{reason(error)}")
+    finally:
+        limit_the_end()
+
+
+def _run(words: list[str]) -> None:
+    """Runs a command line. Not by `app()`, which would also handle Ctrl-C and errors that are not its own.
+
+    Raises:
+        StudyError: the command line is wrong.
+    """
+    try:
+        with typer.main.get_command(app).make_context("tailrl", words) as context:
+            context.command.invoke(context)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except TyperException as error:
+        where = getattr(error, "ctx", None)
+        see = f" (see {where.command_path} --help)" if where else ""
+        raise StudyError(f"{error.format_message().rstrip('.')}{see}") from None
+
+
+def _end(sentence: str) -> NoReturn:
+    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {sentence}")

@@ -1,0 +1,126 @@
+"""What a person types: one function a command, whose docstring is its help."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tailrl.cli.values import positive
+from tailrl.config.load import parse_settings, read_study
+from tailrl.config.study import Study
+from tailrl.runtime.errors import StudyError
+
+StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
+Results = Annotated[
+    Path, Argument(metavar="FOLDER", help="the study's results folder, such as results/default", show_default=False)
+]
+
+
+def check(study: StudyFiles) -> None:
+    """Check study files and say what they hold."""
+    for path in study:
+        found = read_study(path)
+        try:
+            found.check_files()
+        except StudyError as error:
+            raise StudyError(f"{path}: {error}") from None
+        print(f"{path}: {found.name}, {len(found.all_arms())} arms (with ablations), {len(found.seeds)} seeds")
+
+
+def plan(
+    study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
+    gpus: Annotated[int, Option(parser=positive, metavar="N", help="devices that share a job")] = 1,
+    memory: Annotated[str | None, Option(help="of a device, such as 80GB; else this machine's")] = None,
+    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs; else an H100's")] = None,
+    prompt: Annotated[int, Option(parser=positive, metavar="N", help="tokens of a prompt")] = 200,
+    response: Annotated[
+        int | None, Option(parser=positive, metavar="N", help="tokens of a response; else max_new_tokens")
+    ] = None,
+) -> None:
+    """Say what a study needs on one machine: memory, time and disk, and what does not fit."""
+    from tailrl.planning.machine import read_machine
+    from tailrl.planning.page import plan_page
+
+    print(plan_page(read_study(study), read_machine(machine, memory), gpus, prompt, response), end="")
+
+
+def schema() -> None:
+    """Print the JSON schema of a study file."""
+    print(json.dumps(Study.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+def download(
+    study: Annotated[str, Argument(metavar="STUDY", help="a study file, or JSON text of one", show_default=False)],
+) -> None:
+    """Fetch the data sets and the model of a study, for nodes without a network."""
+    from tailrl.model.download import download_inputs
+
+    download_inputs(parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study))
+
+
+def across(
+    study: StudyFiles,
+    results: Annotated[Path, Option(help="the folder that holds the studies' results folders")],
+    out: Annotated[Path, Option(help="what to write, without its ending: OUT.md, OUT.csv, OUT.svg")],
+) -> None:
+    """Compare studies that have their arms in common: score, kept mass, mismatch."""
+    from tailrl.report.study import write_across
+
+    write_across([read_study(path) for path in study], results, out)
+
+
+def card(
+    run: Annotated[Path, Argument(metavar="RUN", help="the folder of a finished run", show_default=False)],
+    evaluation: Annotated[Path, Option(help="the evaluation of the run's arm: eval/ARM.json")],
+) -> None:
+    """Write the model card of a trained policy again, with its scores."""
+    from tailrl.evaluation.model_card import write_card
+
+    print(write_card(run, evaluation))
+
+
+def claims(
+    results: Annotated[Path, Argument(metavar="FOLDER", help="published results: docs/results", show_default=False)],
+) -> None:
+    """Print the verdict on every claim by published results, as docs/claims.md has them."""
+    from tailrl.report.study import claims_page, read_shown
+
+    print(claims_page(read_shown([results]), results.parent), end="")
+
+
+def metrics() -> None:
+    """Print the table of all metrics, as docs/metrics.md has it."""
+    from tailrl.report.metrics import metrics_page
+
+    print(metrics_page(), end="")
+
+
+def mirror(results: Results) -> None:
+    """Send a W&B server those runs of a study that it lacks."""
+    from tailrl.tracking.wandb_mirror import mirror as mirror_runs
+
+    mirror_runs(results)
+
+
+def dashboard(results: Results) -> None:
+    """Make a study's workspace and report on a W&B server."""
+    from tailrl.tracking.wandb_dashboard import make_dashboard
+
+    make_dashboard(results)
+
+
+def unlock() -> None:
+    """Remove the lock that a killed Snakemake left in this folder, and no other lock."""
+    from tailrl.runtime.snakemake_lock import remove_stale_lock
+
+    remove_stale_lock(Path.cwd())
+
+
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Study": (check, plan, schema, metrics, download),
+    "Results": (across, card, claims, mirror, dashboard),
+    "Snakemake": (unlock,),
+}
+"""The groups of the help, in their order, with their commands."""

@@ -1,0 +1,174 @@
+"""What the rules of the workflow call: one command a rule.
+
+What a job writes is on the disk before the job ends: Snakemake notes the end, and looks into no file.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, Typer
+
+from tailrl.cli.values import positive, seed_and_folder, whole_number
+from tailrl.config.distributions import Distributions
+from tailrl.config.gradients import Gradients
+from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
+from tailrl.config.load import parse_settings
+from tailrl.config.study import Study
+from tailrl.runtime.atomic_files import sync
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.launch import launch
+
+app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
+
+Settings = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
+WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]
+ProblemFile = Annotated[Path, Option(help="the problems, one a line")]
+Policy = Annotated[Path, Option(help="the folder of the policy")]
+Results = Annotated[Path, Option(help="the folder to read")]
+Out = Annotated[Path, Option(help="the file or folder to write")]
+Roots = Annotated[list[Path], Argument(help="folders of results", show_default=False)]
+
+
+@app.command()
+def problems(settings: Settings, out: Out) -> None:
+    """Write the problems of a study."""
+    from tailrl.tasks.prepare import write_all_problems
+
+    write_all_problems(parse_settings(Problems, settings), out)
+    sync(out)
+
+
+@app.command()
+def policy(settings: Settings, problems: ProblemFile, out: Out) -> None:
+    """Write the policy that reinforcement learning starts from."""
+    from tailrl.training.base_policy import write_base_policy
+
+    write_base_policy(parse_settings(PolicyFile, settings).policy, problems, out)
+    sync(out)
+
+
+@app.command()
+def train(
+    settings: Settings,
+    seed: Annotated[int, Option(parser=whole_number, metavar="N")],
+    policy: Policy,
+    problems: ProblemFile,
+    out: Out,
+    wandb: Annotated[Path, Option(help="the folder of W&B's files")],
+    ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the run")] = 1,
+) -> None:
+    """Train one arm with one seed."""
+    if ranks > 1 and "RANK" not in os.environ:
+        launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
+        return
+    from tailrl.evaluation.model_card import write_card
+    from tailrl.training.loop import train as train_run
+
+    train_run(parse_settings(Run, settings), seed, policy, problems, out, wandb)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    # Not in the loop: an edit of the card's words makes no run stale, and for want of a card no run is lost.
+    try:
+        write_card(out)
+    except (StudyError, OSError) as error:
+        print(f"tailrl: {out}: no model card: {reason(error)}", file=sys.stderr)
+
+
+@app.command()
+def evaluate(
+    arm: Annotated[str, Option()],
+    settings: Settings,
+    policy: Annotated[list[str], Option(metavar="SEED=FOLDER", help="a trained policy; once for each")],
+    problems: ProblemFile,
+    out: Out,
+    samples: Annotated[Path, Option(help="the file of the samples to write")],
+    snapshots: Annotated[list[str] | None, Option(metavar="SEED=FOLDER", help="policies kept during training")] = None,
+) -> None:
+    """Evaluate the policies of one arm."""
+    from tailrl.evaluation.evaluate import evaluate_arm, write_results
+    from tailrl.training.snapshots import read_snapshots
+
+    policies = [seed_and_folder(text) for text in policy]
+    kept = [
+        (seed, step, folder)
+        for seed, snapshot in map(seed_and_folder, snapshots or [])
+        for step, folder in read_snapshots(snapshot)
+    ]
+    evaluated = evaluate_arm(arm, policies, problems, parse_settings(Evaluation, settings), kept)
+    write_results(evaluated, out, samples)
+    sync(out.parent)
+
+
+@app.command()
+def report(study: WholeStudy, results: Results, out: Out) -> None:
+    """Write a study's tables, figures and summary."""
+    from tailrl.report.study import write_report
+
+    write_report(parse_settings(Study, study), results, out)
+
+
+@app.command()
+def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Results, out: Out) -> None:
+    """Write an ablation's table and figure."""
+    from tailrl.report.study import write_ablation
+
+    write_ablation(parse_settings(Study, study), name, results, out)
+
+
+@app.command()
+def gradients(settings: Settings, out: Out) -> None:
+    """Measure the arms' gradient estimators against the exact gradient."""
+    from tailrl.probes.gradients.quality import write_qualities
+
+    write_qualities(parse_settings(Gradients, settings), out)
+
+
+@app.command()
+def gradient_report(results: Results, out: Out) -> None:
+    """Write the table and figure of the measured gradients."""
+    from tailrl.report.study import write_gradients
+
+    write_gradients(results, out)
+
+
+@app.command()
+def distributions(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+    """Compare one engine's whole distributions with the trainer's."""
+    from tailrl.probes.distributions.measure import write_distributions
+
+    write_distributions(parse_settings(Distributions, settings), policy, problems, out)
+    sync(out)
+
+
+@app.command()
+def distribution_report(results: Results, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
+    """Write the tables and the figure of the compared distributions."""
+    from tailrl.report.study import write_distribution_report
+
+    write_distribution_report(results, engine, out)
+
+
+@app.command()
+def equal_mass(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+    """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
+    from tailrl.probes.distributions.equal_mass import write_equal_mass
+
+    write_equal_mass(parse_settings(Distributions, settings), policy, problems, out)
+
+
+@app.command()
+def early_warning(results: Roots, out: Out) -> None:
+    """Say which metric announces a collapse, over the runs of one or more studies."""
+    from tailrl.report.study import write_early_warning
+
+    write_early_warning(results, out)
+
+
+@app.command()
+def overview(results: Roots, out: Out) -> None:
+    """Write the page over all studies."""
+    from tailrl.report.study import CAPTIONS, write_paper
+
+    write_paper(results, CAPTIONS, out)

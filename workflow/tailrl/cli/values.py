@@ -1,0 +1,28 @@
+"""Values that a command line gives: numbers, and folders by seed."""
+
+from pathlib import Path
+
+from typer import BadParameter
+
+from tailrl.runtime.errors import StudyError
+
+
+def whole_number(text: str | int, least: int = 0) -> int:
+    """The number that plain digits name; raises BadParameter for anything else and for a number below `least`."""
+    text = str(text)
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise BadParameter(f"not a whole number from {least} on: {text!r}")
+    return int(text)
+
+
+def positive(text: str | int) -> int:
+    """A whole number from 1 on."""
+    return whole_number(text, 1)
+
+
+def seed_and_folder(text: str) -> tuple[int, Path]:
+    """The seed and the folder that `SEED=FOLDER` names; raises StudyError where it is written otherwise."""
+    seed, separator, folder = text.partition("=")
+    if not separator or not (seed.isascii() and seed.isdigit()):
+        raise StudyError(f"--policy {text}: write it as SEED=FOLDER")
+    return int(seed), Path(folder)
