@@ -92,6 +92,14 @@ def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(en
     assert not set().union(*(OWN[other] for other in ENGINES if other != engine)) & found
 
 
+def test_no_run_depends_on_how_results_are_read_together() -> None:
+    """Else an edit of what a report or a probe reads would train every run again."""
+    found = set(relative(training_files("exact")))
+    assert {"artifacts/manifest.py", "artifacts/records.py"} <= found
+    assert not {f"artifacts/{name}.py" for name in ("evaluation", "probes", "results", "tables")} & found
+    assert not {"config/study.py", "config/gradients.py", "config/distributions.py"} & found
+
+
 def test_the_templates_of_a_package_are_its_own() -> None:
     found, templates = names("tailrl.report.paper"), "report/templates"
     assert {f"{templates}/summary.md.j2", f"{templates}/page.html.j2", f"{templates}/page.css"} <= found

@@ -27,7 +27,6 @@ __all__ = [
     "Snapshot",
     "Tokens",
     "TrainedRun",
-    "finished_jobs",
     "read_job",
     "read_results",
 ]
@@ -60,14 +59,6 @@ class Results:
     def all_runs(self) -> list[TrainedRun]:
         """Every run, arm by arm."""
         return [run for arm in self.arms for run in self.runs[arm]]
-
-
-def finished_jobs(folder: Path) -> list[Path]:
-    """The folders of the finished runs of a study; raises StudyError where there is none."""
-    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
-    if not jobs:
-        raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
-    return jobs
 
 
 def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:

@@ -21,7 +21,8 @@ from tailrl.analysis.gradients import (
     summarise,
 )
 from tailrl.analysis.tables import flat_rows, write_csv
-from tailrl.artifacts.records import GradientsRecord, read_record
+from tailrl.artifacts.probes import GradientsRecord
+from tailrl.artifacts.records import read_record
 from tailrl.config.gradients import NO_MISMATCH
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render

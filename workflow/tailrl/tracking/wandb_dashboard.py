@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.artifacts.results import finished_jobs
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.tracking import metrics as keys
 

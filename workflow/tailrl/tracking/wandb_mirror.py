@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailrl.artifacts.metrics import follow_metrics, read_points
-from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.artifacts.results import finished_jobs
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tracking.metrics import STEP
