@@ -171,6 +171,8 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
     [
         ("workflow/tailrl/report/figures.py", REPORTED),
         ("workflow/report/kept.rst", REPORTED),
+        ("workflow/tailrl/report/templates/summary.md.j2", REPORTED),
+        ("workflow/tailrl/evaluation/model_card.md.j2", []),
         ("workflow/report/workflow.rst", ["report.html"]),
         ("workflow/tailrl/objective/loss.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm/engine.py", [*TRAINED, *EVALUATED, *REPORTED]),

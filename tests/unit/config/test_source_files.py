@@ -92,6 +92,12 @@ def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(en
     assert not set().union(*(OWN[other] for other in ENGINES if other != engine)) & found
 
 
+def test_the_templates_of_a_package_are_its_own() -> None:
+    found, templates = names("tailrl.report.paper"), "report/templates"
+    assert {f"{templates}/summary.md.j2", f"{templates}/page.html.j2", f"{templates}/page.css"} <= found
+    assert not any(templates in name for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
+
+
 def test_several_modules_give_one_sorted_list() -> None:
     files = source_files("tailrl.config.study", "tailrl.runtime.seeding", "tailrl.config.study")
     assert files == sorted(set(files))
