@@ -112,7 +112,7 @@ def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
     plan = ("snakemake", "--dry-run", "--printshellcmds", "train_naive", "--configfile", TINY)
     for more, count in (((), 1), (("--set-resources", "train:ranks=2"), 2)):
         output = workflow.run(*plan, *more).stdout
-        assert len(re.findall(rf"tailrl train .* --ranks {count} 2>>", output)) == 2, output
+        assert len(re.findall(rf"tailrl job train .* --ranks {count} 2>>", output)) == 2, output
 
 
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
