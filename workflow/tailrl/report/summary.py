@@ -89,7 +89,7 @@ def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
 def _trained(runs: Sequence[TrainedRun]) -> list[str]:
     """An arm's cells of the table of training."""
     means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
-    final = mean_of(runs, REWARD, last=LAST)
+    final = mean_of(runs, keys.REWARD, last=LAST)
     return [spread(final), *(spread(1.0 - values if name == LOST else values) for name, values in means.items())]
 
 
