@@ -7,7 +7,8 @@ import numpy as np
 
 from tailrl.analysis.format import LOST
 from tailrl.analysis.tables import mean_of
-from tailrl.artifacts.results import FloatArray, Results
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
 from tailrl.config.study import Study
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm

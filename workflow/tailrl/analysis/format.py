@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 

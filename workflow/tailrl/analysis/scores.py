@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray, Results, Score
+from tailrl.artifacts.evaluation import Score
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.intervals import Interval, mean_interval, problem_interval
 from tailrl.stats.power import least_effect, seeds_needed

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
 from tailrl.tracking.metrics import REWARD, STEP
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.artifacts.results import FloatArray, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.artifacts.tables import flat_rows as flat_rows
 from tailrl.artifacts.tables import write_csv as write_csv

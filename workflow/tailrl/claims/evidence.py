@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
-from tailrl.artifacts.tables import read_claims, read_csv
+from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.finding import UNTESTABLE
 
@@ -198,7 +198,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
         {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
-        for row in read_claims(path, COLUMNS)
+        for row in read_csv(path, COLUMNS)
     ]
     remedies: dict[str, str] = {}
     for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tailrl.artifacts.results import FloatArray, Results, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.distributions import SAMPLED_HEAD_BELOW, TAIL_FROM
 from tailrl.stats.tests import Difference
 from tailrl.tracking import metrics as keys
