@@ -19,7 +19,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def percent(interval: Interval) -> str:
-    """A share of 1 in percent with its interval, or alone where there is none."""
+    """A share of 1 in percent, with its interval if there is one."""
     if math.isnan(interval.low):
         return f"{100 * interval.mean:.1f} %"
     low, high = max(0.0, interval.low), min(1.0, interval.high)  # a t interval of few seeds can leave [0, 1]
@@ -27,14 +27,14 @@ def percent(interval: Interval) -> str:
 
 
 def points(difference: Difference) -> str:
-    """A difference of shares in percentage points with its interval, or alone where there is none."""
+    """A difference of shares in percentage points, with its interval if there is one."""
     if math.isnan(difference.low):
         return f"{100 * difference.mean:+.1f}"
     return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it is one."""
+    """A number and its noun, in the plural except for 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -53,7 +53,7 @@ def spread(values_S: FloatArray) -> str:
 
 
 def p_value(p: float) -> str:
-    """p to three digits; empty where there is none."""
+    """p with three digits; empty for NaN."""
     if math.isnan(p):
         return ""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
