@@ -133,7 +133,7 @@ def write_samples(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_evaluation_file(path: Path) -> EvaluationFile:
-    """An arm's evaluation as written; raises StudyError if the file is bad or policies differ in problems or samples."""
+    """An arm's evaluation as written; raises StudyError for a bad file or policies whose problems or samples differ."""
     found = parse_record(EvaluationFile, read_vouched(path, manifest_of(path)), path)
     every = [*found.policies, *found.snapshots]
     if not found.policies or not all(policy.per_problem for policy in every):
