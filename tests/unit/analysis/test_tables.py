@@ -21,7 +21,8 @@ from tailrl.analysis.tables import (
     window_of,
     write_csv,
 )
-from tailrl.artifacts.results import Tokens, TrainedRun
+from tailrl.artifacts.results import TrainedRun
+from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 

@@ -16,7 +16,7 @@ from tailrl.artifacts.manifest import NAME, files_in, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_points
 from tailrl.artifacts.records import RunRecord, read_record, write_record
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import read_claims, write_claims
+from tailrl.artifacts.tables import read_csv, write_claims
 from tailrl.artifacts.tokens import ARRAYS, read_token_arrays, read_tokens, write_tokens
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
@@ -304,12 +304,12 @@ def test_a_record_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], No
 def test_claims_are_read_as_text(tmp_path: Path) -> None:
     path = tmp_path / "new" / "claims.csv"
     write_claims(path, [Line("DVP, and more", 0.5), Line('a "quote"', math.nan)])
-    assert read_claims(path, ("claim", "effect")) == [
+    assert read_csv(path, ("claim", "effect")) == [
         {"claim": "DVP, and more", "effect": "0.5"},
         {"claim": 'a "quote"', "effect": ""},
     ]
     with pytest.raises(StudyError, match=r"claims\.csv: a line has no verdict"):
-        read_claims(path, ("claim", "verdict"))
+        read_csv(path, ("claim", "verdict"))
     path.write_text("claim,effect\na,b,c\n")
     with pytest.raises(StudyError, match="more cells than the header"):
-        read_claims(path, ("claim",))
+        read_csv(path, ("claim",))

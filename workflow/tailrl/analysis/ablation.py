@@ -1,4 +1,4 @@
-"""What each value of an ablation led to: scores, collapses, the mismatch, what is kept."""
+"""The results of each value of an ablation: scores, collapses, mismatch, kept mass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from tailrl.tracking.metrics import K3_MASKED, K3_UNMASKED, KEPT_MASS_TRAIN, OUT
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one value of the field led to: means over seeds with t intervals.
+    """The results of one value of the field: means over seeds with t intervals.
 
     Attributes:
-        base: the arm whose field it is; value: as text.
+        base: the base arm; arm: with this value, given as text.
         avg: avg@k, share of 1; gain: over the untrained policy; both with intervals over seeds and problems.
-        change: avg@k less that of the base arm as the study has it, or else of the first value; change_p_holm: its p by
-            Holm over the ablation.
-        k3_masked, k3_unmasked: nats per token, mean over all steps; times the steps, the area under its curve.
+        change: avg@k minus that of the unchanged base arm, or of the first value if it is not among them.
+        change_p_holm: the change's p by Holm over the ablation.
+        k3_masked, k3_unmasked: nats per token, mean over all steps.
         lost: 1 - Z, mean mass outside the trainer's safe set.
         outside: share of sampled tokens outside the trainer's set.
-        survived: steps before the collapse, or all steps where there was none.
-        runs, collapsed: how many runs, and how many of them collapsed.
+        survived: steps before the collapse, or all steps without one.
+        runs, collapsed: the number of runs, and of collapsed runs.
     """
 
     base: str
@@ -46,7 +46,7 @@ class Point:
 
 
 def points_of(results: Results, places: Sequence[tuple[str, str, str]]) -> list[Point]:
-    """The points of base, arm and value, with each arm's change against the one that its base starts from."""
+    """The points of (base, arm, value), each with its change against the base arm or its first value."""
     gains = {gain.arm: gain for gain in gains_over_base(results)}
     scores = {arm: by_problem(results.evaluations[arm].scores) for _, arm, _ in places}
     changes = []

@@ -1,4 +1,4 @@
-"""What the arms that several studies have in common lead to in each of them."""
+"""The results of the arms that several studies share, study by study."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ import numpy as np
 
 from tailrl.analysis.format import LOST
 from tailrl.analysis.tables import mean_of
-from tailrl.artifacts.results import FloatArray, Results
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
 from tailrl.config.study import Study
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, holm
@@ -35,7 +36,7 @@ QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
     "|Δ| of a response, nats": _metric(keys.DELTA_SEQUENCE_UNMASKED),
     "effective sample size of the responses' weights": _metric(keys.SAMPLE_SIZE_RAW),
 }
-"""What is compared: a number for each seed; of metrics the mean over a run."""
+"""The compared quantities, one number per seed; for a metric its mean over the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Place:
     """One quantity of one arm in one study, with its t interval over seeds.
 
     Attributes:
-        change: against the first of the studies, Welch over seeds; NaN in that one, and where all seeds of both agree.
-        change_p_holm: its p by Holm over the arms and studies of the quantity.
+        change: against the first study, Welch over seeds; NaN in the first study, and where all seeds of both agree.
+        change_p_holm: the change's p by Holm over the quantity's arms and studies.
     """
 
     quantity: str
@@ -60,7 +61,7 @@ def places_of(name: str, arms: Sequence[str], studies: Sequence[Study], read: Se
     for arm in arms:
         first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
         for study, value_S in zip(studies, values, strict=True):
-            # What an arm cannot have, as naive no pruned mass, is no comparison.
+            # Constants are not compared, such as naive's mass outside the safe set.
             varies = np.ptp(np.concatenate([value_S, first_S])) > 0
             change = arm_difference(value_S, first_S) if value_S is not first_S and varies else NO_DIFFERENCE
             found.append((arm, study.name, mean_interval(value_S), change))

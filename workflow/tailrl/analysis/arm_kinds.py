@@ -1,4 +1,4 @@
-"""What an arm stands for in a claim: read off the settings that its runs recorded, never off its name."""
+"""The kind of an arm, such as naive or DVP: from the settings that its runs recorded, never from its name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
 from tailrl.artifacts.results import Results
 
+Keys = tuple[str, ...]
 Role = Callable[[Mapping[str, Any]], bool]
-"""Whether an arm with these settings (dotted keys) plays a part."""
+"""Whether an arm with these settings (dotted keys) is of a kind."""
 
 _SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", "task")
-"""The blocks of settings in which two arms must agree for their difference to be that of vocabulary and correction."""
+"""Two arms that agree in these blocks of settings differ only in vocabulary and correction."""
+
+_REJECTS = ("reject_k1", "reject_k3")
+"""Rejection of sequences by their mean K1 or K3 of the mismatch."""
 
 CAUSES = ("staleness", "weights", "bias", "noise", "floor")
 
 
 def settings_of(results: Results, arm: str) -> dict[str, Any]:
-    """The settings of an arm's runs by dotted key, with the default where an older run recorded none."""
+    """The settings of an arm's runs by dotted key; a key that an older run did not record has its default."""
     return DEFAULTS | flatten(results.runs[arm][0].record.settings)
 
 
@@ -26,39 +30,19 @@ def is_naive(settings: Mapping[str, Any]) -> bool:
 
 
 def is_dvp(settings: Mapping[str, Any]) -> bool:
-    """The min-p set at a fixed ρ on both sides, and no weight; a veto may be on."""
+    """The min-p set at a fixed ρ on both sides, and no weight; a veto is allowed."""
     return _pruned(settings) and _unweighted(settings)
 
 
 def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
-    """The same with masked importance weights of the sequence, and of nothing else."""
+    """The min-p set at a fixed ρ on both sides, and MIS as the only weight; a veto is allowed."""
     weights = settings["correction.token"], settings["correction.sequence"]
     return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
 
 
 def is_mis(settings: Mapping[str, Any]) -> bool:
-    """Masked importance weights of the sequence on all tokens, and nothing else but a veto."""
+    """MIS on all tokens as the only weight; a veto is allowed."""
     return _corrected(settings, "none", ("mis",))
-
-
-def is_truncated(settings: Mapping[str, Any]) -> bool:
-    """Truncated token weights on all tokens, and nothing else but a veto."""
-    return _corrected(settings, "tis", ("none",))
-
-
-def is_rejecting(settings: Mapping[str, Any]) -> bool:
-    """Rejection of sequences by their mean K1 or K3 of the mismatch, on all tokens, and nothing else but a veto."""
-    return _corrected(settings, "none", ("reject_k1", "reject_k3"))
-
-
-def rejects_by(name: str, ratio: str = "r_corr") -> Role:
-    """Rejection by this mean of a ratio, reject_k1 or reject_k3, on all tokens, and nothing else."""
-    return lambda settings: _corrected(settings, "none", (name,), ratio) and not has_veto(settings)
-
-
-def is_truncated_and_rejecting(settings: Mapping[str, Any]) -> bool:
-    """Both of these at once."""
-    return _corrected(settings, "tis", ("reject_k1", "reject_k3"))
 
 
 def is_adaptive(settings: Mapping[str, Any]) -> bool:
@@ -67,56 +51,52 @@ def is_adaptive(settings: Mapping[str, Any]) -> bool:
     return moves and settings["vocabulary.side"] == "both" and _unweighted(settings)
 
 
-def has_papers_rho(settings: Mapping[str, Any]) -> bool:
-    """The threshold of arXiv 2512.23087."""
-    return bool(settings["vocabulary.rho"] == "e-13")
-
-
 def is_pruned(settings: Mapping[str, Any]) -> bool:
     """Any safe set on both sides."""
     return bool(settings["vocabulary.rule"] != "full" and settings["vocabulary.side"] == "both")
 
 
 def has_veto(settings: Mapping[str, Any]) -> bool:
-    """A veto, beside whatever weight."""
+    """A veto, with or without a weight."""
     return settings["correction.veto"] is not None
 
 
+def rejects_by(name: str, ratio: str = "r_corr") -> Role:
+    """Rejection by this mean of a ratio, reject_k1 or reject_k3, on all tokens, and nothing else."""
+    return lambda settings: _corrected(settings, "none", (name,), ratio) and not has_veto(settings)
+
+
 def clips_by(ratio: str) -> Role:
-    """PPO's clip of this convention on all tokens, without any other weight."""
-
-    def role(settings: Mapping[str, Any]) -> bool:
-        weights = settings["correction.token"], settings["correction.sequence"], settings["correction.veto"]
-        whole = settings["vocabulary.rule"] == "full" and weights == ("none", "none", None)
-        return whole and settings.get("clip.ratio") == ratio
-
-    return role
+    """PPO's clip of this convention on all tokens, without weight or veto."""
+    rest = {f"correction.{name}": value for name, value in (("token", "none"), ("sequence", "none"), ("veto", None))}
+    wanted = {"vocabulary.rule": "full", "clip.ratio": ratio, **rest}
+    return lambda settings: all(settings.get(key) == value for key, value in wanted.items())
 
 
 def is_scored_first(settings: Mapping[str, Any]) -> bool:
-    """Whether what is recorded of a step's responses is scored before the first update on them: r_corr."""
+    """Whether a step's recorded mismatch (r_corr) is measured before the first update on its responses."""
     return settings.get("training.minibatches", 1) == 1 or settings.get("clip.ratio") in ("recompute", "decoupled")
 
 
 def is_disturbed(settings: Mapping[str, Any]) -> bool:
-    """Whether any cause of the mismatch dial is on, on whichever side."""
+    """Whether any cause of the disturbance is on, on either side."""
     return any(settings[f"disturbance.{cause}"] for cause in CAUSES)
 
 
 def is_matched(settings: Mapping[str, Any]) -> bool:
-    """Whether the trainer is disturbed likewise."""
+    """Whether the trainer has the same disturbance (matched control)."""
     return bool(settings["disturbance.side"] == "both")
 
 
 def has_exact_engine(settings: Mapping[str, Any]) -> bool:
-    """The exact engine without disturbance: no mismatch at all."""
+    """The exact engine without disturbance: zero mismatch."""
     return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings)
 
 
 def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
-    """The trainer's own samples: the exact engine's, or any engine's proposals where the trainer decides each token.
+    """Zero mismatch: the exact engine, or an engine whose every token the trainer verifies.
 
-    Claims ask this; `ties` holds a verified arm against the exact engine too, whose bits it should have.
+    For claims. `ties` also compares a verified arm with the exact engine, which it should match to the bit.
     """
     return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
 
@@ -137,14 +117,16 @@ KINDS: dict[str, Role] = {
     "dvp": is_dvp,
     "dvp_mis": is_dvp_mis,
     "mis": is_mis,
-    "truncated": is_truncated,
-    "rejecting": is_rejecting,
+    # On all tokens, without other weights; a veto is allowed.
+    "truncated": lambda settings: _corrected(settings, "tis", ("none",)),
+    "rejecting": lambda settings: _corrected(settings, "none", _REJECTS),
+    "truncated_and_rejecting": lambda settings: _corrected(settings, "tis", _REJECTS),
     "rejects_k1": rejects_by("reject_k1"),
     "rejects_k3": rejects_by("reject_k3"),
     "rejects_k3_of_r_ppo": rejects_by("reject_k3", "r_ppo"),
-    "truncated_and_rejecting": is_truncated_and_rejecting,
     "adaptive": is_adaptive,
-    "papers_rho": has_papers_rho,
+    # The threshold of arXiv 2512.23087.
+    "papers_rho": lambda settings: bool(settings["vocabulary.rho"] == "e-13"),
     "pruned": is_pruned,
     "veto": has_veto,
     "recompute": clips_by("recompute"),
@@ -156,33 +138,33 @@ KINDS: dict[str, Role] = {
     "own_mismatch": has_own_mismatch,
     "mismatched": is_mismatched,
 }
-"""The roles by the names that the catalogue of claims calls them by."""
+"""The kinds by their names in the catalogue of claims."""
 
 
 def kind(names: Iterable[str]) -> Role:
-    """All of the named roles at once."""
+    """All of the named kinds at once."""
     roles = [KINDS[name] for name in names]
     return lambda settings: all(role(settings) for role in roles)
 
 
 def arms_as(results: Results, role: Role) -> list[str]:
-    """The arms that play a part, in the order of the study; none whose record holds a setting that is not known."""
+    """The arms of a kind, in the order of the study, without arms whose record has an unknown setting."""
     return [arm for arm, own in _all_settings(results).items() if role(own)]
 
 
-def pairs(results: Results, first: Role, second: Role, *, apart: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Arms in two parts, alike in all but vocabulary, correction and the settings `apart` (keys or whole blocks)."""
+def pairs(results: Results, first: Role, second: Role, *, apart: Keys = ()) -> Iterator[tuple[str, str]]:
+    """Pairs of arms of two kinds that differ only in vocabulary, correction and `apart` (keys or whole blocks)."""
     yield from _alike(_all_settings(results), first, second, _SHARED, apart)
 
 
 def ties(results: Results) -> list[tuple[str, str, str]]:
-    """What each arm is to be held against: (arm, reference, what that is to it), in the order of the study.
+    """The references of each arm, as (arm, reference, why), in the order of the study.
 
-    The naive arm under the same mismatch, its own matched control, and itself without any mismatch. Which they are
-    depends on settings alone, never on results.
+    References are the naive arm under the same mismatch, the arm's matched control, and the arm with zero mismatch.
+    They depend on settings alone, never on results.
     """
     whole = (*_SHARED, "vocabulary", "correction")
-    kinds: list[tuple[str, Role, Role, tuple[str, ...], tuple[str, ...]]] = [
+    kinds: list[tuple[str, Role, Role, Keys, Keys]] = [
         ("naive", lambda own: not is_naive(own), is_naive, _SHARED, ()),
         ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),
         ("no mismatch", lambda own: not has_exact_engine(own), has_exact_engine, whole, ("sampler", "disturbance")),
@@ -197,7 +179,7 @@ def ties(results: Results) -> list[tuple[str, str, str]]:
 
 
 def references(results: Results) -> list[tuple[str, str, str]]:
-    """`ties`, and the study's first arm for an arm that nothing ties to another."""
+    """`ties`, and for an arm without any tie the study's first arm."""
     found = ties(results)
     tied, first = {arm for one, other, _ in found for arm in (one, other)}, results.arms[0]
     found += [(arm, first, "first arm") for arm in results.arms if arm not in tied | {first}]
@@ -219,25 +201,21 @@ def policy_name(settings: Mapping[str, Any]) -> str:
 
 
 def _known(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings that make an arm are today's: under an older name a weight would seem not to be there."""
+    """Whether all of an arm's settings have today's names: a weight under an older name would seem absent."""
     blocks = {key.split(".")[0] for key in DEFAULTS}
     return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
 
 
 def _all_settings(results: Results) -> dict[str, dict[str, Any]]:
-    """The settings of every arm whose record holds none that is not known."""
+    """The settings of every arm without unknown settings."""
     settings = {arm: settings_of(results, arm) for arm in results.arms}
     return {arm: own for arm, own in settings.items() if _known(own)}
 
 
 def _alike(
-    settings: Mapping[str, Mapping[str, Any]],
-    first: Role,
-    second: Role,
-    blocks: tuple[str, ...],
-    apart: tuple[str, ...],
+    settings: Mapping[str, Mapping[str, Any]], first: Role, second: Role, blocks: Keys, apart: Keys
 ) -> Iterator[tuple[str, str]]:
-    """Arms in two parts that agree in some blocks, but for what is set apart."""
+    """Pairs of arms of two kinds that agree in some blocks, except for keys or whole blocks set apart."""
     parts = {arm: _part(own, blocks, apart) for arm, own in settings.items()}
     others = [arm for arm, own in settings.items() if second(own)]
     for one, own in settings.items():
@@ -245,10 +223,9 @@ def _alike(
             yield from ((one, other) for other in others if parts[one] == parts[other])
 
 
-def _part(settings: Mapping[str, Any], blocks: tuple[str, ...], apart: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of some blocks, but for keys or whole blocks that are set apart."""
-    known = {key: value for key, value in settings.items() if key.split(".")[0] in blocks}
-    return {key: value for key, value in known.items() if key not in apart and key.split(".")[0] not in apart}
+def _part(settings: Mapping[str, Any], blocks: Keys, apart: Keys) -> dict[str, Any]:
+    wanted = set(blocks).difference(apart)
+    return {key: value for key, value in settings.items() if key.split(".")[0] in wanted and key not in apart}
 
 
 def _pruned(settings: Mapping[str, Any]) -> bool:
@@ -268,5 +245,5 @@ def _unweighted(settings: Mapping[str, Any]) -> bool:
 
 
 def _no_sampler_ratio(settings: Mapping[str, Any]) -> bool:
-    """Whether no clipped ratio corrects for the sampler: bypass and decoupled do."""
+    """Whether no clipped ratio corrects for the sampler, as bypass and decoupled do."""
     return settings.get("clip.ratio") in (None, "recompute")

@@ -1,4 +1,4 @@
-"""What an arm is, in words, and what ran: both from the run.json that each training job wrote."""
+"""Arms in words, and what ran: both from the run.json of each training job."""
 
 import itertools
 import types
@@ -16,14 +16,14 @@ from tailrl.config.jobs import Run
 from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
 WORK = ("rollout", "forward", "backward", "optimizer")
-"""The phases that are the work itself: generation, scoring, gradients and update."""
+"""The phases of a step: generation, scoring, gradients and update."""
 
 _NAMES = {"study", "arm"}
 _OWN = Arm.model_fields.keys() - {"training"}
-"""The blocks of a run's settings that are its arm's own: `describe` says all of them."""
+"""The blocks of a run's settings that belong to its arm: `describe` covers all of them."""
 
 ASSUMED = "(assumed)"
-"""How the typed study marks, in a field's description, a value that no paper confirms."""
+"""The mark, in a field's description, of a value that no paper confirms."""
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -35,14 +35,13 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 DEFAULTS = flatten(Arm().model_dump(mode="json"))
-"""An arm's own settings where a study says nothing, by dotted key."""
-
+"""An arm's default settings, by dotted key."""
 
 ALL_TOKENS, UNWEIGHTED = "all tokens", "no weights"
 
 
 def describe_arms(results: Results) -> dict[str, str]:
-    """Each arm in words; settings beyond the usual ones are listed where the arms differ in them."""
+    """Each arm in words; other settings are listed if the arms differ in them."""
     flat = {arm: flatten(results.runs[arm][0].record.settings) for arm in results.arms}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if _block(key) not in _NAMES | _OWN)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat.values()}) > 1]
@@ -53,34 +52,29 @@ def describe_arms(results: Results) -> dict[str, str]:
 
 
 def describe(flat: Mapping[str, Any]) -> list[str]:
-    """An arm's own settings (dotted keys) as clauses: two arms that differ in any of them are described differently.
+    """An arm's own settings (dotted keys) as clauses; arms with different settings have different descriptions.
 
-    Each clause takes the settings that it spells out from those that are left; what no clause took is listed by its
-    key, unless it has its default.
+    Each clause removes its settings from `left`. The remaining settings are listed by key, except for defaults.
     """
     left = {key: value for key, value in flat.items() if _block(key) in _OWN}
-    clauses = [_objective(left), *_clip(left), *_weights(left), *describe_disturbance(left)]
+    estimator = str(left.pop("estimator", "an unrecorded estimator")).upper()
+    clauses = [f"{estimator} on {_vocabulary(left)}", *_clip(left), *_weights(left), *describe_disturbance(left)]
     clauses.append(f"sampled by {describe_sampler(left)}")
     return clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)]
 
 
 def arm_rows(results: Results) -> Iterator[dict[str, str]]:
-    """Of each arm what it is, and of that what it does about the mismatch: the table behind the names."""
+    """Each arm, its remedy against the mismatch, and its description, as rows of a table."""
     for arm, words in describe_arms(results).items():
         remedy = describe_remedy(flatten(results.runs[arm][0].record.settings))
         yield {"arm": arm, "remedy": remedy, "what": words}
 
 
 def describe_remedy(flat: Mapping[str, Any]) -> str:
-    """What an arm does about the tail and the mismatch, its set and its weights; nothing where it does nothing."""
+    """An arm's remedies against tail and mismatch: its safe set and its weights; empty without any."""
     left = dict(flat)
     clauses = [_vocabulary(left), *_weights(left)]
     return "; ".join(clause for clause in clauses if clause not in (ALL_TOKENS, UNWEIGHTED))
-
-
-def _objective(left: dict[str, Any]) -> str:
-    """Estimator and vocabulary."""
-    return f"{str(left.pop('estimator', 'an unrecorded estimator')).upper()} on {_vocabulary(left)}"
 
 
 def _vocabulary(left: dict[str, Any]) -> str:
@@ -126,7 +120,7 @@ def _weights(left: dict[str, Any]) -> list[str]:
 
 
 def describe_disturbance(left: dict[str, Any]) -> list[str]:
-    """The mismatch dial in words, taken from the settings (dotted keys) that are left; nothing where it is off."""
+    """The disturbance in words; empty without one. Its settings (dotted keys) are removed from `left`."""
     words = {
         "staleness": "weights of {} steps ago",
         "weights": "weights rounded to {}",
@@ -141,14 +135,14 @@ def describe_disturbance(left: dict[str, Any]) -> list[str]:
 
 
 def describe_sampler(left: dict[str, Any]) -> str:
-    """Engine, dtype and who verifies, taken from the settings (dotted keys) that are left."""
+    """Engine, dtype and verification. Their settings (dotted keys) are removed from `left`."""
     engine, dtype = (left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype"))
     verified = ", verified by the trainer" if left.pop("sampler.verify", False) else ""
     return f"{engine} in {dtype}{verified}"
 
 
 def work_share(run: TrainedRun) -> float:
-    """Generation, forward, backward and optimizer's share of a job's wall time past start-up; NaN if untimed."""
+    """The share of `WORK` in a job's wall time past start-up; NaN if not timed."""
     past = run.record.wall_seconds - run.record.startup_seconds
     spent = np.sum([np.nansum(run.metric(in_group(TIME, phase))) for phase in WORK])
     return float(spent / past) if past > 0 and spent > 0 else float("nan")
@@ -182,8 +176,7 @@ def what_ran(results: Results) -> str:
 
 
 def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
-    """What did not go straight on in a run: updates that were skipped, processes that ended before it, rules that
-    ended it."""
+    """Skipped updates, restarts from a checkpoint, and runs that a rule ended."""
     skipped, resumed, stopped = [], [], []
     for run in runs:
         name, skipped_N = f"{run.arm}, seed {run.seed}", run.metric(SKIPPED)
@@ -196,12 +189,12 @@ def _interruptions(runs: Sequence[TrainedRun]) -> list[str]:
     recorded = any(SKIPPED in run.metrics for run in runs)
     items = [f"Updates skipped for a NaN or Inf: {'; '.join(skipped) or 'none'}"] if recorded else []
     items += [f"Went on from a checkpoint after an interruption: {'; '.join(resumed)}"] if resumed else []
-    # A survival curve takes such a run as censored at its end, although that was no chance.
+    # A survival curve counts such a run as censored at its end, although its end is not random.
     return items + ([f"Ended early by a rule: {'; '.join(stopped)}"] if stopped else [])
 
 
 def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:
-    """The dotted keys of a run's settings whose description marks their value as assumed."""
+    """The dotted keys of a run's settings whose descriptions mark the value as assumed."""
     keys = []
     for name, field in model.model_fields.items():
         if ASSUMED in (field.description or ""):
@@ -212,7 +205,7 @@ def assumed_keys(model: type[BaseModel] = Run, prefix: str = "") -> list[str]:
 
 
 def _models(annotation: Any) -> Sequence[type[BaseModel]]:
-    """The settings blocks that an annotation holds: itself, or the members of a union."""
+    """The settings blocks in an annotation: itself, or the members of a union."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return list(itertools.chain.from_iterable(_models(member) for member in typing.get_args(annotation)))
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
@@ -224,7 +217,7 @@ def _assumed_values(results: Results) -> list[str]:
         used = {}
         for arm in results.arms:
             flat = flatten(results.runs[arm][0].record.settings)
-            # A threshold belongs to a weight: without one its value is never read.
+            # Without a weight its threshold is never read.
             if key != "correction.sequence_threshold":
                 used.update({arm: flat[key]} if key in flat else {})
             elif flat.get("correction.sequence", "none") not in ("none", "is"):
@@ -236,14 +229,13 @@ def _assumed_values(results: Results) -> list[str]:
 
 
 def _sequence_limit(flat: Mapping[str, Any]) -> float:
-    """C of the sequence's weight, its default filled in."""
-    return Correction(
-        sequence=flat["correction.sequence"], sequence_threshold=flat.get("correction.sequence_threshold")
-    ).limit
+    """C of the sequence weight, or its default."""
+    sequence, threshold = flat["correction.sequence"], flat.get("correction.sequence_threshold")
+    return Correction(sequence=sequence, sequence_threshold=threshold).limit
 
 
 def _number(value: float | None) -> str:
-    """In full, so that no two numbers look alike."""
+    """All digits, so that different numbers stay different."""
     return str(value).removesuffix(".0")
 
 
@@ -253,11 +245,8 @@ def _block(key: str) -> str:
 
 def _hardware(record: RunRecord) -> str:
     machine = record.hardware
-    gpu = f"GPU {machine.gpu}" if machine.gpu else "no GPU"
-    return (
-        f"{machine.cpu or 'CPU not recorded'}, {machine.cores or '?'} cores, {machine.memory_gb:.0f} GB, {gpu}, "
-        f"{record.threads} thread(s) a job"
-    )
+    cpu, gpu = machine.cpu or "CPU not recorded", f"GPU {machine.gpu}" if machine.gpu else "no GPU"
+    return f"{cpu}, {machine.cores or '?'} cores, {machine.memory_gb:.0f} GB, {gpu}, {record.threads} thread(s) a job"
 
 
 def _distinct(values: Iterable[object]) -> str:

@@ -1,6 +1,6 @@
-"""What the comparisons of engines' whole distributions with the trainer's left, and the numbers made of it.
+"""Engines' whole distributions compared with the trainer's, as tables of numbers.
 
-Intervals are over problems: the places of the responses to one are alike.
+A place is a position of a response. Intervals are clustered by problem.
 """
 
 import itertools
@@ -25,12 +25,12 @@ ARRAYS = (
     *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS", "k3_PS"),
     *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
 )
-"""What is read of positions.npz; `tailrl.probes.distributions.comparison.Comparison` says what each is."""
+"""The arrays read from positions.npz, see `tailrl.probes.distributions.comparison.Comparison`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What one engine's job left: its name in the study, its record, and its arrays over P places."""
+    """One engine's comparison: the engine's name in the study, the job's record, and arrays over P places."""
 
     engine: str
     record: dict[str, Any]
@@ -38,12 +38,12 @@ class Compared:
 
     @property
     def clusters(self) -> NDArray[Any]:
-        """The problem of each place: what is alike within it is one unit of every interval."""
+        """The problem of each place, (P,): the clusters of every interval."""
         return self.arrays["problem_P"]
 
     @property
     def words(self) -> str:
-        """What is compared with the trainer."""
+        """The engine in words."""
         settings = self.record["settings"]["engine"]
         left = flatten({key: value for key, value in settings.items() if key != "rescored"})
         engine = describe_sampler(left)
@@ -56,14 +56,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """One engine's distance from the trainer over all compared places; nats, but for shares of 1.
+    """One engine's distance from the trainer over all places; in nats, except for shares of 1.
 
     Attributes:
-        equal: places at which the two distributions are the same, to the bit.
-        tv, tv_p01, tv_p99: total variation, mean with interval, 1st and 99th percentile.
-        kl_train_infer, kl_infer_train: either divergence.
+        equal: places at which the two distributions agree to the bit.
+        tv, tv_p01, tv_p99: total variation: mean with interval, 1st and 99th percentile.
+        kl_train_infer, kl_infer_train: the two KL divergences.
         delta, delta_p99: |Δ| of the sampled token.
-        delta_max: mean over places of the largest |Δ| of any token; half_range: of Prop. 4.2's ε_max.
+        delta_max: mean over places of the largest |Δ| of any token; half_range: mean of Prop. 4.2's ε_max.
         flips, flip_share: places at which greedy decoding differs, and their share with Wilson's interval.
     """
 
@@ -91,12 +91,12 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class SetOverlap:
-    """The min-p sets of the trainer and of one engine at one ρ, over all compared places.
+    """The min-p sets of the trainer and of one engine at one ρ, over all places.
 
     Attributes:
         kept_train, kept_infer: mean |V_S| and |V'_S|; lost_train: mean 1 − Z in the trainer.
         outside: probability that the engine samples a token outside the trainer's set.
-        k3: expected k3 of a token sampled from the engine's set, those outside the trainer's adding nothing; nats.
+        k3: expected k3 of a token sampled from the engine's set, nats; tokens outside the trainer's set count as 0.
         overlap, overlap_p01, overlap_p99, overlap_least: |V_S ∩ V'_S| / |V_S|: mean, 1st and 99th percentile, smallest.
         different: places at which the sets differ; responses_different: responses with such a place.
     """
@@ -119,13 +119,13 @@ class SetOverlap:
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityBin:
-    """Tokens with −ln π_train in [nats_from, nats_to), each counted with the engine's probability of it.
+    """Tokens with −ln π_train in [nats_from, nats_to), weighted with the engine's probability.
 
     Attributes:
-        mass: how many of them the engine is expected to sample at the compared places.
-        size, signed: mean |Δ| and mean −Δ of those, nats.
-        balance: the second over the first, from −1 to 1: 1 where the engine overrates every one of them.
-        paper, second: the mode of −Δ that iid noise in the logits predicts, nats: by arXiv 2512.23087, Prop. 4.3, and
+        mass: the expected number of such tokens that the engine samples at these places.
+        size, signed: their mean |Δ| and mean −Δ, nats.
+        balance: signed / size, from −1 to 1; 1 if the engine overestimates all of them.
+        paper, second: the mode of −Δ predicted from iid noise in the logits, nats: by arXiv 2512.23087, Prop. 4.3, and
             to second order.
     """
 
@@ -142,12 +142,12 @@ class ProbabilityBin:
 
 @dataclass(frozen=True, slots=True)
 class Signature(ProbabilityBin):
-    """The row of the head, of the tail, or of what lies between.
+    """The row of the head, of the tail, or of the tokens between.
 
     Attributes:
-        part: which of the three.
-        signed_eps_max, paper_eps_max: means of −Δ / ε_max and of Prop. 4.3's mode over ε_max, each place with its own
-            ε_max: the unit of the histograms. NaN where no place has a mismatch.
+        part: head, between or tail.
+        signed_eps_max, paper_eps_max: means of −Δ / ε_max and of Prop. 4.3's mode / ε_max, with each place's own ε_max,
+            as in the histograms. NaN if no place has a mismatch.
     """
 
     part: str
@@ -157,12 +157,13 @@ class Signature(ProbabilityBin):
 
 @dataclass(frozen=True, slots=True)
 class HistogramBin:
-    """Tokens of the head or of the tail with −Δ / ε_max in [eps_max_from, eps_max_to), each counted with the engine's
-    probability of it, at the places that have a mismatch.
+    """Tokens with −Δ / ε_max in [eps_max_from, eps_max_to), weighted with the engine's probability.
+
+    Places without a mismatch are left out.
 
     Attributes:
         part: head or tail.
-        share: of what the engine samples of this part; density: that by the width of the bin.
+        share: of the part's tokens that the engine samples; density: share / width of the bin.
     """
 
     engine: str
@@ -174,7 +175,7 @@ class HistogramBin:
 
 
 def read_compared(folder: Path, engine: str) -> Compared:
-    """What one engine's job left in a folder; raises StudyError for a file that is missing or cannot be used."""
+    """One engine's comparison in a folder; raises StudyError if a file is missing or cannot be used."""
     record, path = read_record(folder, DistributionsRecord), folder / "positions.npz"
     return Compared(engine, record.model_dump(), parse_arrays(read_vouched(path), ARRAYS, path))
 
@@ -240,7 +241,7 @@ def probability_bins(compared: Compared) -> list[ProbabilityBin]:
 
 
 def signature(compared: Compared) -> list[Signature]:
-    """The rows of one engine for its head, its tail, and what lies between."""
+    """The rows of one engine: head, between and tail."""
     edges = 0.0, compared.record["head_below"], compared.record["tail_from"], math.inf
     return [
         Signature(**_over_bins(compared, low, high), part=part, **_over_eps_max(compared, low, high))
@@ -249,7 +250,7 @@ def signature(compared: Compared) -> list[Signature]:
 
 
 def histograms(compared: Compared) -> list[HistogramBin]:
-    """The rows of one engine for its head and its tail, bin by bin; none for a part without any mismatch."""
+    """The rows of one engine's head and tail, bin by bin; a part without any mismatch has none."""
     rows = []
     for part in ("head", "tail"):
         mass_H = compared.arrays[f"{part}_PH"].sum(axis=0)
@@ -262,13 +263,13 @@ def histograms(compared: Compared) -> list[HistogramBin]:
 
 
 def _percentiles(values_P: NDArray[Any]) -> tuple[float, float]:
-    """The 1st and the 99th."""
+    """The 1st and the 99th percentile."""
     low, high = np.quantile(values_P, (0.01, 0.99))
     return float(low), float(high)
 
 
 def _over_bins(compared: Compared, low: float, high: float) -> dict[str, Any]:
-    """The fields of a ProbabilityBin, of all bins from `low` to `high`, nats."""
+    """The fields of a ProbabilityBin over all bins from `low` to `high`, nats."""
     sums = {name: _sum(compared, name, low, high) for name in ("mass", "size", "signed", "paper", "second")}
     ratios = {name: (sums[name], sums["mass"]) for name in ("size", "signed", "paper", "second")}
     ratios["balance"] = sums["signed"], sums["size"]
@@ -278,19 +279,16 @@ def _over_bins(compared: Compared, low: float, high: float) -> dict[str, Any]:
 
 
 def _over_eps_max(compared: Compared, low: float, high: float) -> dict[str, Any]:
-    """What a Signature has more: means of −Δ and of Prop. 4.3's mode in units of each place's ε_max, if it has one."""
-    half_range_P = compared.arrays["half_range_P"]
-    apart_P = half_range_P > 0
-    mass_P = _sum(compared, "mass", low, high)[apart_P]
-    scaled = {
-        f"{name}_eps_max": _sum(compared, name, low, high)[apart_P] / half_range_P[apart_P]
-        for name in ("signed", "paper")
-    }
-    return {name: ratio_interval(sum_P, mass_P, compared.clusters[apart_P]) for name, sum_P in scaled.items()}
+    """A Signature's other fields: means of −Δ and of Prop. 4.3's mode in units of ε_max, at places with a mismatch."""
+    apart_P = compared.arrays["half_range_P"] > 0
+    half_range_P, clusters_P = compared.arrays["half_range_P"][apart_P], compared.clusters[apart_P]
+    mass_P, signed_P, paper_P = (_sum(compared, name, low, high)[apart_P] for name in ("mass", "signed", "paper"))
+    scaled = {"signed_eps_max": signed_P / half_range_P, "paper_eps_max": paper_P / half_range_P}
+    return {name: ratio_interval(sum_P, mass_P, clusters_P) for name, sum_P in scaled.items()}
 
 
 def _sum(compared: Compared, name: str, low: float, high: float) -> NDArray[np.float64]:
-    """Of one of the arrays by −ln π_train, the sum over all bins from `low` to `high`, nats: [P]."""
+    """The sum of an array over all its bins of −ln π_train from `low` to `high`, nats: (P,)."""
     inside = [index for index, edge in enumerate(compared.record["edges"]) if low <= edge < high]
     sum_P: NDArray[np.float64] = compared.arrays[f"{name}_PB"][:, inside].sum(axis=1)
     return sum_P

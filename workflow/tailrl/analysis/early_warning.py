@@ -1,8 +1,7 @@
-"""Which metric announces a collapse, how long before, and how often falsely: over the runs of one or more studies.
+"""Early warnings of a collapse: each metric's sensitivity, false alarms and lead, over the runs of some studies.
 
-A threshold is a multiple of a run's own level (`tracking.alarm`). It is chosen on half of the seeds and judged on the
-other half, metric by metric, so that no threshold is judged on the runs that chose it. Both halves are of the same
-arms, though: the test of a threshold chooses it anew in every shuffle.
+A threshold is a multiple of a run's own level (`tracking.alarm`). For each metric it is chosen on half of the seeds and
+judged on the other, held-out half. Both halves have the same arms, so the test chooses the threshold in each shuffle.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from tailrl.analysis.arm_kinds import is_scored_first
 from tailrl.analysis.describe import flatten
 from tailrl.analysis.survival import collapse_of
 from tailrl.artifacts.evaluation import read_evaluation
-from tailrl.artifacts.metrics import FloatArray, Metrics
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import finished_jobs
 from tailrl.artifacts.results import read_job
 from tailrl.config.study import BASE_ARM
@@ -29,13 +27,13 @@ from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEW, SKEWED, alarm_step, start_steps
 
 ALL, MISMATCHED = "all", "with a mismatch"
-"""The runs that a table is over."""
+"""The runs of a table."""
 
 RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0.33, 0.2, 0.1, 0.03, 0.01)
-"""Multiples of a run's own level that are tried as thresholds."""
+"""The tried thresholds, as multiples of a run's own level."""
 
 FALLING = "falling reward"
-"""The metric that the others are held against: it is what collapses."""
+"""The reference for the other metrics: the reward is what collapses."""
 
 METRICS = {
     "k3": (keys.K3_UNMASKED, RISES),
@@ -49,19 +47,19 @@ METRICS = {
     FALLING: (keys.REWARD, FALLS),
     "tokens outside": (keys.OUTSIDE, RISES),
 }
-"""The metrics that are tried, each with its signal and its thresholds, from near a run's level to far from it; in this
-order where they tie. A metric that does no better than to look at the reward says nothing new."""
+"""The tried metrics, each with its signal and its thresholds, from near a run's level to far. Ties keep this order. A
+metric is useful only if it warns better than the falling reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: whether the threshold is chosen on it or judged, and its collapse, a step from 0 (None: none).
+    """One run: whether thresholds are chosen or judged on it, and the step of its collapse, from 0, or None.
 
     Attributes:
-        settings: a digest of what it was trained by, but for the study, the arm's name, seed and steps: runs with the
-            same are one arm, whichever studies have them.
-        steps: as it was planned; the signals, by metric, have a value for each step that it took.
-        gain: its policy's avg@k less that of the untrained one; NaN where they have not been evaluated.
+        settings: a digest of its training settings without the study, the arm's name and the steps. Runs with the same
+            digest belong to one arm, across studies.
+        steps: the planned number; the signals, by key, have a value for each step that it took.
+        gain: its policy's avg@k minus that of the untrained policy; NaN if not evaluated.
         scored_first: whether its mismatch is measured before the first update on a step's responses.
     """
 
@@ -80,7 +78,7 @@ class Case:
     def mismatched(self) -> bool:
         """Whether sampler and trainer ever differed: an unmasked k3 that is finite and not 0.
 
-        Of several updates a step it may be theirs alone, where they go on while it is measured (`scored_first`).
+        With several updates per step these alone can cause it, if k3 is measured between them (`scored_first`).
         """
         k3_N = self.signals[keys.K3_UNMASKED]
         return bool((np.isfinite(k3_N) & (k3_N != 0)).any())
@@ -88,17 +86,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """What one threshold of one metric does on some runs.
+    """The results of one threshold of one metric on some runs.
 
     Attributes:
-        metric, signal, factor: the alarm is where the signal's mean is beyond so many times the run's own level.
+        metric, signal, factor: an alarm is raised when the signal's mean passes `factor` times the run's own level.
         half: `chosen on`, or `judged on`.
-        runs: `all` of that half, or those `with a mismatch`.
-        collapsed, warned: runs that collapsed, and those of them with an alarm before; sensitivity is their share.
-        others, alarmed: runs that did not, and those with an alarm; false_alarms is their share.
-        lead: median steps from the alarm to the collapse, with its interval. All three are over arms, their n.
-        p: twice the one-sided one that any arm's alarms would have that skill; NaN where it is not tested.
-        ahead: of all collapses, its alarm before that of the falling reward, at the latest at the collapse.
+        runs: `all` of that half, or only those `with a mismatch`.
+        collapsed, warned: collapsed runs, and those among them with an earlier alarm; sensitivity is their share.
+        others, alarmed: other runs, and those among them with an alarm; false_alarms is their share.
+        lead: median steps from the alarm to the collapse. All three intervals are over arms, their n.
+        p: of the skill: twice the one-sided p of `shuffled_skill`; NaN if not tested.
+        ahead: median steps by which its alarm precedes that of the falling reward, see `ahead`.
     """
 
     metric: str
@@ -118,19 +116,19 @@ class Warned:
 
     @property
     def skill(self) -> float:
-        """Youden's index: sensitivity less false alarms; NaN where one of them has no runs."""
+        """Youden's index: sensitivity minus false alarms; NaN if one of them has no runs."""
         return self.sensitivity.mean - self.false_alarms.mean
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What chooses among thresholds on the same runs: the skill, as a whole number; then the farther one."""
+        """The key that chooses among thresholds on the same runs: skill as a whole number, then distance."""
         return self.warned * self.others - self.alarmed * self.collapsed, abs(math.log(self.factor))
 
 
 def read_cases(folder: Path) -> list[Case]:
-    """The finished runs of one study; seeds at even places of their order choose, the others are judged.
+    """The finished runs of one study; every other seed chooses thresholds, the first among them; the rest are judged.
 
-    A run that a rule ended (`training.stop_when`) is left out: whether it would have collapsed nobody knows.
+    Runs that a rule ended (`training.stop_when`) are left out: whether they would have collapsed is unknown.
     """
     jobs = finished_jobs(folder)
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
@@ -140,34 +138,29 @@ def read_cases(folder: Path) -> list[Case]:
 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
-    """Each run once: of those with the same seed and the same training, as far as both go, the longest.
+    """Each training once: among runs with the same seed and training, as far as both go, the longest.
 
-    Training is the same where every reward and every gradient norm is. What a run records of its mismatch is not
-    asked: with the exact engine bypass and recompute are one training to the bit, but of a step with several updates
-    bypass measures k3 while they go on, recompute before the first. Of copies as long the one that measures it before
-    is kept, since that is the mismatch between the engines, without the updates; else the first.
+    Training is the same if every reward and gradient norm agrees. The recorded mismatch may differ: with the exact
+    engine, bypass and recompute train alike to the bit. But with several updates per step, bypass measures k3 between
+    them, and recompute before the first. Among copies of the same length a run that measures before the first update is
+    kept, since its mismatch is that of the engines alone; otherwise the first copy.
     """
     runs, found = list(cases), list[int]()
-    for place in sorted(range(len(runs)), key=lambda place: (-_length(runs[place]), not runs[place].scored_first)):
+    lengths = [len(run.signals[keys.REWARD]) for run in runs]
+    for place in sorted(range(len(runs)), key=lambda place: (-lengths[place], not runs[place].scored_first)):
         if not any(runs[i].seed == runs[place].seed and _begins_with(runs[i], runs[place]) for i in found):
             found.append(place)
     return [runs[place] for place in sorted(found)]
 
 
-def _length(case: Case) -> int:
-    return len(case.signals[keys.REWARD])
-
-
 def _begins_with(case: Case, other: Case) -> bool:
-    """Whether a run's training begins with all of another's."""
-    return all(
-        np.array_equal(case.signals[key][: _length(other)], other.signals[key], equal_nan=True)
-        for key in (keys.REWARD, keys.GRADIENT_NORM)
-    )
+    """Whether a run's training begins with all of another run's training."""
+    pairs = [(case.signals[key], other.signals[key]) for key in (keys.REWARD, keys.GRADIENT_NORM)]
+    return all(np.array_equal(own_N[: other_N.size], other_N, equal_nan=True) for own_N, other_N in pairs)
 
 
 def _gains(folder: Path, arm: str) -> dict[int, float]:
-    """What each seed of an arm gains over the untrained policy, as far as they have been evaluated."""
+    """Each seed's gain over the untrained policy, as far as evaluated."""
     paths = [folder / f"{name}.json" for name in (BASE_ARM, arm)]
     if not all(path.exists() for path in paths):
         return {}
@@ -176,52 +169,41 @@ def _gains(folder: Path, arm: str) -> dict[int, float]:
 
 
 def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case | None:
-    """A finished run; None where a rule ended it."""
+    """A finished run; None if a rule ended it."""
     record, metrics = read_job(job)
     if record.stopped:
         return None
-    settings = flatten(record.settings)
-    length = len(metrics[keys.STEP])
+    settings, absent_N = flatten(record.settings), np.full(len(metrics[keys.STEP]), math.nan)
+    own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}
+    # At every step, what `tracking.alarm.signal` takes from one step.
+    parts = {key: SKEWED if key == SKEW else (key,) for key, _ in METRICS.values()}
+    signals = {key: np.abs(np.sum([metrics.get(k, absent_N) for k in held], axis=0)) for key, held in parts.items()}
     return Case(
         folder.name,
         record.arm,
         record.seed,
-        _digest(settings),
+        hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12],
         seeds.index(record.seed) % 2 == 0,
         settings["training.steps"],
-        collapse_of(metrics.get(keys.REWARD, np.full(length, math.nan))),
+        collapse_of(metrics.get(keys.REWARD, absent_N)),
         gains.get(record.seed, math.nan),
         is_scored_first(settings),
-        {key: _signal(metrics, key, length) for key in {key for key, _ in METRICS.values()}},
+        signals,
     )
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    """Of what makes an arm, as text."""
-    own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _signal(metrics: Metrics, key: str, length: int) -> FloatArray:
-    """The signal at every step; what `tailrl.tracking.alarm.signal` takes from one step."""
-    absent = np.full(length, math.nan)
-    if key == SKEW:
-        return np.asarray(np.abs(np.sum([metrics.get(part, absent) for part in SKEWED], axis=0)), dtype=np.float64)
-    return np.asarray(np.abs(metrics.get(key, absent)), dtype=np.float64)
-
-
 def thresholds() -> list[tuple[str, float]]:
-    """Every metric with every threshold that is tried."""
+    """Every metric with each of its thresholds."""
     return [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
 
 
 def raised(case: Case, key: str, factor: float) -> int | None:
-    """The step, from 0, of the run's alarm by this threshold of a signal; None without one."""
+    """The step, from 0, of the run's alarm by this threshold of a signal; None without an alarm."""
     return alarm_step(case.signals[key], factor, start_steps(case.steps))
 
 
 def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, runs: str = ALL) -> Warned:
-    """One threshold on one half of the runs, on all of it or on those with a mismatch."""
+    """The results of one threshold on one half of the runs, all of them or those with a mismatch."""
     key = METRICS[metric][0]
     own = [case for case in cases if case.chooses == chooses and (runs == ALL or case.mismatched)]
     alarm_R, collapse_R = _alarms(own, key, factor), _collapses(own)
@@ -246,21 +228,21 @@ def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, run
 
 
 def _alarms(cases: Sequence[Case], key: str, factor: float) -> FloatArray:
-    """The step of each run's alarm, infinite where there is none: one that is earlier than the collapse is in time for
-    it, or false where none comes."""
+    """The step of each run's alarm, infinite without an alarm."""
     alarms = [raised(case, key, factor) for case in cases]
     return np.array([math.inf if alarm is None else alarm for alarm in alarms])
 
 
 def _collapses(cases: Sequence[Case]) -> FloatArray:
-    """The step of each run's collapse, infinite where there is none."""
+    """The step of each run's collapse, infinite without one."""
     return np.array([math.inf if case.collapse is None else case.collapse for case in cases])
 
 
 def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
-    """Median steps by which a metric's alarm comes before another's, over the collapses that are judged, arms as units.
+    """Median steps by which a metric's alarm precedes another's, over the judged collapses, with arms as units.
 
-    Who has no alarm by then has it at the collapse: else a metric that misses most of them could only be ahead.
+    A missing or later alarm counts as one at the collapse. Otherwise a metric that misses most collapses could only be
+    ahead.
     """
     judged = [case for case in cases if not case.chooses and case.collapse is not None]
     end_R = _collapses(judged)
@@ -271,10 +253,10 @@ def ahead(one: Warned, other: Warned, cases: Iterable[Case]) -> Interval:
 def with_p(one: Warned, cases: Sequence[Case]) -> Warned:
     """A metric at its chosen threshold, with the p of its skill.
 
-    Arms change places that were to run for as many steps: an alarm can come no later than a run's end.
+    Only arms with the same planned steps are exchanged, since no alarm can come after a run's end.
     """
     key, factors = METRICS[one.metric]
-    alarms = [_alarms(cases, key, factor) for factor in reversed(factors)]  # of ties the farther is chosen
+    alarms = [_alarms(cases, key, factor) for factor in reversed(factors)]  # the farther threshold wins a tie
     chooses = [case.chooses for case in cases]
     places = [(case.study, case.steps, case.seed) for case in cases]
     p = shuffled_skill(alarms, _collapses(cases), chooses, [case.settings for case in cases], places)
@@ -282,10 +264,10 @@ def with_p(one: Warned, cases: Sequence[Case]) -> Warned:
 
 
 def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
-    """Each metric at the threshold with most skill where it was chosen, judged; the best one there comes first.
+    """Each metric judged at the threshold with most skill on the runs that choose; the best metric there comes first.
 
-    Ties go to the threshold that is farther from a run's own level. A metric of which none has any skill there is left
-    out: the best of them would be one that never fires. So are all where the runs that choose lack one of the kinds.
+    The threshold farther from a run's own level wins a tie. A metric without skill there is left out: its best
+    threshold would never raise an alarm. All are left out if these runs all collapsed, or none did.
     """
     chosen = []
     for metric in METRICS:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 
@@ -12,7 +12,7 @@ LOST = "1 − Z"
 
 
 def percent(interval: Interval) -> str:
-    """A share of 1 in percent with its interval, or alone where there is none."""
+    """A share of 1 in percent, with its interval if there is one."""
     if math.isnan(interval.low):
         return f"{100 * interval.mean:.1f} %"
     low, high = max(0.0, interval.low), min(1.0, interval.high)  # a t interval of few seeds can leave [0, 1]
@@ -20,7 +20,7 @@ def percent(interval: Interval) -> str:
 
 
 def points(difference: Difference) -> str:
-    """A difference of shares in percentage points with its interval, or alone where there is none; empty for none."""
+    """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
     if math.isnan(difference.mean):
         return ""
     if math.isnan(difference.low):
@@ -29,7 +29,7 @@ def points(difference: Difference) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it is one."""
+    """A number and its noun, in the plural except for 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -48,7 +48,7 @@ def spread(values_S: FloatArray) -> str:
 
 
 def p_value(p: float) -> str:
-    """p to three digits; empty where there is none."""
+    """p with three digits; empty for NaN."""
     if math.isnan(p):
         return ""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,4 +1,4 @@
-"""The arms' gradient estimators against the exact gradient: medians and ranges over models."""
+"""The arms' gradient estimators compared with the exact gradient: medians and ranges over models."""
 
 import math
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ COLUMNS = {
     "direction": "cosine of the mean",
     "cosine": "mean cosine",
 }
-"""What the tables show, by its name in quality.jsonl."""
+"""The columns of the tables, by their names in quality.jsonl."""
 
 LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *COLUMNS, "cosine_half_width")
-"""What a line of quality.jsonl has to have."""
+"""The required keys of a line of quality.jsonl."""
 
 MISMATCHES = {
     "noise": "noise σ on every logit (nats)",
     "floor": "tail floor η",
     "bias": "error of each token (nats)",
 }
-"""The columns of the figure; `none` is the left end of each."""
+"""The columns of the figure; the mismatch `none` is the left end of each."""
 
 ROUNDING = 1e-9
-"""Errors that differ by a smaller share are equal."""
+"""Errors whose relative difference is smaller count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Summary:
     """One arm at one dose over all models; see `tailrl.probes.gradients.quality.Quality` for the values.
 
     Attributes:
-        less_error: in how many models the rms error is below that of the study's first arm, at this dose.
-        nested: in how many models the sampler's set has every token of the trainer's, in every state.
-        nested_bias: the largest bias_constrained of those; NaN where there is none.
+        less_error: models in which the rms error is below that of the study's first arm, at this dose.
+        nested: models in which the sampler's set contains the trainer's, in every state.
+        nested_bias: the largest bias_constrained of those models; NaN without any.
         half_width: the largest half-width of a model's interval for the mean cosine.
-        deviation_ratio, error_ratio, cosine_ratio: in units of the first arm's without mismatch, model by model, so
-            that the ranges are of what a dose does and not of how models differ.
+        deviation_ratio, error_ratio, cosine_ratio: relative to the first arm without mismatch, in the same model. So
+            the ranges show the dose's effect, not differences between models.
     """
 
     mismatch: str
@@ -84,20 +84,19 @@ class Summary:
 
 
 def read_qualities(path: Path) -> list[dict[str, Any]]:
-    """The lines of quality.jsonl, null as NaN; raises StudyError where it cannot be used."""
-    lines = enumerate(read_vouched(path).splitlines(), start=1)
-    rows = [parse_object(line, f"{path}, line {number}") for number, line in lines]
-    for number, row in enumerate(rows, start=1):
-        for name in LINE:
-            if name not in row:
-                raise StudyError(f"{path}, line {number}: has no {name}")
+    """The lines of quality.jsonl, null as NaN; raises StudyError if it cannot be used."""
+    rows = []
+    for number, line in enumerate(read_vouched(path).splitlines(), start=1):
+        rows.append(parse_object(line, f"{path}, line {number}"))
+        if missing := [name for name in LINE if name not in rows[-1]]:
+            raise StudyError(f"{path}, line {number}: has no {missing[0]}")
     if not rows:
         raise StudyError(f"{path}: holds no line")
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
-    """One summary for each dose and arm, in the order in which they were measured; the first arm is the reference."""
+    """One summary per dose and arm, in the order of measurement; the first arm is the reference."""
     reference = {(r["mismatch"], r["dose"], r["model"]): r for r in rows if r["arm"] == rows[0]["arm"]}
     groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Held-out scores: of each arm, of each policy, and the differences between arms that a report is asked for."""
+"""Held-out scores of each arm and each policy, and differences between arms."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray, Results, Score
+from tailrl.artifacts.evaluation import Score
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.intervals import Interval, mean_interval, problem_interval
 from tailrl.stats.power import least_effect, seeds_needed
@@ -23,8 +25,8 @@ class Gain:
     Attributes:
         avg, passed: avg@k and pass@k, with intervals over seeds and problems (`crossed`).
         avg_seeds: avg@k with its interval over seeds alone, for these problems.
-        gain: over seeds and problems; gain_p_holm: its p by Holm over the study's arms.
-        single_min, single_max: gains of single seeds.
+        gain: with its interval over seeds and problems; gain_p_holm: its p by Holm over the study's arms.
+        single_min, single_max: smallest and largest gain of a single seed.
         single_low: the lowest end of a single seed's interval over problems.
     """
 
@@ -40,7 +42,7 @@ class Gain:
 
 
 def gains_over_base(results: Results) -> list[Gain]:
-    """Every arm's held-out scores beside the untrained policy's."""
+    """Every arm's held-out scores and gain over the untrained policy."""
     base_P = results.base.scores[0].by_problem
     scores = {arm: results.evaluations[arm].scores for arm in results.arms}
     gains = {arm: crossed_gain(by_problem(own), base_P) for arm, own in scores.items()}
@@ -66,8 +68,10 @@ def gains_over_base(results: Results) -> list[Gain]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """The held-out scores of one policy, shares of 1: avg@k with its interval over problems, pass@k, and the gain in
-    avg@k over the untrained policy, paired over problems."""
+    """One policy's held-out scores, shares of 1: avg@k, pass@k, and the gain in avg@k over the untrained policy.
+
+    Intervals are over problems, with the gain paired.
+    """
 
     arm: str
     seed: int
@@ -78,19 +82,12 @@ class PolicyScore:
 
 def policy_scores(results: Results) -> list[PolicyScore]:
     """Every evaluated policy, the untrained one first."""
-    evaluations = [results.base, *(results.evaluations[arm] for arm in results.arms)]
-    base_P = results.base.scores[0].by_problem
-    return [
-        PolicyScore(
-            evaluation.arm,
-            score.seed,
-            problem_interval(score.correct_PK),
-            score.pass_at_k,
-            paired_difference(score.by_problem, base_P),
-        )
-        for evaluation in evaluations
-        for score in evaluation.scores
-    ]
+    base_P, found = results.base.scores[0].by_problem, []
+    for evaluation in (results.base, *(results.evaluations[arm] for arm in results.arms)):
+        for score in evaluation.scores:
+            avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
+            found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +95,11 @@ class Comparison:
     """avg@k of arm `first` minus arm `second`, shares of 1.
 
     Attributes:
-        why: what `second` is to `first`, which puts the pair into the report; empty for the rest of the pairs.
-        both: the difference over seeds and problems; seeds, problems: its error of one kind alone (Welch; paired).
-        both_p_holm, seeds_p_holm, problems_p_holm: p by Holm, over the pairs that are reported; of another pair over
-            all pairs of arms.
-        seeds_needed: seeds an arm to see this difference over seeds with a chance of 0.8, were it the true one.
-        least_seen: the smallest true difference that the study's seeds would have shown with that chance.
+        why: why the report has the pair, such as "matched control"; empty for other pairs.
+        both: the difference over seeds and problems; seeds, problems: over seeds alone (Welch), or problems (paired).
+        both_p_holm, seeds_p_holm, problems_p_holm: p by Holm, over the reported pairs; for other pairs over all pairs.
+        seeds_needed: seeds per arm that detect a true difference of this size over seeds with probability 0.8.
+        least_seen: the smallest true difference that the study's seeds detect with that probability.
     """
 
     first: str
@@ -120,15 +116,10 @@ class Comparison:
 
 
 def compare_arms(results: Results, references: Sequence[tuple[str, str, str]]) -> list[Comparison]:
-    """The pairs that are reported, `roles.references` or `roles.ties`, then every other one, the later arm of the study
-    minus the earlier one."""
+    """The reported pairs, `arm_kinds.references` or `arm_kinds.ties`, then all others, later arm minus earlier arm."""
     asked = {(arm, reference): why for arm, reference, why in references}
-    others = [
-        (first, second)
-        for second, first in itertools.combinations(results.arms, 2)
-        if (first, second) not in asked and (second, first) not in asked
-    ]
-    pairs = [*asked, *others]
+    others = ((later, earlier) for earlier, later in itertools.combinations(results.arms, 2))
+    pairs = [*asked, *(pair for pair in others if pair not in asked and pair[::-1] not in asked)]
     differences = {pair: _differences(results, *pair) for pair in pairs}
     adjusted = _adjusted(differences, pairs) | _adjusted(differences, list(asked))
     found = []
@@ -156,6 +147,6 @@ def _differences(results: Results, first: str, second: str) -> Differences:
 
 
 def _adjusted(found: Mapping[Pair, Differences], pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
-    """p of the three differences by Holm over some of the pairs."""
+    """Each pair's p of the three differences, by Holm over these pairs."""
     columns = [holm([found[pair][column].p for pair in pairs]) for column in range(3)]
     return {pair: [float(p_M[place]) for p_M in columns] for place, pair in enumerate(pairs)}

@@ -1,4 +1,4 @@
-"""When runs collapse: each arm's share of runs that have not, over the steps, as rows and as a figure."""
+"""When runs collapse: each arm's share of runs that have not collapsed, over the steps."""
 
 import math
 from collections.abc import Sequence
@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.results import FloatArray, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
 from tailrl.tracking.metrics import REWARD, STEP
 
 WINDOW, FEWEST = 0.1, 5
-"""The reward of a run at a step is its mean over the last tenth of the run's steps, and over 5 at least."""
+"""The window of the mean reward: this share of the run's steps, and at least this many steps."""
 
 
 def collapses(runs: Sequence[TrainedRun]) -> Collapses:
-    """Of each run of an arm that recorded a reward: the step at which it collapsed, from 1, or None; and its length."""
+    """The step of each run's collapse, from 1, or None; and each run's length. Runs without a reward are left out."""
     steps, lengths = [], []
     for run in runs:
         reward_N = run.metric(REWARD)
@@ -27,19 +28,19 @@ def collapses(runs: Sequence[TrainedRun]) -> Collapses:
 
 
 def lasted(found: Collapses) -> FloatArray:
-    """The steps of each run before its collapse, (N,); all that it took where there was none."""
+    """Each run's steps before its collapse, (N,); all of its steps without a collapse."""
     return np.array([float(step or length) for step, length in zip(*found, strict=True)])
 
 
 def collapse_of(reward_N: FloatArray) -> int | None:
-    """The place, from 0, at which rewards (NaN where none was recorded) collapsed for good; None where they did not."""
+    """The index at which rewards (NaN where not recorded) collapsed for good; None without a collapse."""
     place_M = np.flatnonzero(~np.isnan(reward_N))
     index = collapse_step(reward_N[place_M], _window(place_M.size))
     return None if index is None else int(place_M[index])
 
 
 def deepest_loss(runs: Sequence[TrainedRun]) -> float:
-    """The largest share of its best reward that a run lacks at its end, 0 to 1; NaN where none is long enough."""
+    """The largest loss among runs, as a share of a run's best reward at its end, 0 to 1; NaN if all are too short."""
     losses = [math.nan]
     for run in runs:
         reward_N = run.metric(REWARD)
@@ -53,7 +54,7 @@ def deepest_loss(runs: Sequence[TrainedRun]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Surviving:
-    """The share of an arm's runs that have not collapsed after a step, with its interval (NaN where there is none)."""
+    """The share of an arm's runs that have not collapsed after a step, with its interval (NaN if undefined)."""
 
     arm: str
     step: int
@@ -65,7 +66,7 @@ class Surviving:
 
 
 def survival_curve(arm: str, runs: Sequence[TrainedRun]) -> list[Surviving]:
-    """Kaplan and Meier's estimate for an arm: at step 0, and at each step at which a run of it collapsed."""
+    """Kaplan and Meier's estimate for an arm: at step 0, and at each step at which a run collapsed."""
     steps, lengths = collapses(runs)
     counts = len(steps), sum(step is not None for step in steps)
     rows = [Surviving(arm, 0, 1.0 if steps else math.nan, math.nan, math.nan, *counts)]

@@ -1,6 +1,6 @@
-"""The numbers behind the figures: each is computed here once, drawn by `figures` and written as CSV.
+"""The numbers behind the figures: computed here once, drawn by `figures`, written as CSV.
 
-A table is a list of frozen records, one a CSV row or, for curves, one per line of a figure.
+A table is a list of frozen records: one per CSV row, or for curves one per line of a figure.
 """
 
 import itertools
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrl.artifacts.results import FloatArray, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.artifacts.tables import flat_rows as flat_rows
 from tailrl.artifacts.tables import write_csv as write_csv
@@ -19,27 +20,27 @@ from tailrl.stats.intervals import cluster_interval
 from tailrl.tracking.metrics import PHASES, STEP, STEP_SECONDS, TIME, in_group
 
 SMOOTHING = 0.05
-"""Share of the steps that the moving mean of a training curve spans."""
+"""The window of a training curve's moving mean, as a share of the steps."""
 
 NATS = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, math.inf)
-"""Edges of the bins of -ln π_train: fine near probability 1, where the bound on |Δ| goes to zero."""
+"""Edges of the bins of -ln π_train; finer near probability 1, where the bound on |Δ| goes to zero."""
 
 BEHIND = {
     "evaluation": ("evaluation", "policies"),
     "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
     "early_warning": ("early_warning", "thresholds", "runs"),
 }
-"""The tables behind a figure, where they are more than the one of its name."""
+"""The tables behind a figure, if not just the one of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric of one arm over the steps: mean over seeds, and the smallest and largest seed.
+    """One metric of one arm over the steps: mean, minimum and maximum over seeds.
 
     Attributes:
         step_N: int, 0-based; the union of the seeds' steps.
         mean_N, low_N, high_N: float64, NaN where no seed has a value.
-        window: steps of the centred moving mean applied to each seed first; 1 is none.
+        window: steps of the centred moving mean, applied to each seed first; 1 for none.
     """
 
     arm: str
@@ -58,7 +59,7 @@ class Curve:
 
 
 def moving_mean(values_N: FloatArray, window: int) -> FloatArray:
-    """The centred mean over `window` (odd) steps; shorter at the ends, NaN entries left out."""
+    """The centred mean over `window` (odd) steps; shorter at the ends, without NaN entries."""
     known = ~np.isnan(values_N)
     kernel, half = np.ones(window), window // 2
     total = np.convolve(np.where(known, values_N, 0.0), kernel)[half : half + values_N.size]
@@ -77,10 +78,10 @@ def curve(runs: Sequence[TrainedRun], key: str, *, window: int = 1, lost: bool =
     """One metric of one arm's runs over the steps.
 
     Args:
-        runs: the runs of one arm, one per seed.
-        key: the metric; a seed that lacks it counts as NaN.
+        runs: one arm's runs, one per seed.
+        key: the metric; NaN for a seed without it.
         window: odd number of steps of the moving mean.
-        lost: show one minus the metric (the mass outside, for a kept mass).
+        lost: take 1 minus the metric, such as the mass outside for a kept mass.
     """
     step_N = np.unique(np.concatenate([run.metric(STEP) for run in runs]))
     value_SN = np.full((len(runs), step_N.size), math.nan)
@@ -96,7 +97,7 @@ def curve(runs: Sequence[TrainedRun], key: str, *, window: int = 1, lost: bool =
 
 
 def lacking(key: str) -> str:
-    """The name of what a metric lacks of 1."""
+    """The name of 1 minus a metric."""
     return f"1 - {key}"
 
 
@@ -105,21 +106,22 @@ class DeltaBin:
     """Δ = log π_train - log π_infer of sampled tokens with -ln π_train in [nats_from, nats_to).
 
     Attributes:
-        tokens: how many lie in the bin; clusters: the steps of runs that they come from.
+        tokens: how many lie in the bin; clusters: how many steps of runs they come from.
         size, size_low, size_high: mean |Δ| with its interval over clusters, nats.
-        signed, signed_low, signed_high: mean of -Δ likewise, nats.
-        epsilon: the least ε_max, nats, for which the exact worst case of Proposition 4.2, |Δ| ≤ ln(p + (1-p) e^{2ε}),
-            lets the mean |Δ| be what it is; alike in all bins where |Δ| grows with 1 - p as the worst case does.
-        sigma: σ, nats, of Proposition 4.3's noise ε_k ~ N(0, σ²), from all of the arm's tokens: Σ Δ² / Σ (1-p).
-        size_normal_low, size_normal_high: the mean |Δ| that this noise predicts, √(2/π) σ (1-p) √(1+c), at the ends of
-            0 ≤ c ≤ 1, the chance that two draws from the other tokens are the same one.
+        signed, signed_low, signed_high: mean of -Δ with its interval over clusters, nats.
+        epsilon: the smallest ε_max, nats, that allows the mean |Δ| in the exact worst case of Proposition 4.2,
+            |Δ| ≤ ln(p + (1-p) e^{2ε}). It is equal in all bins if |Δ| grows with 1 - p like the worst case.
+        sigma: σ, nats, of Proposition 4.3's noise ε_k ~ N(0, σ²); σ² = Σ Δ² / Σ (1-p) over all of the arm's tokens.
+        size_normal_low, size_normal_high: the mean |Δ| predicted from this noise, √(2/π) σ (1-p) √(1+c), for c = 0 and
+            c = 1. c is the probability that two draws from the other tokens agree.
         signed_paper: the mean of -Δ by Proposition 4.3 as printed, mean Δ².
-        signed_corrected: the same to second order in σ, (3/2) mean Δ² - σ² (1-p).
+        signed_corrected: the mean of -Δ to second order in σ, (3/2) mean Δ² - σ² (1-p).
 
-    Of a sampled token a only p_a is known, but this noise gives Δ² the mean σ²[(1-p_a)² + Σ_{k≠a} p_k²], which is what
-    the paper prints for -Δ. To second order the mean of -Δ is σ²[½ - 2p_a + (3/2) Σ_k p_k²], 3/2 of the other less
-    σ²(1-p_a); and over the tokens that a state draws Δ² has the mean σ²(1 - Σ_k p_k²), 1-p the mean 1 - Σ_k p_k². Under
-    a mask this holds as far as the sampler's set has all the mass.
+    Only p_a is known of the states' distributions, a being the sampled token. Under this noise Δ² has the mean
+    σ²[(1-p_a)² + Σ_{k≠a} p_k²], which the paper prints for -Δ. To second order the mean of -Δ is
+    σ²[½ - 2p_a + (3/2) Σ_k p_k²], which is 3/2 of the former minus σ²(1-p_a). Over a state's sampled tokens Δ² has the
+    mean σ²(1 - Σ_k p_k²), and 1-p has the mean 1 - Σ_k p_k². Under a mask this assumes that the sampler's set has all
+    the mass.
     """
 
     arm: str
@@ -142,13 +144,13 @@ class DeltaBin:
 
 
 def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
-    """The bins of one arm's tokens over all seeds; tokens with a log-probability that is not finite are out."""
+    """The bins of one arm's tokens over all seeds, without tokens whose log-probability is not finite."""
     train_T = np.concatenate([run.tokens.logp_train_T for run in runs])
     delta_T = train_T - np.concatenate([run.tokens.logp_infer_T for run in runs])
-    # Tokens of one step share its weights and prompts: each (seed, step) is one cluster.
+    # Tokens of one step share weights and prompts: each (seed, step) is one cluster.
     cluster_T = np.concatenate([(index << 32) + run.tokens.step_T.astype(np.int64) for index, run in enumerate(runs)])
     bin_T = np.digitize(-train_T, NATS) - 1
-    # Rounding can make a log-probability of a sure token a little positive.
+    # Rounding can make the log-probability of a near-certain token slightly positive.
     bin_T = np.where(np.isfinite(delta_T), np.maximum(bin_T, 0), -1)
     rest_T = np.maximum(-np.expm1(train_T), 0.0)
     rest = float(rest_T[bin_T >= 0].sum())
@@ -164,11 +166,11 @@ def delta_bins(runs: Sequence[TrainedRun]) -> list[DeltaBin]:
 
 
 def _predicted(size: float, square_T: FloatArray, rest_T: FloatArray, sigma: float) -> tuple[float, ...]:
-    """The last six fields of a DeltaBin, from its mean |Δ|, and Δ² and 1 - p of its tokens; NaN without tokens."""
+    """The last six fields of a DeltaBin, from its mean |Δ| and its tokens' Δ² and 1 - p; NaN without tokens."""
     if not square_T.size:
         return (math.nan, sigma, *[math.nan] * 4)
     square, rest = float(square_T.mean()), float(rest_T.mean())
-    # ½ ln(1 + (e^size - 1) / (1-p)), in a form that does not overflow where a policy has collapsed.
+    # ½ ln(1 + (e^size - 1) / (1-p)), in a form that does not overflow after a collapse.
     epsilon = (size + math.log1p((rest - 1) * math.expm1(-size) / rest)) / 2 if rest > 0 else math.nan
     normal = math.sqrt(2 / math.pi) * sigma * rest
     return epsilon, sigma, normal, math.sqrt(2) * normal, square, 1.5 * square - sigma**2 * rest
@@ -176,7 +178,7 @@ def _predicted(size: float, square_T: FloatArray, rest_T: FloatArray, sigma: flo
 
 @dataclass(frozen=True, slots=True)
 class TimeShare:
-    """Where an arm's steps spend their time: the share of one phase, and its seconds per step."""
+    """One phase's share of an arm's step time, and its seconds per step."""
 
     arm: str
     phase: str
@@ -185,7 +187,7 @@ class TimeShare:
 
 
 def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
-    """Every phase of one arm over all steps and seeds; a phase never timed is part of `other`."""
+    """Every phase of one arm over all steps and seeds; a phase that was never timed is part of `other`."""
     total_N = np.concatenate([run.metric(STEP_SECONDS) for run in runs])
     total, steps = float(np.nansum(total_N)), int((~np.isnan(total_N)).sum())
     if total == 0:
@@ -199,7 +201,7 @@ def time_shares(runs: Sequence[TrainedRun]) -> list[TimeShare]:
 
 
 def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> FloatArray:
-    """Each seed's mean of a metric over the last share of its steps (at least one step): (S,), NaN if absent."""
+    """Each seed's mean of a metric over the last share of its steps, at least one step: (S,), NaN if absent."""
     means = []
     for run in runs:
         values = run.metric(key)

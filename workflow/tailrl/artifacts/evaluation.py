@@ -1,5 +1,4 @@
-"""eval/<arm>.json and <arm>.samples.jsonl: the scores of an arm's policies, and their responses. The only reader and
-writer of these files."""
+"""eval/<arm>.json and <arm>.samples.jsonl: an arm's scores and responses. The only reader and writer of these files."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,14 +18,14 @@ from tailrl.runtime.errors import StudyError, writing
 
 
 class ProblemScores(Record):
-    """Zeros and ones of the samples of one problem, in the order of the repeats."""
+    """One problem's samples, 1 if correct, in order."""
 
     id: str
     correct: list[Literal[0, 1]] = Field(min_length=1)
 
 
 class PolicyScores(Record):
-    """One policy: its training seed (base: 0) and, of one on the way, its step; means over problems; the problems."""
+    """One policy: its training seed (base: 0), the step of a snapshot, its means over problems, and the problems."""
 
     seed: Count
     step: Count | None = None
@@ -39,7 +38,7 @@ class PolicyScores(Record):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One policy on the held-out problems: correct_PK (P, K) float64, 0 or 1; its training seed (base: 0)."""
+    """One policy on the held-out problems: its training seed (base: 0), and correct_PK, (P, K) float64, 0 or 1."""
 
     seed: int
     correct_PK: FloatArray
@@ -51,18 +50,18 @@ class Score:
 
     @property
     def avg_at_k(self) -> float:
-        """Share of right samples."""
+        """The share of correct samples."""
         return float(self.correct_PK.mean())
 
     @property
     def pass_at_k(self) -> float:
-        """Share of problems with at least one right sample."""
+        """The share of problems with at least one correct sample."""
         return float(self.correct_PK.max(axis=1).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The score of a policy on the way, after so many steps."""
+    """The score of a snapshot, a policy kept after this many steps."""
 
     step: int
     score: Score
@@ -70,7 +69,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An arm's policies on the same problems, in the same order; `lm_eval` is the harness' version."""
+    """An arm's policies on the same problems, in the same order; `lm_eval` is lm-eval's version."""
 
     arm: str
     problems: tuple[str, ...]
@@ -80,7 +79,7 @@ class Evaluation:
 
 
 class EvaluationFile(Record):
-    """eval/<arm>.json; `header` says what its first fields are."""
+    """eval/<arm>.json; `header` gives its first fields."""
 
     arm: str
     task: str
@@ -101,7 +100,7 @@ class EvaluationFile(Record):
 
 
 def header(arm: str, settings: Settings) -> dict[str, Any]:
-    """What an evaluation's file says of how an arm was evaluated."""
+    """The fields of an `EvaluationFile` that say how an arm was evaluated."""
     return {
         "arm": arm,
         "task": settings.task.name,
@@ -114,19 +113,19 @@ def header(arm: str, settings: Settings) -> dict[str, Any]:
 
 
 def manifest_of(path: Path) -> Path:
-    """Where the manifest of an arm's evaluation lies: eval/<arm>.manifest.json."""
+    """The path of an evaluation's manifest, eval/<arm>.manifest.json."""
     return path.with_suffix(".manifest.json")
 
 
 def write_evaluation(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write what an `EvaluationFile` holds; raises StudyError where the disk refuses."""
+    """Write an `EvaluationFile`; raises StudyError if the disk refuses."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_samples(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
-    """Write every response, a line for each policy and problem; raises StudyError where the disk refuses."""
+    """Write every response, one line per policy and problem; raises StudyError if the disk refuses."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
@@ -134,11 +133,7 @@ def write_samples(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_evaluation_file(path: Path) -> EvaluationFile:
-    """An arm's evaluation as the file has it.
-
-    Raises:
-        StudyError: it is missing or not such a file, or its policies differ in problems or samples.
-    """
+    """An arm's evaluation as written; raises StudyError for a bad file or policies whose problems or samples differ."""
     found = parse_record(EvaluationFile, read_vouched(path, manifest_of(path)), path)
     every = [*found.policies, *found.snapshots]
     if not found.policies or not all(policy.per_problem for policy in every):
@@ -156,7 +151,7 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """An arm's evaluation in arrays; raises StudyError likewise."""
+    """An arm's evaluation in arrays; raises StudyError like `read_evaluation_file`."""
     return read_evaluation_file(path).arrays()
 
 

@@ -1,4 +1,4 @@
-"""Reads bytes, text, JSON and records from files: whatever cannot be used is one sentence that names the file."""
+"""Reads bytes, text, JSON and records from files. Bad input raises StudyError, one sentence that names the file."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from tailrl.runtime.errors import StudyError, one_line, reason
 
 
 class Record(BaseModel):
-    """A file of results or a part of one: closed to names that it does not know, and no value is converted."""
+    """A file of results, or a part of one: unknown names are refused, and no value is converted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -26,7 +26,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content; raises StudyError where it is missing or cannot be read."""
+    """A file's content; raises StudyError if it is missing or cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; raises StudyError where it is missing, cannot be read or is not UTF-8."""
+    """A file's text; raises StudyError if it is missing, cannot be read or is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
-    """The object that a JSON text holds; raises StudyError, which says where, for anything else."""
+    """The object in a JSON text; raises StudyError, which names `where`, for anything else."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -55,7 +55,7 @@ def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
 
 
 def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> RecordT:
-    """A record from JSON text; raises StudyError, which says where and names the fields that are wrong."""
+    """A record from JSON text; raises StudyError, which names `where` and the wrong fields."""
     try:
         return kind.model_validate(parse_object(text, where))
     except ValidationError as error:
@@ -63,7 +63,7 @@ def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> Recor
 
 
 def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDArray[Any]]:
-    """Numbers by name from the content of an npz file, all of one length; raises StudyError, which names the file."""
+    """Numeric arrays of one length, by name, from an npz file's content; raises StudyError, which names the file."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             missing = [name for name in names if name not in file]

@@ -1,6 +1,7 @@
-"""manifest.json: what a job left, and digests of what it was made from. The only reader and writer of these files.
+"""manifest.json: digests of a job's outputs and inputs. The only reader and writer of these files.
 
-A small file of results is held against its manifest whenever it is read, a policy once by each job that reads it.
+A small file of results is checked against its manifest at each reading. A policy is checked once by each job that reads
+it.
 """
 
 import hashlib
@@ -18,18 +19,18 @@ from tailrl.runtime.errors import StudyError, writing
 
 NAME = "manifest.json"
 CARD = "README.md"
-"""A model card is written after its policy, and may be written again."""
+"""The model card is not in the manifest: it is written after its policy, and may be rewritten."""
 
 
 class Output(Record):
-    """The bytes of a file, and their SHA-256."""
+    """A file's length in bytes and its SHA-256."""
 
     length: int
     sha256: str
 
 
 class PolicyDigest(Record):
-    """A policy that was evaluated: its training seed, the step of one on the way, and its `policy_digest`."""
+    """A policy that was evaluated: its training seed, the step of a snapshot, and its `policy_digest`."""
 
     seed: int
     step: int | None = None
@@ -40,8 +41,8 @@ class Manifest(Record):
     """What one job left.
 
     Attributes:
-        outputs: its files, by their paths from the manifest's folder.
-        inputs: SHA-256 by what it is of: the problems, the base policy.
+        outputs: its files, by paths relative to the manifest's folder.
+        inputs: SHA-256 of each input, by name: the problems, the base policy.
         steps: of a training run.
         arm, settings, policies: of an evaluation.
     """
@@ -54,17 +55,17 @@ class Manifest(Record):
     policies: list[PolicyDigest] = Field(default_factory=list)
 
     def digests(self, folder: str = ".") -> dict[str, str]:
-        """SHA-256 of the outputs in a folder, by their paths in it."""
+        """SHA-256 of the outputs in a folder, by paths relative to it."""
         within = ((Path(name), output.sha256) for name, output in self.outputs.items())
         return {str(path.relative_to(folder)): sha256 for path, sha256 in within if path.is_relative_to(folder)}
 
     def evaluated(self, seed: int, step: int | None = None) -> str | None:
-        """The `policy_digest` of a policy that was evaluated; None where it was not."""
+        """The `policy_digest` of an evaluated policy; None if it was not evaluated."""
         return next((p.sha256 for p in self.policies if (p.seed, p.step) == (seed, step)), None)
 
 
 def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
-    """Write the manifest of these files, with the other fields that are given; raises StudyError."""
+    """Write the manifest of these files, with the other fields; raises StudyError if the disk refuses."""
     files = {os.path.relpath(file, path.parent): file for file in outputs}
     found = {name: {"length": file.stat().st_size, "sha256": checksum(file)} for name, file in files.items()}
     manifest = Manifest.model_validate({"outputs": found, **others})
@@ -73,21 +74,21 @@ def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest; raises StudyError where it is missing or is none."""
+    """A manifest; raises StudyError if it is missing or not valid."""
     return parse_record(Manifest, read_bytes(path), path)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files that a job left in a folder and in those in it, in order: not its manifest, nor what is hidden."""
+    """A job's files under a folder, sorted, without manifests, model cards and hidden files."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
     return [file for file in files if file.name not in (NAME, CARD)]
 
 
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
-    """A small file's content, if the manifest (by default that beside it) says the same.
+    """A small file's content, checked against its manifest (by default the one beside it).
 
     Raises:
-        StudyError: either is missing or cannot be read, or the file was changed after its job.
+        StudyError: either file is missing or cannot be read, or the file was changed after its job.
     """
     data, beside = read_bytes(path), manifest or path.with_name(NAME)
     known = read_manifest(beside).outputs.get(path.name)
@@ -97,10 +98,10 @@ def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
 
 
 def read_digests(folder: Path, home: Path) -> dict[str, str]:
-    """SHA-256 of each file in a folder, by its path in it.
+    """SHA-256 of each file in a folder, by its path relative to it.
 
     Raises:
-        StudyError: a file cannot be read, or they differ from what the manifest in `home`, above the folder, says.
+        StudyError: a file cannot be read, or differs from the manifest in `home`, the folder itself or one above it.
     """
     found = {str(file.relative_to(folder)): checksum(file) for file in files_in(folder)}
     known = read_manifest(home / NAME).digests(folder.relative_to(home).as_posix())
@@ -114,8 +115,8 @@ def policy_digest(folder: Path) -> str:
     """One SHA-256 over all files of a policy: weights, configuration and tokenizer, without its card.
 
     Raises:
-        StudyError: a file cannot be read, or differs from the manifest of the job that made the policy, where there is
-            one: in the folder, beside it, or beside the `snapshots` that it is of.
+        StudyError: a file cannot be read, or differs from the manifest of the job that made the policy. This manifest,
+            if any, is in the folder, beside it, or for a snapshot beside `snapshots`.
     """
     homes = [folder, *([folder.parent] if folder.name == "policy" else folder.parents[1:2])]
     home = next((home for home in homes if (home / NAME).is_file()), None)
@@ -125,7 +126,7 @@ def policy_digest(folder: Path) -> str:
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
-    """One SHA-256 over those of several files."""
+    """One SHA-256 over the digests of several files."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

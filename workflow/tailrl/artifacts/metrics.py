@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line of numbers for each step of a run. The only reader and writer of these files."""
+"""metrics.jsonl: one line of numbers per step of a run. The only reader and writer of these files."""
 
 import json
 import math
@@ -15,23 +15,23 @@ from tailrl.tracking.metrics import REWARD, STEP
 
 FloatArray = NDArray[np.float64]
 Metrics = Mapping[str, FloatArray]
-"""By key, (N,) over the steps, NaN where a step lacks the key."""
+"""By key, (N,) over the steps; NaN where a step lacks the key."""
 
 Point = dict[str, float | None]
-"""What one step logged; None for what was not finite."""
+"""What one step logged; None for a value that was not finite."""
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
-    """A step's line: what is not finite becomes null, since JSON has no NaN."""
+    """A step's line; values that are not finite become null, since JSON has no NaN."""
     return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
 
 
 def follow_metrics(path: Path, ended: Callable[[], bool]) -> Iterator[Point]:
-    """The steps in a file that grows, each when its line is whole, until its writer has ended."""
+    """The steps of a growing file, each once its line is complete, until its writer has ended."""
     with path.open(encoding="utf-8") as file:
         part, over = "", False
         while not over:
-            over = ended()  # before the reading: what was written until then is read
+            over = ended()  # asked before reading, so that the last lines are read too
             *lines, part = (part + file.read()).split("\n")
             yield from (parse_object(line, path) for line in lines)
 
@@ -64,7 +64,7 @@ def read_points(job: Path) -> list[Point]:
 
 
 def read_metrics(job: Path) -> Metrics:
-    """The same by key; raises StudyError likewise."""
+    """Every step of a finished run, by key; raises StudyError like `read_points`."""
     points = [{key: math.nan if value is None else value for key, value in point.items()} for point in read_points(job)]
     keys = dict.fromkeys(key for point in points for key in point)
     return {key: np.array([point.get(key, math.nan) for point in points], dtype=np.float64) for key in keys}

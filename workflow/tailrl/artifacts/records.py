@@ -1,4 +1,4 @@
-"""run.json: what a job was given and what it ran on. The only reader and writer of these files."""
+"""run.json: a job's settings and the machine it ran on. The only reader and writer of these files."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,7 +17,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Hardware(Record):
-    """The machine of a job; None where it could not be found out."""
+    """A job's machine; None for what is unknown."""
 
     cpu: str | None
     cores: Count | None
@@ -26,17 +26,17 @@ class Hardware(Record):
 
 
 class JobRecord(Record):
-    """What the record of every job holds: its settings, what ran, on what, and for how long.
+    """The record of any job: its settings, versions, machine and duration.
 
     Attributes:
-        settings: of the job, as JSON has them.
-        versions: of the libraries; None for one that is not there.
-        dirty: whether the commit had changes besides.
+        settings: the job's settings, as in JSON.
+        versions: of the libraries; None for one that is not installed.
+        dirty: whether there were uncommitted changes.
         threads: of the job; wall_seconds: from its start to its end.
     """
 
     kind: ClassVar[type[Settings]]
-    """What the settings are."""
+    """The model of the settings."""
 
     settings: dict[str, Any]
     versions: dict[str, str | None]
@@ -60,10 +60,10 @@ class RunRecord(JobRecord):
     """A training run.
 
     Attributes:
-        startup_seconds: until the first step, in all processes of the run.
-        resumed_at_steps: where it went on from a checkpoint.
-        fingerprint: digests of all that it was made from, see `tailrl.training.checkpoints`.
-        sampler_self_test: what the engine's test found; None where that is not finite.
+        startup_seconds: until the first step, summed over all processes of the run.
+        resumed_at_steps: the steps at which it resumed from a checkpoint.
+        fingerprint: digests of all its inputs, see `tailrl.training.checkpoints`.
+        sampler_self_test: the result of the engine's self-test; None if not finite.
         stopped: the rule that ended it early, in words.
     """
 
@@ -86,7 +86,7 @@ class RunRecord(JobRecord):
 
 
 def finished_jobs(folder: Path) -> list[Path]:
-    """The folders of the finished runs of a study; raises StudyError where there is none."""
+    """The folders of the finished runs of a study; raises StudyError without any."""
     jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
     if not jobs:
         raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")

@@ -1,4 +1,4 @@
-"""Everything that a report on a study needs, read from its results folder and held against the study."""
+"""Everything that a report needs, read from a study's results folder and checked against the study."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.artifacts.evaluation import Evaluation, Score, Snapshot, manifest_of, read_evaluation_file
+from tailrl.artifacts.evaluation import Evaluation, manifest_of, read_evaluation_file
 from tailrl.artifacts.manifest import NAME, Manifest, digest_of, read_manifest
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
@@ -18,23 +18,10 @@ from tailrl.config.training import OPERATIONAL
 from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import STEP
 
-__all__ = [
-    "STEP",
-    "Evaluation",
-    "FloatArray",
-    "Results",
-    "Score",
-    "Snapshot",
-    "Tokens",
-    "TrainedRun",
-    "read_job",
-    "read_results",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """One arm trained with one seed: its metrics by key over the N steps, the tokens that it kept, and its record."""
+    """One run: its metrics by key over N steps, the tokens that it kept, and its record."""
 
     arm: str
     seed: int
@@ -43,13 +30,13 @@ class TrainedRun:
     record: RunRecord
 
     def metric(self, key: str) -> FloatArray:
-        """The metric at each recorded step, NaN throughout where this run never logged it."""
+        """The metric at each recorded step, (N,); all NaN if this run never logged it."""
         return self.metrics.get(key, np.full(len(self.metrics[STEP]), math.nan))
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a report is made from: `runs[arm]` and `evaluations[arm]` in the order of arms and seeds."""
+    """The input of a report: `runs[arm]` and `evaluations[arm]`, in the order of arms and seeds."""
 
     arms: tuple[str, ...]
     runs: Mapping[str, tuple[TrainedRun, ...]]
@@ -65,8 +52,8 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     """Everything under `folder` (results/<study>) that a report on these arms needs.
 
     Raises:
-        StudyError: a file is missing, unreadable or empty, was changed after its job, is not of this study, or does not
-            fit another one.
+        StudyError: a file is missing, unreadable or empty, was changed after its job, belongs to another study, or
+            contradicts another file.
     """
     names = tuple(arms)
     runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds) for arm in names}
@@ -87,10 +74,10 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
 
 
 def read_job(job: Path) -> tuple[RunRecord, Metrics]:
-    """The record and the metrics of a finished run, in train/<arm>/seed<seed>.
+    """The record and metrics of a finished run; raises StudyError if a file is unusable, another run's, or lacks steps.
 
-    Raises:
-        StudyError: a file cannot be used, is another run's, or lacks steps.
+    Args:
+        job: train/<arm>/seed<seed>.
     """
     record, metrics = read_record(job, RunRecord), read_metrics(job)
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
@@ -108,14 +95,14 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
         raise StudyError(f"{job / 'run.json'}: was trained with another {key} than the study says")
     tokens = read_tokens(job)
     steps = np.unique(tokens.step_T)
-    # The first step whose update is not skipped is kept in any case.
+    # Besides every `keep_tokens_every`-th step, a run keeps the first step whose update was not skipped.
     if steps[0] < 0 or steps[-1] >= len(metrics[STEP]) or (steps[1:] % settings.training.keep_tokens_every).any():
         raise StudyError(f"{job / 'tokens.npz'}: holds tokens of steps that its run does not keep")
     return TrainedRun(arm, seed, metrics, tokens, record)
 
 
 def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[Evaluation, Manifest]:
-    """The policies of these seeds, evaluated as the study says."""
+    """The evaluated policies of these seeds; raises StudyError if evaluated with other settings than the study's."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
     for key in _differing({"arm": found.arm, **(made.settings or {})}, wanted):
@@ -130,7 +117,7 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
 
 
 def _check_policies(path: Path, evaluation: Evaluation, made: Manifest, runs: Path) -> None:
-    """Raises StudyError where an evaluation's policies are not those that lie in the runs' folders now."""
+    """Raises StudyError if an evaluation's policies are not those now in the runs' folders."""
     policies: list[tuple[int, int | None]] = [(score.seed, None) for score in evaluation.scores]
     policies += [(kept.score.seed, kept.step) for kept in evaluation.snapshots]
     for seed, step in policies:
@@ -140,7 +127,7 @@ def _check_policies(path: Path, evaluation: Evaluation, made: Manifest, runs: Pa
 
 
 def _differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """The dotted keys of settings that differ, but for those that change no number."""
+    """The dotted keys of settings that differ, without operational settings, which change no number."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         for key in sorted((found.keys() | wanted.keys()) - OPERATIONAL):
             yield from _differing(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))

@@ -13,11 +13,7 @@ Row = Mapping[str, object]
 
 
 def flat_rows(records: Iterable[object]) -> list[Row]:
-    """Records as CSV rows; a record inside a record gives columns `outer_inner`.
-
-    Raises:
-        ValueError: Two fields give one column.
-    """
+    """Records as CSV rows, nested fields as columns `outer_inner`; raises ValueError if two fields give one column."""
     rows: list[Row] = []
     for record in records:
         row: dict[str, object] = {}
@@ -31,7 +27,7 @@ def flat_rows(records: Iterable[object]) -> list[Row]:
 
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Rows with the same columns, floats to 9 digits, NaN as an empty cell; a header alone if there is none."""
+    """Write rows with the same columns: floats with 9 digits, NaN as an empty cell; without rows, a bare header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{key: _cell(value) for key, value in row.items()} for row in rows]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -47,7 +43,7 @@ def _cell(value: object) -> object:
 
 
 def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """The rows of a table; raises StudyError where one lacks any of the columns or has more cells than the header."""
+    """A table's rows, as text; raises StudyError if a row lacks one of the columns or has surplus cells."""
     rows = list(csv.DictReader(read_text(path).splitlines()))
     for row in rows:
         missing = [name for name in columns if row.get(name) is None]
@@ -59,10 +55,5 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
 
 
 def write_claims(path: Path, verdicts: Iterable[object]) -> None:
-    """Write the verdicts on claims, records of one kind, a line each."""
+    """Write the verdicts on claims, one row each."""
     write_csv(path, flat_rows(verdicts))
-
-
-def read_claims(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The verdicts in a file, as text; raises StudyError where one lacks any of the columns."""
-    return read_csv(path, columns)

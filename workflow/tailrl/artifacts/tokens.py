@@ -1,4 +1,4 @@
-"""tokens.npz: the tokens of the steps of a run whose tokens are kept. The only reader and writer of these files."""
+"""tokens.npz: the sampled tokens of the steps that a run keeps. The only reader and writer of these files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,14 @@ ARRAYS = (
     *("step", "logp_train", "logp_infer", "logp_train_masked", "logp_infer_masked", "outside"),
     *("token", "position", "sequence", "advantage", "reward"),
 )
-"""What the file holds of each of T tokens: int32, the training step; float32, nats, log π_train and log π_infer of the
-sampled token, unmasked and masked; bool, whether it lies outside the trainer's safe set; int32, its id, its position in
-the response from 0, and the response's number in the step (so that number // group_size is the prompt's); float32, the
-response's advantage and reward."""
+"""The file's arrays, (T,). int32: the training step. float32, nats: log π_train and log π_infer of the sampled token,
+unmasked and masked. bool: whether it lies outside the trainer's safe set. int32: its id, its position, and the
+response's number in the step (number // group_size is the prompt's). float32: the response's advantage and reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What statistics take of the T tokens that one run kept.
+    """The arrays that statistics use, of the T tokens that one run kept.
 
     Attributes:
         step_T: int32, the training step.
@@ -43,12 +42,12 @@ def write_tokens(job: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 
 
 def read_token_arrays(job: Path, names: Sequence[str] = ARRAYS) -> dict[str, NDArray[Any]]:
-    """Arrays in a job's folder, by name; raises StudyError where the file is missing, unreadable, empty or ragged."""
+    """Arrays in a job's folder, by name; raises StudyError if the file is missing, unreadable, empty or ragged."""
     path = job / "tokens.npz"
     return parse_arrays(read_vouched(path), names, path)
 
 
 def read_tokens(job: Path) -> Tokens:
-    """The tokens in a job's folder; raises StudyError likewise."""
+    """The tokens in a job's folder; raises StudyError like `read_token_arrays`."""
     step, train, infer = read_token_arrays(job, ("step", "logp_train", "logp_infer")).values()
     return Tokens(step.astype(np.int32), train.astype(np.float64), infer.astype(np.float64))

@@ -1,5 +1,5 @@
-"""What an ablation says of its field: whether a value changes the score, how long runs last, an arm's lead, or
-less than a margin."""
+"""Verdicts of an ablation: whether a value changes the score, the steps before a collapse or the difference of two
+arms, and whether a value is as good as the base arm's."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tailrl.analysis.survival import collapses, lasted
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, Verdict, decide, scope_of
-from tailrl.claims.finding import CHANGES, UNTESTABLE, Finding, changed, interval
+from tailrl.claims.finding import CHANGES, UNTESTABLE, Finding, changed, ends, interval
 from tailrl.config.arm import Ablation
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
 
@@ -21,9 +21,11 @@ Bases = Sequence[Sequence[Point]]
 
 
 def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Point]) -> list[Verdict]:
-    """The lines of one ablation: of each base arm whether the field matters; whether runs last longer or shorter, where
-    one collapsed; then the contrast of two of them, and what is as good as the base arm, where the ablation asks for
-    these."""
+    """The verdicts of one ablation, in this order.
+
+    For each base arm: whether the field changes the score, and if a run collapsed, the steps before the collapse. Then,
+    if the ablation asks for them, the contrast of two base arms, and the values as good as the base arm's.
+    """
     bases = [[p for p in points_A if p.base == base] for base in ablation.bases]
     found = _scores(results, ablation.field, bases)
     if any(p.collapsed for p in points_A):
@@ -38,35 +40,31 @@ def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Poin
 
 
 def as_good(field: str, points_B: Sequence[Point], scopes_B: Sequence[Scope], margin: float) -> list[Verdict]:
-    """Of each other value of one base arm, whether it is as good: whether its change lies above a margin, all of it.
+    """For each other value of one base arm, whether it is as good: the interval of its change is above -margin.
 
     Args:
-        field: that the ablation varies.
+        field: the field that the ablation varies.
         points_B: the base arm's values.
-        scopes_B: where each of them holds.
-        margin: points of avg@k, as a share of 1, by which a value may fall short.
+        scopes_B: the scope of each value.
+        margin: allowed loss of avg@k, as a share of 1.
     """
     start = _start(points_B).value
     claim = CATALOGUE["ablation.{field}.as_good"].filled(field=field, start=start, points=f"{-100 * margin:g}")
-    claim = claim.model_copy(update={"limit": -margin})
-    return decide(
-        [
-            Line(
-                claim, scope, changed((p.arm,), p.runs, p.change, f"{p.value} less {start}: {points(p.change)} points")
-            )
-            for p, scope in zip(points_B, scopes_B, strict=True)
-            if not math.isnan(p.change.low)
-        ]
-    )
+    claim, lines = claim.model_copy(update={"limit": -margin}), []
+    for p, scope in zip(points_B, scopes_B, strict=True):
+        if not math.isnan(p.change.low):
+            words = f"{p.value} less {start}: {points(p.change)} points"
+            lines.append(Line(claim, scope, changed((p.arm,), p.runs, p.change, words)))
+    return decide(lines)
 
 
 def _start(points_B: Sequence[Point]) -> Point:
-    """What the other values of a base arm are held against."""
+    """The reference for the other values of a base arm."""
     return next(p for p in points_B if math.isnan(p.change.mean))
 
 
 def _scores(results: Results, field: str, bases: Bases) -> list[Verdict]:
-    """Whether the field matters to the score of each base arm: whether any of its values changes it."""
+    """For each base arm, whether any value changes the score."""
     said = "{}: {} points"
     found = [
         [changed((p.base,), p.runs, p.change, said.format(p.value, points(p.change))) for p in own] for own in bases
@@ -80,7 +78,7 @@ def _scores(results: Results, field: str, bases: Bases) -> list[Verdict]:
 
 
 def _lasting(results: Results, field: str, bases: Bases) -> list[Verdict]:
-    """Of each base arm whether a value changes how many steps its runs last."""
+    """For each base arm, whether any value changes the steps before a collapse."""
     found = [[_lasts(results, p, _start(own)) for p in own] for own in bases]
     lines = []
     of_bases = _of_bases(results, field, "steps_before_collapse", bases, found)
@@ -93,8 +91,10 @@ def _lasting(results: Results, field: str, bases: Bases) -> list[Verdict]:
 def _of_bases(
     results: Results, field: str, asked: str, bases: Bases, found: Sequence[Sequence[Finding]]
 ) -> list[tuple[Verdict, list[str], list[str]]]:
-    """The line on each base arm, which is that of the largest of its changes, of those that are decided if any is; with
-    what is seen of all that are decided, and of all that were tested."""
+    """For each base arm: the verdict of its largest change, then what was seen of all decided and all tested changes.
+
+    If any change is decided, the largest is chosen among these.
+    """
     lines = []
     for own, findings in zip(bases, found, strict=True):
         claim = CATALOGUE[f"ablation.{{field}}.{asked}"].filled(field=field, start=_start(own).value)
@@ -105,22 +105,24 @@ def _of_bases(
     for own in bases:
         every = [next(verdicts) for _ in own]
         tested = [line for line in every if not math.isnan(line.effect)]
-        decided = [line for line in tested if line.verdict == CHANGES]  # a smaller change can be the surer one
+        decided = [line for line in tested if line.verdict == CHANGES]  # a smaller change can have a smaller p
         largest = max(decided or tested, key=lambda line: abs(line.effect), default=every[0])
         chosen.append((largest, [line.seen for line in decided], [line.seen for line in tested]))
     return chosen
 
 
 def _lasts(results: Results, p: Point, start: Point) -> Finding:
-    """How many steps more an arm's runs last than another's; no comparison where those of both last to their end, nor
-    where some were planned shorter than others, or ended by a rule."""
-    ends = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
-    alike = len({length for _, lengths in ends for length in lengths}) == 1
+    """How many steps more an arm's runs last than the reference's.
+
+    There is no comparison if no run collapsed, or if the lengths of runs differ, by plan or by a rule.
+    """
+    found = [collapses(results.runs[arm]) for arm in (p.arm, start.arm)]
+    alike = len({length for _, lengths in found for length in lengths}) == 1
     compared = p is not start and p.collapsed + start.collapsed and alike
-    change = arm_difference(*map(lasted, ends)) if compared else NO_DIFFERENCE
-    steps = interval(change.mean, change.low, change.high, form="+.0f")
-    found = changed((p.base,), p.runs, change, f"{p.value}: {steps} steps")
-    return found if compared else replace(found, outcome=UNTESTABLE)
+    change = arm_difference(*map(lasted, found)) if compared else NO_DIFFERENCE
+    steps = interval(*ends(change), form="+.0f")
+    shown = changed((p.base,), p.runs, change, f"{p.value}: {steps} steps")
+    return shown if compared else replace(shown, outcome=UNTESTABLE)
 
 
 def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:
@@ -128,14 +130,14 @@ def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
-    """The mismatch under which one base arm's values are compared: that of the first, and the values, where they are
-    what changes it."""
+    """The mismatch under which one base arm's values are compared: that of the first value, and if values change it,
+    the field with its values."""
     first, *rest = [arm_kinds.dose(arm_kinds.settings_of(results, p.arm)) for p in points_B]
     return first if set(rest) <= {first} else f"{first}; {field}: {', '.join(p.value for p in points_B)}"
 
 
 def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tuple[str, str]) -> list[Verdict]:
-    """Whether a value changes how far one base arm is above another: a difference of two differences, a value each."""
+    """For each value, whether it changes the difference between two base arms: a difference of two differences."""
     places = {(p.base, p.value): p for p in points_A}
     reference, *others = dict.fromkeys(p.value for p in points_A)
     first, second = pair

@@ -1,4 +1,4 @@
-"""What studies side by side say of each quantity: whether an arm's differs from what it is in the first of them."""
+"""Verdicts over several studies: whether an arm's quantity differs from that in the first study."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from tailrl.analysis.across import Place
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import named
 from tailrl.claims.decide import Line, Verdict, decide, scope_of
-from tailrl.claims.finding import changed, interval
+from tailrl.claims.finding import changed, ends, interval
 from tailrl.config.study import Study
 
 
@@ -16,19 +16,17 @@ def judge_across(studies: Sequence[Study], read: Sequence[Results], places: Sequ
     """The verdicts, by quantity, arm and later study.
 
     Args:
-        studies: the first is what the others are held against.
-        read: the results of each.
+        studies: the first is the reference.
+        read: the results of each study.
         places: every quantity of every arm in every study.
     """
     results = {study.name: own for study, own in zip(studies, read, strict=True)}
-    first, claims = studies[0].name, named("across.*")
-    lines = []
+    first, claims, lines = studies[0].name, named("across.*"), []
     for place in places:
-        if math.isnan(place.change.p):
-            continue
         change = place.change
-        words = f"{place.quantity}, {place.study} less {first}: " + interval(change.mean, change.low, change.high)
-        finding = changed((place.arm,), place.value.n, change, words)
-        scope = scope_of(arm_kinds.settings_of(results[place.study], place.arm))
-        lines.append(Line(claims[place.quantity].filled(first=first), scope, finding))
+        if not math.isnan(change.p):
+            words = f"{place.quantity}, {place.study} less {first}: {interval(*ends(change))}"
+            finding = changed((place.arm,), place.value.n, change, words)
+            scope = scope_of(arm_kinds.settings_of(results[place.study], place.arm))
+            lines.append(Line(claims[place.quantity].filled(first=first), scope, finding))
     return decide(lines)

@@ -19,12 +19,12 @@ TESTED = {
     "change": (CHANGES, UNDECIDED),
     "refutes": (CONTRADICTED, UNDECIDED),
 }
-"""The rules that test, each with the outcome where the test shows an effect, and where it shows the opposite. `refutes`
-is of a prediction that a difference contradicts."""
+"""The rules that test, each with its outcomes if the test shows the effect or the opposite. `refutes` is for a
+prediction that a difference contradicts."""
 
 
 class Scope(NamedTuple):
-    """Where a finding holds."""
+    """The conditions under which a finding holds."""
 
     policy: str
     task: str
@@ -32,13 +32,13 @@ class Scope(NamedTuple):
 
 
 def scope_of(settings: Mapping[str, Any], dose: str | None = None) -> Scope:
-    """The scope of an arm by its settings."""
+    """An arm's scope from its settings."""
     task = str(settings.get("task.name", "not recorded"))
     return Scope(arm_kinds.policy_name(settings), task, arm_kinds.dose(settings) if dose is None else dose)
 
 
 class Line(NamedTuple):
-    """What is decided: a claim, where it is tested, and what was found."""
+    """The input of a verdict: a claim, its scope, and the finding."""
 
     claim: Claim
     scope: Scope
@@ -47,14 +47,14 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A line of the report: the claim, its verdict, where that holds, and what was seen.
+    """A line of the report: the claim, its verdict, the scope, and what was seen.
 
     Attributes:
-        id: of the claim; claim: its words, which are the id's.
-        policy, task, dose, arms, seeds: the scope; seeds are the runs of the arm with fewest.
+        id: of the claim; claim: its text, found by the id.
+        policy, task, dose, arms, seeds: the scope; seeds: runs of the arm with fewest.
         effect, low, high, unit: the endpoint with its interval over seeds.
-        p, p_holm: two-sided, raw and by Holm over the tests of the claim's family; NaN where no test decides.
-        seen: the same in words.
+        p, p_holm: two-sided, raw and by Holm over the claim's family; NaN if no test decides.
+        seen: the effect in words.
         endpoint: the primary endpoint, fixed beforehand.
     """
 
@@ -84,14 +84,15 @@ class Verdict:
 
 
 def decide(lines: Sequence[Line]) -> list[Verdict]:
-    """The verdict of each line, in their order, with Holm's correction over the tests of each family.
+    """The verdict of each line, in order, with Holm's correction over the tests of each family.
 
-    A directed claim is reproduced where the one-sided p that it holds, by Holm, is at most 2.5 %. It is contradicted
-    where the same of its opposite is. In a family, then, at most 5 % of studies give any wrong verdict of these. A
-    question without a direction has one test at that level: 5 %, two-sided. A line that is not testable shows no p; it
-    counts as a test where its finding has one.
+    A directed claim is reproduced if its one-sided p, by Holm, is at most 2.5 %. It is contradicted if the p of its
+    opposite is. So at most 5 % of studies have any wrong verdict in a family. A question without a direction has one
+    test at the same level, which is 5 % two-sided. A line that is not testable shows no p, but if its finding has a p,
+    it counts as a test.
     """
-    tests = [_tests(claim, finding) for claim, _, finding in lines]
+    untested = math.nan, math.nan
+    tests = [(found.p_for, found.p_against) if claim.rule in TESTED else untested for claim, _, found in lines]
     adjusted_L = np.full((len(lines), 2), math.nan)
     families = defaultdict(list)
     for place, (claim, _, _) in enumerate(lines):
@@ -106,7 +107,7 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
         if verdict == REPRODUCED and claim.requires and found.get(claim.requires) != REPRODUCED:
             verdict = UNDECIDED
         found[claim.id] = verdict
-        shown = verdict != UNTESTABLE
+        p_shown, p_holm_shown = (p, p_holm) if verdict != UNTESTABLE else (untested, untested)
         verdicts.append(
             Verdict(
                 id=claim.id,
@@ -119,8 +120,8 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
                 low=finding.low,
                 high=finding.high,
                 unit=claim.unit,
-                p=_two_sided(*p) if shown else math.nan,
-                p_holm=_two_sided(*p_holm) if shown else math.nan,
+                p=_two_sided(*p_shown),
+                p_holm=_two_sided(*p_holm_shown),
                 seen=finding.words,
                 endpoint=claim.endpoint,
             )
@@ -128,14 +129,9 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     return verdicts
 
 
-def _tests(claim: Claim, finding: Finding) -> tuple[float, float]:
-    """p for the claim and against it; none where its rule does not test."""
-    return (finding.p_for, finding.p_against) if claim.rule in TESTED else (math.nan, math.nan)
-
-
 def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:
-    """The outcome by the claim's rule: of a test, a fact, or an interval beside a limit."""
-    # Comparisons with NaN, where there is no p or no interval, are false.
+    """The outcome by the claim's rule: of a test, a fact, or an interval and a limit."""
+    # Without p or interval they are NaN, and the comparisons are false.
     shown, opposite = TESTED.get(claim.rule, (REPRODUCED, CONTRADICTED))
     match claim.rule:
         case "told":

@@ -1,6 +1,6 @@
-"""What whole distributions of engines say about the papers' statements on tails and safe sets, engine by engine.
+"""Verdicts from engines' whole distributions on the papers' statements on tails and safe sets, engine by engine.
 
-Units are places of 1,000 responses, clustered by problem; bounds and sets are facts, the sign of Δ has a test.
+Units are places of 1,000 responses, clustered by problem. Bounds and sets are facts; the sign of Δ has a test.
 """
 
 import math
@@ -12,7 +12,7 @@ from scipy import stats
 from tailrl.analysis.distributions import Compared
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import UNTESTABLE, Finding, fact, interval
+from tailrl.claims.finding import UNTESTABLE, Finding, ends, fact, interval
 from tailrl.config.distributions import TAIL_FROM
 from tailrl.stats.intervals import UPPER, Interval, ratio_interval
 
@@ -26,7 +26,7 @@ EQUAL = "vexact.zero_mismatch.distributions"
 
 def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
     """The verdicts, claim by claim: Prop. 4.2's bound, Prop. 4.3's sign and size, Thm 5.3's V_S ⊆ V'_S, equality."""
-    # The trainer against itself is a measure of rounding, and no engine.
+    # The trainer compared with itself measures rounding; it is no engine.
     engines = [one for one in compared if not one.record["settings"]["engine"]["rescored"]]
     exact = [one for one in engines if one.record["settings"]["engine"]["sampler"]["engine"] == "exact"]
     unequal = [one for one in engines if (one.arrays["delta_max_P"] > 0).any()]
@@ -44,7 +44,7 @@ def judge_distributions(compared: Sequence[Compared]) -> list[Verdict]:
 
 
 def _bound(one: Compared) -> Finding:
-    """Of the sampled tokens, how many exceed the first-order bound."""
+    """How many sampled tokens exceed the first-order bound."""
     a = one.arrays
     size_P = np.abs(a["logp_train_P"] - a["logp_infer_P"])
     bound_P = 2 * a["half_range_P"] * -np.expm1(a["logp_train_P"])
@@ -55,37 +55,35 @@ def _bound(one: Compared) -> Finding:
 
 
 def _tail(one: Compared, name: str = "signed", *, less: str | None = None) -> Interval:
-    """Mean −Δ of tail tokens (`signed`) or what is predicted for them, each counted with the engine's probability of
-    it; `less` a prediction, or as it is."""
+    """Mean −Δ of tail tokens (`signed`) or a prediction of it, weighted with the engine's probability, nats.
+
+    `less` names a prediction that is subtracted.
+    """
     tail_B = np.array(one.record["edges"]) >= TAIL_FROM
     sums = {key: one.arrays[f"{key}_PB"][:, tail_B].sum(axis=1) for key in ("mass", name, less) if key}
     return ratio_interval(sums[name] - (sums[less] if less else 0.0), sums["mass"], one.clusters)
 
 
 def _sign(one: Compared) -> Finding:
-    """The tail's mean −Δ: above 0."""
+    """Whether the tail's mean −Δ is above 0."""
     mean = _tail(one)
     if math.isnan(mean.mean):
-        return Finding((one.engine,), 1, *_ends(mean), "no place has a token in the tail", outcome=UNTESTABLE)
-    words = f"mean −Δ in the tail is {interval(*_ends(mean))} nats"
-    return Finding((one.engine,), 1, *_ends(mean), words, *_one_sided(mean))
+        return Finding((one.engine,), 1, *ends(mean), "no place has a token in the tail", outcome=UNTESTABLE)
+    words = f"mean −Δ in the tail is {interval(*ends(mean))} nats"
+    return Finding((one.engine,), 1, *ends(mean), words, *_one_sided(mean))
 
 
 def _size(one: Compared, prediction: str) -> Finding:
-    """The tail's mean −Δ less what is predicted for the same tokens: it can be told from it, or not."""
+    """Whether the tail's mean −Δ differs from the prediction for the same tokens."""
     less = _tail(one, less=prediction)
-    ends = (f"{interval(*_ends(part))} nats" for part in (_tail(one), _tail(one, prediction)))
-    # numpy's minimum keeps a NaN: a mean without an interval is no test.
+    parts = (f"{interval(*ends(part))} nats" for part in (_tail(one), _tail(one, prediction)))
+    # numpy's minimum keeps NaN: a mean without an interval has no test.
     p = float(np.minimum(*_one_sided(less)))
-    return Finding((one.engine,), 1, *_ends(less), "mean −Δ in the tail is {}, predicted {}".format(*ends), p_for=p)
-
-
-def _ends(mean: Interval) -> tuple[float, float, float]:
-    return mean.mean, mean.low, mean.high
+    return Finding((one.engine,), 1, *ends(less), "mean −Δ in the tail is {}, predicted {}".format(*parts), p_for=p)
 
 
 def _one_sided(mean: Interval) -> tuple[float, float]:
-    """p of the tests that the mean is above 0, and below, by the t distribution that its interval is of."""
+    """One-sided p that the mean is above 0, and below, from the t distribution of its interval."""
     if math.isnan(mean.low) or mean.low == mean.high:
         return math.nan, math.nan
     own = stats.t(mean.n - 1)
@@ -96,9 +94,8 @@ def _one_sided(mean: Interval) -> tuple[float, float]:
 def _nested(one: Compared, index: int) -> Finding:
     train_P, both_P = (one.arrays[f"kept_{name}_PS"][:, index] for name in ("train", "both"))
     lacking, rho = int((both_P < train_P).sum()), one.record["settings"]["rho"][index]
-    words = (
-        f"ρ = {rho}: fails at {lacking} of {len(train_P)} places; overlap {(both_P / train_P).mean():.5f} on average"
-    )
+    overlap = f"{(both_P / train_P).mean():.5f}"
+    words = f"ρ = {rho}: fails at {lacking} of {len(train_P)} places; overlap {overlap} on average"
     return fact((one.engine,), 1, float((both_P < train_P).mean()), words, not lacking)
 
 

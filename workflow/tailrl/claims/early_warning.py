@@ -1,4 +1,4 @@
-"""What early warnings say: whether a metric announces a collapse, how long before, and whether before the reward."""
+"""Verdicts on early warnings: whether a metric announces a collapse, its lead, and whether it precedes the reward."""
 
 import math
 from collections.abc import Sequence
@@ -8,18 +8,17 @@ from tailrl.analysis.early_warning import METRICS, Case, Warned
 from tailrl.analysis.format import count
 from tailrl.claims.catalogue import CATALOGUE, named
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import UNTESTABLE, Finding, interval, nothing
+from tailrl.claims.finding import UNTESTABLE, Finding, ends, interval, nothing
 from tailrl.stats.intervals import Interval
 
 UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
-"""What is said of a metric that is not judged."""
+"""The reasons why a metric is not judged."""
 
 ANNOUNCES, FIRST, LEAD = named("warning.*.collapse"), named("warning.*.before_reward"), "warning.k3.collapse.lead"
 
 
 def judge_warnings(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verdict]:
-    """A line for each metric, those that are judged first; after that of k3 one on its lead, then one on whether it
-    warns before the falling reward does."""
+    """The verdicts, metric by metric, judged metrics first: its skill; for k3 its lead; its lead over the reward."""
     studies, lines = tuple(dict.fromkeys(case.study for case in cases)), list[Line]()
     for one in judged:
         scope, finding = Scope("", "", f"{beyond(one)} times its start"), _announces(one, studies)
@@ -30,13 +29,12 @@ def judge_warnings(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verd
             lead = replace(finding, seeds=one.warned, words=seen, outcome=outcome)
             lines.append(Line(CATALOGUE[LEAD], scope, lead))
         if one.ahead.n:
-            seen = (
-                f"{one.metric}: a median of {in_steps(one.ahead)} steps ahead, over {count(one.collapsed, 'collapse')}"
-            )
-            lines.append(Line(FIRST[one.metric], scope, Finding(studies, one.collapsed, *_ends(one.ahead), seen)))
+            over = count(one.collapsed, "collapse")
+            seen = f"{one.metric}: a median of {in_steps(one.ahead)} steps ahead, over {over}"
+            lines.append(Line(FIRST[one.metric], scope, Finding(studies, one.collapsed, *ends(one.ahead), seen)))
     seeds, nowhere = sum(not case.chooses for case in cases), Scope("", "", "")
     for metric in unskilled(judged):
-        # A metric without a threshold is a test that shows nothing, and counts as one of the family.
+        # A metric without a threshold counts as a test of its family that shows nothing.
         finding = replace(nothing(studies, f"{metric}: {why_not(cases)}"), seeds=seeds, p_for=0.5)
         lines.append(Line(ANNOUNCES[metric], nowhere, finding))
         if metric == "k3":
@@ -45,16 +43,12 @@ def judge_warnings(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verd
 
 
 def _announces(one: Warned, studies: tuple[str, ...]) -> Finding:
-    """The skill of a metric that is judged, with half of its p, which is twice a one-sided one."""
+    """The skill of a judged metric; half of its p is the one-sided p."""
     lead = f", median lead {in_steps(one.lead)} steps" if one.warned else ""
     true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
     seen = f"{one.metric}: before {true}{lead}; falsely in {false}"
-    found = Finding(studies, one.collapsed + one.others, *_ends(one.lead), seen, p_for=one.p / 2, holds=one.skill > 0)
+    found = Finding(studies, one.collapsed + one.others, *ends(one.lead), seen, p_for=one.p / 2, holds=one.skill > 0)
     return replace(found, outcome=UNTESTABLE) if math.isnan(one.p) else found
-
-
-def _ends(lead: Interval) -> tuple[float, float, float]:
-    return lead.mean, lead.low, lead.high
 
 
 def unskilled(judged: Sequence[Warned]) -> list[str]:
@@ -68,10 +62,10 @@ def why_not(cases: Sequence[Case]) -> str:
 
 
 def beyond(one: Warned) -> str:
-    """A threshold, in multiples of a run's own level."""
+    """A threshold in words, as a multiple of a run's own level."""
     return f"{'above' if one.factor > 1 else 'below'} {one.factor:g}"
 
 
 def in_steps(lead: Interval) -> str:
-    """Steps with their interval; empty where there are none."""
-    return "" if math.isnan(lead.mean) else interval(*_ends(lead), form="g")
+    """Steps with their interval; empty for NaN."""
+    return "" if math.isnan(lead.mean) else interval(*ends(lead), form="g")

@@ -1,7 +1,7 @@
-"""How the claims on trained arms are measured: a function for each kind of endpoint.
+"""How the claims on trained arms are measured: one function for each kind of endpoint.
 
-An entry of the catalogue names its function (`measure`). A function yields a finding for all arms that can speak to the
-claim: that what it measures lies above the claim's limit or control. The arms are found by their settings
+An entry of the catalogue names its function (`measure`). The function yields findings, one for each set of arms to
+which the claim applies: that the endpoint lies above the claim's limit or control. Arms are found by their settings
 (`arm_kinds.KINDS`), never by their names.
 """
 
@@ -15,7 +15,7 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.survival import collapses, deepest_loss
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
-from tailrl.claims.finding import UNTESTABLE, Finding, fact, interval, measured, nothing
+from tailrl.claims.finding import UNTESTABLE, Finding, ends, fact, interval, measured, nothing
 from tailrl.claims.numbers import LOGARITHMS, first_and_last, mean, numbers, powers, scores
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
@@ -29,24 +29,24 @@ def arms_of(claim: Claim, results: Results) -> list[str]:
 
 
 def pairs_of(claim: Claim, results: Results) -> Iterator[tuple[str, str]]:
-    """The arms that the claim is about, each with an arm that it is held against."""
+    """The arms that the claim is about, each with its control."""
     return arm_kinds.pairs(results, arm_kinds.kind(claim.arms), arm_kinds.kind(claim.against), apart=claim.apart)
 
 
 def level(claim: Claim, results: Results) -> Iterator[Finding]:
-    """One number a run, as a mean over the runs of an arm, against a limit."""
+    """One number per run, as a mean over an arm's runs: above a limit."""
     log = claim.number in LOGARITHMS
     for arm in arms_of(claim, results):
         value_S = numbers(results, arm, claim.number)
         found = difference_from(value_S, 0.0)
-        ends = powers(found) if log else (found.mean, found.low, found.high)
+        effect = powers(found) if log else ends(found)
         beside = f"{mean(numbers(results, arm, claim.beside)):.3g}" if claim.beside else ""
         tested = one_sided(difference_from(value_S, math.log10(claim.limit) if log else claim.limit))
-        yield measured((arm,), found, ends, claim.seen.format(interval(*ends), beside), *tested)
+        yield measured((arm,), found, effect, claim.seen.format(interval(*effect), beside), *tested)
 
 
 def ratio(claim: Claim, results: Results) -> Iterator[Finding]:
-    """The geometric mean over runs of one number, under one arm over that under another: above 1."""
+    """The ratio of two arms' geometric means over runs of a number: above 1."""
     for arms in pairs_of(claim, results):
         known = [value_S[~np.isnan(value_S)] for value_S in (numbers(results, arm, claim.number) for arm in arms)]
         if not all(value_S.size for value_S in known):
@@ -58,27 +58,26 @@ def ratio(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def score(claim: Claim, results: Results) -> Iterator[Finding]:
-    """avg@k of one arm less that of another, over seeds (Welch): above 0."""
+    """avg@k of one arm minus that of another, over seeds (Welch): above 0."""
     for arms in pairs_of(claim, results):
         first_S, second_S = (scores(results, arm) for arm in arms)
         found = arm_difference(first_S, second_S)
-        ends = (found.mean, found.low, found.high)
-        points = interval(*[100 * end for end in ends], form="+.1f")
+        points = interval(*[100 * end for end in ends(found)], form="+.1f")
         words = f"avg@k of {arms[0]} less that of {arms[1]} is {points} points"
         if claim.reported is not None and not math.isnan(found.low):
             words += _beside_reported(claim.reported, found, float(np.mean(second_S)))
-        yield measured(arms, found, ends, words, *one_sided(found))
+        yield measured(arms, found, ends(found), words, *one_sided(found))
 
 
 def _beside_reported(reported: float, found: Difference, control: float) -> str:
-    """Whether the paper's effect lies in an interval: as points, and relative to the control."""
+    """Whether the interval contains the paper's effect, as points and relative to the control."""
     sizes = {"as points": reported, "as relative": reported * control}
     said = [f"{'inside' if found.low <= size <= found.high else 'outside'} {how}" for how, size in sizes.items()]
     return f"; of this interval the paper's {100 * reported:g} % is {', '.join(said)}"
 
 
 def alike(claim: Claim, results: Results) -> Iterator[Finding]:
-    """The same difference of scores: less than the limit either way."""
+    """The same difference of scores as in `score`: smaller than the limit in either direction."""
     for found in score(claim, results):
         first_S, second_S = (scores(results, arm) for arm in found.arms)
         low, high = (one_sided(arm_difference(first_S + shift, second_S)) for shift in (claim.limit, -claim.limit))
@@ -87,7 +86,7 @@ def alike(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def above_each(claim: Claim, results: Results) -> Iterator[Finding]:
-    """The same differences from an arm of each kind that the claim names: above 0, all of them."""
+    """The differences of `score` from an arm of each kind in `against`: all above 0."""
     kinds = [list(score(claim.model_copy(update={"against": (kind,)}), results)) for kind in claim.against]
     for arm in dict.fromkeys(found.arms[0] for found in kinds[0]):
         alone = [[found for found in kind if found.arms[0] == arm] for kind in kinds]
@@ -106,7 +105,7 @@ def above_each(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def survival(claim: Claim, results: Results) -> Iterator[Finding]:
-    """One arm's runs collapse sooner than another's: log-rank test, by permutation of the runs."""
+    """One arm's runs collapse sooner than another's: log-rank test by permutation of runs."""
     for arms in pairs_of(claim, results):
         first, second = (collapses(results.runs[arm]) for arm in arms)
         counts = [(sum(step is not None for step in steps), len(steps)) for steps, _ in (first, second)]
@@ -115,7 +114,7 @@ def survival(claim: Claim, results: Results) -> Iterator[Finding]:
             continue
         share = share_difference(*counts)
         words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))
-        found = Finding(arms, share.n, share.mean, share.low, share.high, words)
+        found = Finding(arms, share.n, *ends(share), words)
         if not any(k for k, _ in counts):
             lost = 100 * deepest_loss([run for arm in arms for run in results.runs[arm]])
             deepest = f"; the deepest loss is {lost:.0f} % of a run's best reward" if not math.isnan(lost) else ""
@@ -125,7 +124,7 @@ def survival(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
-    """The unmasked k3 of one arm's runs grows more often than so many times, that of another's less."""
+    """The unmasked k3 grows in one arm's runs by more than a factor (the limit), in another arm's by less."""
     limit = math.log10(claim.limit)
     for arms in pairs_of(claim, results):
         grown = [numbers(results, arm, "k3_growth") for arm in arms]
@@ -146,7 +145,7 @@ def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
-    """An arm's reward falls from its runs' first tenth to their last, while k3 grows less than so many times."""
+    """An arm's reward falls from the first tenth of steps to the last, while k3 grows by less than the limit."""
     for arm in arms_of(claim, results):
         change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
         grown_S = numbers(results, arm, "k3_growth")
@@ -157,21 +156,19 @@ def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
             continue
         steep, flat = one_sided(difference_from(grown_S, math.log10(claim.limit)))
         up, down = one_sided(reward)
-        ends = (reward.mean, reward.low, reward.high)
         k3 = f"k3 ends at {interval(*powers(times))} times its start"
-        words = f"the reward changes by {interval(*ends, form='+.3f')}, {k3}"
+        words = f"the reward changes by {interval(*ends(reward), form='+.3f')}, {k3}"
         if np.nanmin(change_S) < 0:
-            yield Finding((arm,), fewest.n, *ends, words, *all_hold((down, up), (flat, steep)))
+            yield Finding((arm,), fewest.n, *ends(reward), words, *all_hold((down, up), (flat, steep)))
         else:
-            yield Finding((arm,), fewest.n, *ends, f"no run's reward falls; {words}", outcome=UNTESTABLE)
+            yield Finding((arm,), fewest.n, *ends(reward), f"no run's reward falls; {words}", outcome=UNTESTABLE)
 
 
 def zeros(claim: Claim, results: Results) -> Iterator[Finding]:
     """k3, masked or not, is 0 at every step of every run."""
     for arm in arms_of(claim, results):
-        k3 = np.concatenate(
-            [run.metric(key) for run in results.runs[arm] for key in (keys.K3_MASKED, keys.K3_UNMASKED)]
-        )
+        both = keys.K3_MASKED, keys.K3_UNMASKED
+        k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in both])
         largest, zero = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
         known = not math.isnan(largest)
         words = f"{zero} of {k3.size} recorded values are 0" + (f", the largest is {largest:.2g} nats" if known else "")
@@ -199,4 +196,4 @@ MEASURES: dict[str, Measure] = {
     function.__name__: function
     for function in (level, ratio, score, alike, above_each, survival, explosion, falling_while_flat, zeros, veto)
 }
-"""Every kind of endpoint by the name that the catalogue calls it by."""
+"""The kinds of endpoints by their names in the catalogue."""

@@ -1,4 +1,4 @@
-"""What finished and published studies say about each statement: their claims.csv files, figures and tables."""
+"""Evidence for each statement from finished and published studies: their claims.csv files, figures and tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
-from tailrl.artifacts.tables import read_claims, read_csv
+from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.finding import UNTESTABLE
 
@@ -15,8 +15,8 @@ Row = dict[str, str]
 DEFINITION, OPEN = "definition", "not run yet"
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
-"""Parts of a study's folder that its report does not speak of. Of the default study each is a study of its own, called
-by its target; of any other they are that study's."""
+"""Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
+target."""
 
 COMMANDS = {
     **dict.fromkeys(("ablate_domain_arithmetic", "ablate_domain_words"), "make ablate_domain"),
@@ -24,38 +24,24 @@ COMMANDS = {
     "default": "make reproduce",
     "distributions": "make distributions",
 }
-"""What makes the results of this name, where it is not `make <name>`."""
+"""The commands that make the results of these names; for other names it is `make <name>`."""
 
 EARLY_WARNING = "early_warning"
-"""What is made of the runs of several studies, which its lines name."""
+"""Results made of the runs of several studies, which their lines name."""
 
 FIRST = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
 
 SEARCH = "search_"
-"""How the studies begin that look for a dose with a seed or two: they show nothing, and no statement is theirs."""
+"""The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
 
 SAME = ("id", "seeds", "effect", "low", "high")
-"""By what two lines are known to be of the same runs."""
+"""Two lines that agree in these columns come from the same runs."""
 
 MOST_NAMED = 4
-"""Studies that are named at most, where they have in common that they decide nothing."""
+"""The largest number of undecided studies that are listed by name."""
 
-COLUMNS = (
-    "id",
-    "claim",
-    "source",
-    "verdict",
-    "dose",
-    "arms",
-    "seeds",
-    "effect",
-    "low",
-    "high",
-    "unit",
-    "seen",
-    "p_holm",
-)
+COLUMNS = ("id", "claim", "source", "verdict", "dose", "arms", *SAME[1:], "unit", "seen", "p_holm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +49,12 @@ class Shown:
     """One study's results.
 
     Attributes:
-        claims: the lines of its claims.csv files, with today's words of a claim that is known; `page` of each is where
-            the rest of what it is about stands, if it stands anywhere.
-        figures: each with the tables behind it, as far as they are there.
-        tables: those of its ablations and comparisons, in Markdown.
-        page: its own.
-        remedies: what each of its arms does about the tail and the mismatch, where it does anything.
+        claims: the lines of its claims.csv files, with the current text of known claims; `page` is the path of the
+            line's report, or empty.
+        figures: each with the tables behind it that exist.
+        tables: of its ablations and comparisons, in Markdown.
+        page: its report, or None.
+        remedies: each arm's remedy against tail and mismatch, which may be empty.
     """
 
     name: str
@@ -80,8 +66,7 @@ class Shown:
 
     @property
     def command(self) -> str:
-        """What makes it again."""
-        # Early warnings are of the runs of other studies.
+        """The command that makes it again; for early warnings also the studies with their runs."""
         of = self.claims[0]["arms"].split(", ") if self.name == EARLY_WARNING and self.claims else []
         first, *rest = dict.fromkeys(COMMANDS.get(name, f"make {name}") for name in [*of, self.name])
         return " ".join([first, *(command.removeprefix("make ") for command in rest)])
@@ -89,8 +74,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A statement with its verdict by one line of one study; neither of these where nothing has spoken to it. `claim`
-    is the one of the statement's `by` that the line decides, where those that speak to it are several."""
+    """A statement with its verdict from one line of one study, or without study and line if there is no evidence.
+
+    `claim` is the entry of the statement's `by` to which the line belongs, if there are lines on several entries.
+    """
 
     statement: Statement
     verdict: str
@@ -101,7 +88,7 @@ class Answer:
 
     @property
     def made_by(self) -> str:
-        """The command that makes it again, or that would make a first one; none for lines of several studies."""
+        """The command that makes the evidence, again or for the first time; empty for lines of several studies."""
         if self.study:
             return self.study.command
         if self.statement.by and self.verdict == UNTESTABLE:
@@ -110,11 +97,10 @@ class Answer:
 
 
 def read_shown(roots: Iterable[Path]) -> list[Shown]:
-    """The studies with claims under some folders of results, each once: the first root that has a name wins. Searches
-    for a dose are none of them.
+    """The studies with claims under some folders of results, without searches for a dose.
 
     Args:
-        roots: folders such as results and docs/results, with a folder for each study.
+        roots: folders such as results and docs/results, with one folder per study; the first with a study's name wins.
 
     Raises:
         StudyError: a table of claims cannot be read.
@@ -133,14 +119,14 @@ def read_shown(roots: Iterable[Path]) -> list[Shown]:
 
 
 def answers(studies: Sequence[Shown]) -> list[Answer]:
-    """Every statement in its order, with each line that speaks to it, claim by claim, those of its own study first.
+    """Every statement in order, with each of its lines, claim by claim; lines of its own study come first.
 
-    Of lines that cannot decide a claim there is a count, if another one can. A line on a mean with the effect and the
-    interval of another one is of the same runs, which two studies share to the bit: it says so.
+    Lines that cannot decide a claim are only counted, if another line can. Two studies may share runs to the bit: lines
+    on a mean with the same effect and interval say so.
     """
     found = []
     for statement in STATEMENTS:
-        # A line without arms says that a study has none to speak with.
+        # A line without arms says that its study has no suitable arm.
         told = [(study, line) for study in studies for line in study.claims if line["arms"]]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
         named.sort(key=lambda pair: pair[0].command != statement.command)
@@ -160,8 +146,8 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
 
 
 def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
-    """The lines on what is one claim of the statement, or several of one kind: those that decide nothing are counted,
-    where another one on the same claim does decide."""
+    """The lines on one claim of the statement, or on several of a kind. Undecided lines are only counted if another
+    line decides the same claim."""
     decided = {line["id"] for _, line in lines if line["verdict"] != UNTESTABLE}
     found, rest = list[Answer](), list[tuple[Shown, Row]]()
     first: dict[tuple[str, ...], str] = {}
@@ -170,7 +156,7 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]
             rest.append((study, line))
             continue
         runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
-        # A share of runs has the same interval wherever as many of as many collapsed.
+        # A share of runs has the same interval in any two studies with the same counts.
         same = runs != study.name and line["low"] and line["unit"] != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
         found.append(Answer(statement, line["verdict"], line["seen"] + again, study, line, claim))
@@ -178,7 +164,7 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]
 
 
 def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
-    """Lines that decide nothing, in words; with what they say, where they say the same."""
+    """Undecided lines in words, with their reason if it is the same for all."""
     names = dict.fromkeys(study.name for study, _ in rest)
     said = {line["seen"].split(";")[0] for _, line in rest}
     lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
@@ -187,7 +173,7 @@ def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """The tables of claims of one study: its own, and one for each ablation."""
+    """The tables of claims of one study: its own, and one per ablation."""
     own = [path for path in (folder / "claims.csv", folder / "tables" / "claims.csv") if path.is_file()]
     return own + sorted(folder.glob("*_claims.csv")) + sorted(folder.glob("ablations/*_claims.csv"))
 
@@ -198,7 +184,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
         {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
-        for row in read_claims(path, COLUMNS)
+        for row in read_csv(path, COLUMNS)
     ]
     remedies: dict[str, str] = {}
     for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):

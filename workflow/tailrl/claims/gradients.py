@@ -1,7 +1,7 @@
-"""What the exact gradients of tiny models say about the papers' theorems: facts, one for each kind of mismatch.
+"""Verdicts from the exact gradients of tiny models on the papers' theorems: facts, one per kind of mismatch.
 
-Nothing is sampled in a bias: it is a sum over every response, so that a claim holds in all models or fails in one. The
-arms are found by their settings, as in a study that trains.
+A bias is a sum over every response, without sampling: a claim holds if it holds in all models. Arms are found by their
+settings, as in a study that trains.
 """
 
 import math
@@ -21,7 +21,7 @@ from tailrl.claims.finding import ASIDE, Finding, fact
 from tailrl.config.gradients import NO_MISMATCH
 
 EXACT = 1e-9
-"""A bias below this share of the gradient is rounding: the sums are in float64."""
+"""A bias below this share of the gradient is rounding; the sums are float64."""
 
 BIASED = "dvp.thm4_1.bias"
 UNBIASED = "dvp.rloo.unbiased"
@@ -30,12 +30,7 @@ TRADED = "dvp.mis.variance"
 
 
 def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
-    """The verdicts, claim by claim and kind by kind.
-
-    Args:
-        summaries: of every arm at every dose.
-        arms: the settings of each arm, as the study has them.
-    """
+    """The verdicts, claim by claim and kind by kind, from every arm's summaries and settings as in the study."""
     measured = {summary.arm for summary in summaries}
     settings = {arm: DEFAULTS | flatten(own) for arm, own in arms.items() if arm in measured}
     kinds = [kind for kind in dict.fromkeys(s.mismatch for s in summaries) if kind != NO_MISMATCH]
@@ -75,27 +70,24 @@ def _of(summaries: Sequence[Summary], arm: str, kind: str) -> list[Summary]:
 
 
 def _no_bias(own: Sequence[Summary]) -> Finding:
-    """The bias is rounding in every model."""
+    """Whether the bias is rounding in every model."""
     largest = max(s.bias.high for s in own)
     words = f"its bias is at most {largest:.1e} |∇J|, which is rounding" if largest <= EXACT else f"bias {largest:.2g}"
     return _fact(own, largest, words, largest <= EXACT)
 
 
 def _growing_bias(own: Sequence[Summary]) -> Finding:
-    """The bias of every model is above rounding at every dose, and its median grows with the dose."""
+    """Whether every model's bias is above rounding at every dose, and the median grows with the dose."""
     medians = [s.bias.median for s in own]
     holds = all(s.bias.low > EXACT for s in own) and medians == sorted(medians)
-    # The first and the last dose with their values.
     along = " to ".join(f"{short(medians[i])} at {own[i].dose:g}" for i in (0, -1))
     return _fact(own, medians[-1], f"its bias is {along} |∇J|, above rounding in {_models(own)} at every dose", holds)
 
 
 def _constrained_bias(own: Sequence[Summary]) -> Finding:
-    """The bias against ∇J_mp is rounding in every model at every dose, where the theorem's V_S ⊆ V'_S holds."""
-    largest, nested = (
-        float(np.fmax.reduce(values))
-        for values in ([s.bias_constrained.high for s in own], [s.nested_bias for s in own])
-    )
+    """Whether the bias against ∇J_mp is rounding at every dose in every model with the theorem's V_S ⊆ V'_S."""
+    largest = float(np.fmax.reduce([s.bias_constrained.high for s in own]))
+    nested = float(np.fmax.reduce([s.nested_bias for s in own]))
     if math.isnan(largest):
         return _fact(own, largest, "J_mp is flat in every model", None)
     if largest <= EXACT:
@@ -110,7 +102,7 @@ def _constrained_bias(own: Sequence[Summary]) -> Finding:
 
 
 def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Finding:
-    """At the largest dose, MIS deviates less than the untruncated weight and is biased, in every model."""
+    """Whether at the largest dose MIS deviates less than the untruncated weight and is biased, in every model."""
     one, other = masked[-1], weighted[-1]
     if one.bias.high <= EXACT:
         return _fact(masked, one.bias.median, "no response of this mismatch has a weight above C", None)

@@ -1,4 +1,4 @@
-"""What claims on trained arms are measured by: one number a run."""
+"""The numbers that claims on trained arms are measured by, one per run."""
 
 import math
 from collections.abc import Callable
@@ -6,40 +6,42 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tailrl.artifacts.results import FloatArray, Results, TrainedRun
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results, TrainedRun
+from tailrl.claims.finding import ends
 from tailrl.config.distributions import SAMPLED_HEAD_BELOW, TAIL_FROM
 from tailrl.stats.tests import Difference
 from tailrl.tracking import metrics as keys
 from tailrl.tracking.alarm import SKEWED
 
 PART = 0.1
-"""Share of a run's steps that its start, its end and each stretch of it are."""
+"""The length of a run's start, its end and each stretch, as a share of its steps."""
 
 _POWERS = 14.0
-"""Powers of ten that a magnitude lies from 1 at most: zeros (below rounding) and overflows count as the nearer end."""
+"""Logarithms are clipped to ± this, so that zeros (below rounding) and overflows count as numbers."""
 
 
 def mean(values: FloatArray) -> float:
-    """The mean of what was recorded; NaN where nothing was."""
+    """The mean without NaN entries; NaN without any other entry."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan
 
 
 def log10(values: ArrayLike) -> FloatArray:
-    """Powers of ten, within what counts as a number at all."""
+    """The decimal logarithm, clipped to ± _POWERS."""
     with np.errstate(divide="ignore"):
         return np.clip(np.log10(values), -_POWERS, _POWERS)
 
 
 def powers(logs: Difference) -> tuple[float, float, float]:
-    """A mean of logarithms and its interval, as numbers."""
+    """A mean of decimal logarithms and its interval, as numbers."""
     with np.errstate(over="ignore"):
-        middle, low, high = (float(np.float64(10.0) ** end) for end in (logs.mean, logs.low, logs.high))
+        middle, low, high = (float(np.float64(10.0) ** end) for end in ends(logs))
     return middle, low, high
 
 
 def stretches(run: TrainedRun, key: str) -> list[float]:
-    """A metric's means over stretches of a tenth of the run's steps; NaN where none of a stretch was recorded."""
+    """A metric's means over stretches of a tenth of the run's steps; NaN for a stretch without values."""
     values_N = run.metric(key)
     size = math.ceil(PART * values_N.size)
     return [mean(values_N[start : start + size]) for start in range(0, values_N.size, size)]
@@ -53,14 +55,13 @@ def first_and_last(run: TrainedRun, key: str) -> tuple[float, float]:
 
 
 def growth(run: TrainedRun, key: str = keys.K3_UNMASKED) -> float:
-    """Powers of ten by which a run's unmasked k3, or the size of another metric, grows from its first tenth to its
-    last."""
+    """Powers of ten by which the size of a run's metric grows from the first tenth of its steps to the last."""
     first, last = np.abs(first_and_last(run, key))
     return float(log10(last) - log10(first))
 
 
 def tokens(run: TrainedRun) -> tuple[FloatArray, FloatArray]:
-    """-ln π_train and Δ of a run's sampled tokens, nats, where both are finite."""
+    """-ln π_train and Δ of a run's sampled tokens, nats, without tokens whose Δ is not finite."""
     delta_T = run.tokens.logp_train_T - run.tokens.logp_infer_T
     return -run.tokens.logp_train_T[np.isfinite(delta_T)], delta_T[np.isfinite(delta_T)]
 
@@ -72,7 +73,7 @@ def tail_shift(run: TrainedRun) -> float:
 
 
 def tail_over_head(run: TrainedRun) -> float:
-    """Powers of ten that a run's mean |Δ| in the tail lies above that in the head."""
+    """Powers of ten by which a run's mean |Δ| in the tail exceeds that in the head."""
     nats_T, delta_T = tokens(run)
     tail, head = (log10(mean(np.abs(delta_T[part]))) for part in (nats_T >= TAIL_FROM, nats_T < SAMPLED_HEAD_BELOW))
     return float(tail - head)
@@ -88,7 +89,7 @@ LOGARITHMS: dict[str, Number] = {
     "k1_growth": lambda run: growth(run, keys.K1_UNMASKED),
     "seconds": lambda run: float(log10(mean(run.metric(keys.STEP_SECONDS)))),
 }
-"""Numbers of a run whose effect is a geometric mean over runs, as powers of ten."""
+"""Numbers as powers of ten, whose effect is a geometric mean over runs."""
 
 NUMBERS: dict[str, Number] = LOGARITHMS | {
     "tail_shift": tail_shift,
@@ -97,11 +98,11 @@ NUMBERS: dict[str, Number] = LOGARITHMS | {
     "lost_mass": lambda run: mean(run.metric(keys.LOST_MASS)),
     "tokens_left_out": lambda run: mean(run.metric(keys.LENGTH) * (1 - run.metric(keys.KEPT_MASS_TRAIN))),
 }
-"""What is measured of a run, by the names of the catalogue."""
+"""All numbers by their names in the catalogue."""
 
 
 def numbers(results: Results, arm: str, name: str) -> FloatArray:
-    """A number for each run of an arm, (S,)."""
+    """A number of each run of an arm, (S,)."""
     return np.array([NUMBERS[name](run) for run in results.runs[arm]])
 
 

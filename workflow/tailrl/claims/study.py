@@ -1,4 +1,4 @@
-"""What a study's trained arms say of each claim: one line for each set of arms that can speak to it."""
+"""Verdicts of a study's trained arms: one line per claim and set of arms to which it applies."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from tailrl.claims.finding import Finding, nothing, opposite
 
 
 def judge(results: Results, claims: Iterable[Claim] = TRAINED_CLAIMS) -> list[Verdict]:
-    """The verdicts on every claim, claim by claim; a claim that no arm can speak to has one that says so."""
+    """The verdicts, claim by claim; a claim without suitable arms has one line that says so."""
     lines = []
     for claim in claims:
         for found in list(_found(claim, results)) or [nothing((), f"the study has no {claim.needs}")]:
@@ -31,5 +31,5 @@ def _found(claim: Claim, results: Results) -> Iterator[Finding]:
             case "below":
                 yield opposite(found)
             case "either":
-                # Of two one-sided tests at half the level one has to hold.
+                # Two one-sided tests at half the level: either may hold.
                 yield replace(found, p_for=min(found.p_for, found.p_against), p_against=math.nan)

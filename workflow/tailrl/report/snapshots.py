@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis.scores import by_problem
 from tailrl.analysis.tables import Curve
-from tailrl.artifacts.results import Results, Score
+from tailrl.artifacts.evaluation import Score
+from tailrl.artifacts.results import Results
 from tailrl.report.axes import (
     arm_legend,
     arm_styles,

@@ -1,7 +1,7 @@
-"""Shares, medians and a test for runs that are alike within an arm; scipy has the distributions.
+"""Shares, medians and a permutation test for runs that are clustered in arms.
 
-Whether an arm's runs collapse, and whether they raise an alarm, is mostly the arm's doing: three runs of one arm say
-little more than one. So arms are what an interval is over here, and what a test shuffles.
+Whether a run collapses or raises an alarm depends mostly on its arm. Three runs of one arm say little more than one.
+So arms are the units: intervals allow for clustering by arm, and the test permutes arms.
 """
 
 import math
@@ -16,11 +16,10 @@ from tailrl.stats.tests import SPLITS
 
 
 def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
-    """A share of R runs that are alike within an arm, with Korn and Graubard's interval.
+    """A share of R runs clustered in arms, with Korn and Graubard's interval.
 
-    It is Clopper and Pearson's with the effective number of runs in place of R: the number of independent ones that
-    would leave as much variance, less what it costs to estimate that variance from a few arms. Where each arm has one
-    run, it is theirs. Where hits are so rare that one arm alone has them it is wider than it has to be.
+    This is Clopper and Pearson's interval with the effective number of runs in place of R (`_effective_runs`). With one
+    run in each arm, both intervals agree. Where a single arm has all hits, the interval is wider than necessary.
 
     Source: Korn and Graubard, Survey Methodology 24 (1998), 193-201.
 
@@ -37,17 +36,16 @@ def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
 
 
 def clustered_median(values_R: ArrayLike, arm_R: ArrayLike) -> Interval:
-    """The median of the values of R runs that are alike within an arm, with Woodruff's interval.
+    """The median of R runs clustered in arms, with Woodruff's interval.
 
-    The interval of a share, with the effective number of runs at the median, is turned into one of values: it goes from
-    the least value to the largest one at which the share beyond it could still be a half. That is asked at each value,
-    as Francisco and Fuller do, and not of the half alone: where each arm has one run, it is the interval of order
-    statistics then, and holds with few runs too.
+    The interval inverts that of a share. It contains each value beyond which the share of runs could still be a half,
+    given the effective number of runs at the median. Each value has its own test, as in Francisco and Fuller. With one
+    run in each arm, this is the interval of order statistics, which holds with few runs too.
 
     Source: Woodruff, JASA 47 (1952), 635-646; Francisco and Fuller, Annals of Statistics 19 (1991), 454-469.
 
     Args:
-        values_R: (R,), any unit; too few independent ones give no interval (NaN), such as five at 95 %.
+        values_R: (R,), any unit; with five independent runs or fewer there is no 95 % interval (NaN).
         arm_R: (R,), numbers or strings, the arm of each run; n counts arms.
     """
     values, arm = np.asarray(values_R, dtype=np.float64), np.asarray(arm_R)
@@ -65,37 +63,35 @@ def shuffled_skill(
     alarm_FR: ArrayLike, collapse_R: ArrayLike, chooses_R: ArrayLike, arm_R: Sequence[Hashable],
     place_R: Sequence[Hashable],
 ) -> float:  # fmt: skip
-    """One-sided p that alarms announce collapses no better than those of any other arm would.
+    """One-sided p of the null hypothesis that an arm's alarms announce its collapses no better than another arm's.
 
-    A permutation test of Youden's skill, the share of collapsed runs with an alarm before less that of the others with
-    an alarm, of the threshold that has most of it on the runs that choose, judged on the rest. If alarms know nothing
-    of an arm's collapses, an arm could as well have had those of another: all of an arm's alarms, by every threshold,
-    move at once, run by run, and each is held anew against the collapse, or its absence, of the run that it comes to.
-    Then a threshold is chosen anew, for both halves have runs of the same arms, and a test of the chosen one alone
-    would find its choice. A shuffle in which none has skill where it is chosen has none that is judged. Arms change
-    places with those that have runs at the same places; one whose places no other has keeps its alarms.
+    The statistic is Youden's skill: sensitivity less the share of false alarms. The threshold with most skill on the
+    runs that choose is judged on the remaining runs. Each shuffle permutes arms. An arm's alarms, by all thresholds,
+    move together to another arm with runs at the same places; an arm without such a partner keeps its own. Each shuffle
+    also chooses its threshold again. Both halves have runs of the same arms, so a test of the chosen threshold alone
+    would detect the choice itself. A shuffle where no threshold has skill on the runs that choose counts as no skill.
 
     Args:
-        alarm_FR: (F, R), the step of each run's alarm by each of F thresholds, infinite without one. Of thresholds with
-            the same skill the first is chosen.
-        collapse_R: (R,), the step of each run's collapse, likewise.
+        alarm_FR: (F, R), the step of each run's alarm by each of F thresholds, infinite without an alarm. Among
+            thresholds with the same skill the first is chosen.
+        collapse_R: (R,), the step of each run's collapse, infinite without one.
         chooses_R: bool (R,), the runs on which the threshold is chosen.
         arm_R: (R,), the arm of each run.
-        place_R: (R,), where in its arm a run stands, such as its study, planned steps and seed; of an arm all differ.
+        place_R: (R,), a run's place in its arm, such as its study, planned steps and seed; unique within an arm.
 
     Returns:
-        The share, of SPLITS random shuffles, always the same, and what was seen, with at least the skill that was seen.
+        The share with at least the observed skill, among SPLITS shuffles (of a fixed seed) and the observation itself.
         NaN where no threshold has skill on the runs that choose, or where all or none of either half collapsed.
     """
     alarms, collapse = np.asarray(alarm_FR, dtype=np.float64), np.asarray(collapse_R, dtype=np.float64)
     chooses = np.asarray(chooses_R, dtype=bool)
-    # Skill times both numbers of runs: whole numbers, so that thresholds and shuffles with the same skill tie. An alarm
-    # before no collapse is a false one, and both are earlier than a step that may be infinite.
+    # Skill times both numbers of runs is a whole number, so equal skills tie exactly. Without a collapse, its step is
+    # infinite: every alarm is then earlier, and counts as false.
     weight_HR = np.array([_skill_weights(np.isfinite(collapse), half_R) for half_R in (chooses, ~chooses)])
     if not weight_HR.any(axis=1).all():
         return math.nan
     rng = np.random.default_rng(0)
-    from_BR = np.tile(np.arange(collapse.size), (1 + SPLITS, 1))  # what was seen comes first
+    from_BR = np.tile(np.arange(collapse.size), (1 + SPLITS, 1))  # the observation comes first
     for runs_AS in _exchangeable(arm_R, place_R):
         order_BA = rng.permuted(np.tile(np.arange(len(runs_AS)), (SPLITS, 1)), axis=1)
         from_BR[1:, runs_AS.ravel()] = runs_AS[order_BA].reshape(SPLITS, -1)
@@ -107,13 +103,13 @@ def shuffled_skill(
 
 
 def _skill_weights(collapsed_R: NDArray[np.bool_], half_R: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """What an early alarm of each run adds to the skill on some of the runs, times their numbers of both kinds."""
+    """What each run's alarm adds to the skill of one half, times its numbers of collapsed and other runs."""
     fell, stood = int((half_R & collapsed_R).sum()), int((half_R & ~collapsed_R).sum())
     return np.where(half_R, np.where(collapsed_R, stood, -fell), 0) if fell and stood else np.zeros(half_R.size, int)
 
 
 def _exchangeable(arm_R: Sequence[Hashable], place_R: Sequence[Hashable]) -> list[NDArray[np.int64]]:
-    """The runs of arms that can change places, (A, S) for each such set of arms."""
+    """For each set of arms with runs at the same places: those runs, (A, S)."""
     arms: dict[Hashable, dict[Hashable, int]] = {}
     for run, (arm, place) in enumerate(zip(arm_R, place_R, strict=True)):
         arms.setdefault(arm, {})[place] = run
@@ -124,12 +120,12 @@ def _exchangeable(arm_R: Sequence[Hashable], place_R: Sequence[Hashable]) -> lis
 
 
 def _effective_runs(hit_R: NDArray[np.float64], arm_R: NDArray[np.generic]) -> float:
-    """The number of independent runs that a share of clustered ones is worth, at most R.
+    """The number of independent runs with the same variance of a share as these clustered runs, at most R.
 
-    R over the design effect, the variance over arms as a multiple of that over independent runs, times the square of
-    t's quantile with R - 1 degrees of freedom over that with one fewer than there are arms. Where at most one arm has a
-    hit, or at most one a miss, it does not show whether runs of an arm are alike: it is then the number of arms, as if
-    the runs of each were one and the same, which can only be too few.
+    R is divided by the design effect: the variance over arms as a multiple of that over independent runs. It is also
+    multiplied by the squared ratio of t's quantiles, with R - 1 and with (arms - 1) degrees of freedom. This accounts
+    for estimating the variance from few arms. The design effect is unknown where fewer than two arms have a hit, or
+    fewer than two a miss. The number of arms then stands in, which is conservative: each arm counts as one run.
     """
     share, arms, runs = float(hit_R.mean()), np.unique(arm_R).size, hit_R.size
     if min(np.unique(arm_R[hit_R == kind]).size for kind in (0, 1)) < 2:
@@ -143,7 +139,7 @@ def _effective_runs(hit_R: NDArray[np.float64], arm_R: NDArray[np.generic]) -> f
 
 
 def _highest(share_M: NDArray[np.float64], size: float) -> NDArray[np.float64]:
-    """The upper end of Clopper and Pearson's interval of shares of so many runs, which need not be a whole number."""
+    """The upper end of Clopper and Pearson's interval of shares of `size` runs, which need not be a whole number."""
     hits_M = share_M * size
-    # Of a share of 1 the beta distribution has no second parameter.
+    # At a share of 1 the beta distribution's second parameter is 0, where it is not defined.
     return np.where(share_M < 1, stats.beta.ppf(UPPER, hits_M + 1, size - hits_M), 1.0)

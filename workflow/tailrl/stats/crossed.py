@@ -1,11 +1,11 @@
-"""Scores of every seed on every problem: what other training runs *and* other problems would show.
+"""Intervals over seeds and problems at once: they cover other training runs *and* other problems.
 
-Seeds and problems are crossed: each policy answers the same problems. With X_sp the mean of k samples, the model is
-X_sp = μ + a_s + b_p + e_sp with independent effects of seeds, problems and the rest (k samples' chance among it). The
-variance of the grand mean is (MS_seeds + MS_problems − MS_rest) / (S P), the mean squares being those of the two-way
-analysis of variance; it is what clustering by seed and by problem at once gives (Cameron, Gelbach and Miller, 2011),
-and t has Satterthwaite's degrees of freedom. Where chance puts MS_rest above the smaller of the other two, the larger
-one stands alone, so that neither kind of repetition is ever said to have less error than it shows by itself.
+Seeds and problems are crossed: each policy answers the same problems. X_sp is the mean of k samples. The model is
+X_sp = μ + a_s + b_p + e_sp with independent effects of seeds, problems and the rest, sampling noise included. The
+variance of the grand mean is (MS_seeds + MS_problems − MS_rest) / (S P), with the mean squares of the two-way analysis
+of variance. Two-way clustering gives the same (Cameron, Gelbach and Miller, 2011). t has Satterthwaite's degrees of
+freedom. By chance MS_rest can exceed the smaller of the other two. The larger one then stands alone, so the error is
+never below that of seeds alone or of problems alone.
 """
 
 import math
@@ -20,7 +20,7 @@ from tailrl.stats.tests import Difference, t_difference, unvaried
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Squared standard errors of a mean over S seeds and P problems; `rest` is part of both of the others."""
+    """Squared standard errors of a mean over S seeds and P problems; the other two both include `rest`."""
 
     seeds: float
     problems: float
@@ -32,8 +32,7 @@ def crossed_interval(scores_SP: ArrayLike) -> Interval:
     """The interval of an arm's mean score over seeds and problems.
 
     Args:
-        scores_SP: (S, P), the mean over a policy's samples of each problem; n counts seeds, and a single one gives no
-            interval.
+        scores_SP: (S, P), each policy's mean over its samples of a problem; n counts seeds; one has no interval (NaN).
     """
     scores = np.asarray(scores_SP, dtype=np.float64)
     mean = float(scores.mean())
@@ -45,7 +44,7 @@ def crossed_interval(scores_SP: ArrayLike) -> Interval:
 
 
 def crossed_gain(scores_SP: ArrayLike, reference_P: ArrayLike) -> Difference:
-    """An arm's mean score less that of one fixed policy, such as the untrained one, on the same problems.
+    """An arm's mean score minus that of one fixed policy, such as the untrained one, on the same problems.
 
     Args:
         scores_SP: (S, P), as `crossed_interval` takes them.
@@ -56,7 +55,7 @@ def crossed_gain(scores_SP: ArrayLike, reference_P: ArrayLike) -> Difference:
 
 
 def crossed_difference(first_SP: ArrayLike, second_SP: ArrayLike) -> Difference:
-    """The mean score of one arm less that of another: seeds are each arm's own, problems are shared.
+    """The mean score of one arm minus that of another: each arm has its own seeds, and problems are shared.
 
     Args:
         first_SP: (S, P), as `crossed_interval` takes them.
@@ -85,7 +84,7 @@ def _errors(scores_SP: NDArray[np.float64]) -> _Errors:
 
 
 def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int) -> Difference:
-    """t from the arms' squared errors; `shared` is that of problems where the arms have them in common."""
+    """t from the arms' squared errors. `shared` is the squared error of problems that two arms share, or None."""
     problems = errors[0].problems if shared is None else shared
     parts = [(problems, errors[0].freedom[1])]
     parts += [(e.seeds, e.freedom[0]) for e in errors] + [(e.rest, e.freedom[2]) for e in errors]

@@ -1,4 +1,4 @@
-"""Means and shares with their confidence intervals, on plain arrays; scipy has the distributions."""
+"""Means and shares with their confidence intervals, on plain arrays."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ CONFIDENCE = 0.95
 """The level of every interval in the report."""
 
 LEVEL = 1 - CONFIDENCE
-"""The adjusted two-sided p up to which a difference is claimed."""
+"""The significance level of an adjusted two-sided p."""
 
 ONE_SIDED_LEVEL = LEVEL / 2
-"""The same for each of the two one-sided tests behind a verdict."""
+"""The significance level of each of the two one-sided tests behind a verdict."""
 
 UPPER = (1 + CONFIDENCE) / 2
 """The quantile at the upper end of a two-sided interval."""
@@ -22,7 +22,7 @@ UPPER = (1 + CONFIDENCE) / 2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, its interval (NaN where there is none) and the number n of units that it rests on."""
+    """A mean, its interval (NaN where there is none) and its number of units n."""
 
     mean: float
     low: float
@@ -42,17 +42,15 @@ def mean_interval(values_N: ArrayLike) -> Interval:
     """
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
-    if values.size == 0:
-        return NO_INTERVAL
-    return _t_interval(float(values.mean()), _standard_error(values), values.size)
+    return _t_interval(float(values.mean()), _standard_error(values), values.size) if values.size else NO_INTERVAL
 
 
 def problem_interval(correct_PK: ArrayLike) -> Interval:
     """The interval of one policy's avg@k over P problems with k samples each; problems are the clusters.
 
-    A t interval of the per-problem means: with equal k that is the cluster-robust interval, and unlike a
-    bootstrap it needs no random numbers. Where all samples are right (or all wrong) there is no variance
-    to estimate from, and the exact binomial interval of P problems stands in: wide, not empty.
+    This is the t interval of the per-problem means. With equal k it equals the cluster-robust interval, and it needs no
+    random numbers. If all samples are right, or all wrong, the variance cannot be estimated. The exact binomial
+    interval of P problems then stands in.
 
     Args:
         correct_PK: (P, K), 0 or 1.
@@ -66,10 +64,10 @@ def problem_interval(correct_PK: ArrayLike) -> Interval:
 
 
 def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
-    """The interval of a mean over T values that are alike within a cluster, such as tokens of one step.
+    """The interval of a mean over T values that are clustered, such as tokens of one step.
 
-    The mean is a ratio (sum of values over number of values), so its error is that of the clusters'
-    residual sums, with t on (clusters - 1) degrees of freedom.
+    The mean is a ratio, sum of values over number of values. Its error comes from the clusters' residual sums, and t
+    has (clusters - 1) degrees of freedom.
 
     Args:
         values_T: (T,), any unit.
@@ -80,7 +78,7 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
 
 
 def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
-    """The interval of a ratio of two sums, Σ above / Σ below, whose terms are alike within a cluster.
+    """The interval of a ratio of two sums, Σ above / Σ below, whose terms are clustered.
 
     Args:
         above_T: (T,), any unit.
@@ -97,16 +95,14 @@ def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike
 
 
 def share_interval(count: int, n: int) -> Interval:
-    """A share of n independent trials with Wilson's interval, right at shares of 0 and 1 too."""
+    """A share of n independent trials with Wilson's interval, which holds at shares of 0 and 1 too."""
     return Interval(*_wilson(count, n), n)
 
 
 def share_difference(first: tuple[int, int], second: tuple[int, int]) -> Interval:
-    """Newcombe's interval of a difference of two shares, from Wilson's of each: right at shares of 0 and 1 too.
+    """Newcombe's interval of a difference of two shares, each as (count, trials); it holds at shares of 0 and 1 too.
 
-    Args:
-        first: how many of how many; at least one of which.
-        second: likewise; n is the smaller number.
+    Newcombe combines Wilson's interval of each share. Both need at least one trial; n is the smaller number of trials.
     """
     (p, low, high), (q, below, above) = _wilson(*first), _wilson(*second)
     ends = math.hypot(p - low, above - q), math.hypot(high - p, q - below)
@@ -123,6 +119,6 @@ def _standard_error(values: NDArray[np.float64]) -> float:
 
 
 def _t_interval(mean: float, standard_error: float, n: int) -> Interval:
-    # Not stats.t.interval: it gives NaN, not an empty width, where the standard error is zero.
+    # stats.t.interval would give NaN instead of zero width where the standard error is zero.
     half = float(stats.t.ppf(UPPER, n - 1)) * standard_error if n > 1 else math.nan
     return Interval(mean, mean - half, mean + half, n)

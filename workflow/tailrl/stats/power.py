@@ -1,7 +1,7 @@
-"""How many seeds a difference between two arms needs, and what the seeds at hand could have seen.
+"""The seeds that a difference between two arms needs, and the smallest difference that given seeds can detect.
 
-Both are of Welch's two-sided test over seeds at LEVEL. The variances are those seen, so that with a
-handful of seeds either number is a rough one.
+Both are for Welch's two-sided test over seeds at LEVEL. They use the observed variances, so that with few seeds both
+are rough.
 """
 
 import math
@@ -13,21 +13,21 @@ from scipy import optimize, stats
 from tailrl.stats.intervals import UPPER
 
 POWER = 0.8
-"""The chance of seeing a difference that is there, by which both numbers go."""
+"""The probability with which a true difference is to be detected."""
 
 MOST = 1_000
-"""Seeds an arm beyond which nobody counts."""
+"""The largest number of seeds per arm that is searched."""
 
 _NODES = 32
-"""Quantiles at which the distribution of a variance is looked at."""
+"""Quadrature nodes (quantiles) of the distribution of a variance."""
 
 
 def welch_power(effect: float, squares: tuple[float, float], sizes: tuple[int, int]) -> float:
-    """The chance that Welch's test finds a true difference between normal scores.
+    """The power of Welch's test for a true difference between normal scores.
 
-    By quadrature over the two variances that the seeds could have shown, on which both the standard error and the
-    degrees of freedom depend. The usual noncentral t takes these as known: with three seeds an arm it promises 0.80
-    where the test has 0.70.
+    Standard error and degrees of freedom depend on the two sample variances, which are integrated out by quadrature.
+    The usual noncentral t takes them as known: with three seeds per arm it promises a power of 0.80, and the test has
+    0.70.
 
     Args:
         effect: the true difference.
@@ -48,14 +48,14 @@ def welch_power(effect: float, squares: tuple[float, float], sizes: tuple[int, i
 
 
 def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:
-    """Seeds in each arm with which the difference seen, were it the true one, is found with probability POWER.
+    """Seeds per arm to detect a true difference of the observed size with probability POWER.
 
     Args:
-        first_S: (S,), one score a seed; any unit.
+        first_S: (S,), one score per seed; any unit.
         second_S: (S',), the other arm's.
 
     Returns:
-        A whole number, inf where it is more than MOST, NaN where an arm has a single seed or nothing varies at all.
+        A whole number; inf beyond MOST; NaN where an arm has a single seed, or all scores of both arms are equal.
     """
     effect, squares = _effect(first_S, second_S)
     if math.isnan(effect) or not (effect or sum(squares)):
@@ -74,28 +74,26 @@ def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:
 
 
 def least_effect(first_S: ArrayLike, second_S: ArrayLike) -> float:
-    """The smallest true difference that the seeds at hand would have found with probability POWER.
+    """The smallest true difference that these seeds detect with probability POWER.
 
     Args:
-        first_S: (S,), one score a seed; any unit, which the result has too.
+        first_S: (S,), one score per seed; any unit, also that of the result.
         second_S: (S',), the other arm's.
 
     Returns:
-        NaN where no seed differs from another, or an arm has a single one.
+        The difference; NaN where an arm has a single seed, or neither arm's seeds vary.
     """
     _, squares = _effect(first_S, second_S)
     sizes = np.size(first_S), np.size(second_S)
-    if any(math.isnan(square) for square in squares):
-        return math.nan
     error = math.sqrt(squares[0] / sizes[0] + squares[1] / sizes[1])
-    if not error:
+    if math.isnan(error) or not error:
         return math.nan
-    # Two seeds an arm and one of them without variance, the worst case, need 18 standard errors.
+    # The worst case is two seeds per arm, one arm without variance: 18 standard errors.
     return float(optimize.brentq(lambda effect: welch_power(effect, squares, sizes) - POWER, 0.0, 40 * error))
 
 
 def _effect(first_S: ArrayLike, second_S: ArrayLike) -> tuple[float, tuple[float, float]]:
-    """The size of the difference and both variances; NaN where a single seed has none."""
+    """The absolute difference and both variances; NaN where an arm has a single seed."""
     arms = [np.asarray(scores, dtype=np.float64) for scores in (first_S, second_S)]
     if min(scores.size for scores in arms) < 2:
         return math.nan, (math.nan, math.nan)

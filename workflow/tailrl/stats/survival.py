@@ -1,4 +1,4 @@
-"""When runs collapse: steps of a collapse, Kaplan-Meier curves, and the log-rank test by permutation."""
+"""When runs collapse: the step of a collapse, Kaplan-Meier curves, and the log-rank test by permutation."""
 
 import itertools
 import math
@@ -17,13 +17,13 @@ from tailrl.stats.tests import CONSTANT, SPLITS
 def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     """The step at which a run's reward collapsed for good, or None where it did not.
 
-    With m the mean reward over the last `window` steps: the first step of the stretch, up to the end of the run, in
-    which m is below half of the highest m until then. A dip that ends does not count, nor one that has not lasted
-    `window` steps when the run ends, nor a reward that never rose.
+    Let m be the mean reward over the last `window` steps. The collapse is the first step from which m stays below half
+    of its highest value so far, until the run's end. Not counted are a dip that recovers, one shorter than `window`
+    steps at the run's end, and a reward that never rose.
 
     Args:
         reward_N: (N,), mean reward of each step; not negative.
-        window: steps of the trailing mean; the first and the last window - 1 steps cannot collapse.
+        window: steps of the trailing mean; no collapse is possible in the first and the last window - 1 steps.
     """
     reward = np.asarray(reward_N, dtype=np.float64)
     if reward.size < window:
@@ -35,16 +35,16 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
 
 
 Collapses = tuple[Sequence[int | None], Sequence[int]]
-"""Of each run of an arm: the step at which it collapsed (None: it did not), and its length in steps."""
+"""For each run of an arm: the step of its collapse (None without one), and its length in steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The share of runs that have not collapsed, after each step at which one did; with its interval.
+    """The share of runs that have not collapsed, after each step with a collapse.
 
     Attributes:
         step_E, share_E, low_E, high_E: (E,), the Kaplan-Meier estimate and its log-log interval at E events.
-        runs, collapsed: how many runs, and how many of them collapsed.
+        runs, collapsed: the number of runs, and of collapsed runs.
     """
 
     step_E: NDArray[np.float64]
@@ -56,11 +56,13 @@ class Survival:
 
 
 def survival(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> Survival:
-    """Kaplan and Meier's estimate from the collapse step of each of R runs (None: alive at its last step)."""
-    curve = stats.ecdf(_censored(collapse_R, steps_R)).sf
+    """Kaplan and Meier's estimate from R runs' collapse steps (None: censored at its length) and lengths, in steps."""
+    collapsed = [step for step in collapse_R if step is not None]
+    alive = [length for step, length in zip(collapse_R, steps_R, strict=True) if step is None]
+    curve = stats.ecdf(stats.CensoredData(uncensored=collapsed, right=alive)).sf
     died = np.diff(curve.probabilities, prepend=1.0) < 0
     with warnings.catch_warnings():
-        # The interval is not defined where all are alive or all have collapsed.
+        # The interval is not defined where no run or every run has collapsed.
         warnings.simplefilter("ignore", RuntimeWarning)
         ends = curve.confidence_interval(CONFIDENCE, method="log-log")
     return Survival(
@@ -69,25 +71,25 @@ def survival(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> Surviv
         np.asarray(ends.low.probabilities, dtype=np.float64)[died],
         np.asarray(ends.high.probabilities, dtype=np.float64)[died],
         len(collapse_R),
-        sum(step is not None for step in collapse_R),
+        len(collapsed),
     )
 
 
 def log_rank(sooner: Collapses, later: Collapses) -> float:
-    """One-sided p of the log-rank test that `sooner` collapses no sooner than `later`; NaN where no run of either did.
+    """One-sided p of the log-rank test with the null hypothesis that `sooner` collapses no sooner than `later`.
 
-    Observed minus expected collapses of an arm are the sum of its runs' scores, 1 (where the run collapsed) less Nelson
-    and Aalen's cumulative hazard at its last step. If the arms are alike, every split of the runs into two arms is
-    equally likely: p is the share of splits with at least that sum, of all of them where there are at most SPLITS, else
-    of so many random ones. Unlike chi-square's, it holds with a handful of runs, which cannot give a small p.
-
-    Not scipy's `permutation_test`: it refuses an arm of one run, and its other random splits would move the published p
-    of arms with ten runs.
+    An arm's observed minus expected collapses are the sum of its runs' scores. A score is 1 if the run collapsed, else
+    0, minus Nelson and Aalen's cumulative hazard at its last step. Under the null hypothesis every split of the runs
+    into two arms is equally likely. p is the share of splits with at least the observed sum: of all splits if there are
+    at most SPLITS, else of SPLITS random ones. Unlike the chi-square test, this holds with few runs, whose p is never
+    small. scipy's `permutation_test` rejects an arm of one run, and its random splits differ from the published ones.
 
     Args:
-        sooner: collapse step of each run and the run's length, steps, as `survival` takes them; at least one run, and
-            lengths that do not depend on the arm.
-        later: likewise.
+        sooner: the first arm's runs; at least one. Lengths must not depend on the arm.
+        later: the second arm's runs.
+
+    Returns:
+        p; NaN where no run of either arm collapsed.
     """
     died = [step for step in (*sooner[0], *later[0]) if step is not None]
     if not died:
@@ -104,10 +106,3 @@ def log_rank(sooner: Collapses, later: Collapses) -> float:
         return float((score_R[list(itertools.combinations(range(len(runs)), size))].sum(axis=1) >= least).mean())
     shuffled = np.random.default_rng(0).permuted(np.tile(score_R, (SPLITS, 1)), axis=1)
     return float((1 + (shuffled[:, :size].sum(axis=1) >= least).sum()) / (1 + SPLITS))
-
-
-def _censored(collapse_R: Sequence[int | None], steps_R: Sequence[int]) -> stats.CensoredData:
-    """Steps survived: exact where the run collapsed, at least its length where it did not."""
-    died = [step for step in collapse_R if step is not None]
-    alive = [length for step, length in zip(collapse_R, steps_R, strict=True) if step is None]
-    return stats.CensoredData(uncensored=died, right=alive)

@@ -1,8 +1,7 @@
-"""Intervals and differences for the report, on plain arrays; scipy has the distributions.
+"""Differences with their intervals and p values, on plain arrays.
 
-Each function names its unit of repetition, since that is what an interval is about: seeds (another
-training run), problems (another set of held-out problems) or clusters of tokens (another batch of
-rollouts). A single unit gives no interval: its ends are NaN, and so is p.
+Each function names its unit of repetition: seeds (another training run), problems (another set of held-out problems) or
+clusters of tokens (another batch of rollouts). A single unit gives no interval and no p: both are NaN.
 """
 
 import math
@@ -18,15 +17,15 @@ from scipy import stats
 from tailrl.stats.intervals import CONFIDENCE, UPPER
 
 SPLITS = 9_999
-"""Splits of the runs that a permutation test looks at, at most."""
+"""The largest number of splits in a permutation test."""
 
 CONSTANT = 1e-12
-"""Values that differ by less than this are equal: rounding, not a variance to divide by."""
+"""Values that differ by less are equal up to rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean of first minus second, its interval and two-sided p (NaN where there is none), units n."""
+    """The mean of first minus second, its interval and two-sided p (NaN where there is none), and n units."""
 
     mean: float
     low: float
@@ -36,11 +35,11 @@ class Difference:
 
 
 NO_DIFFERENCE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
-"""Where there is nothing to compare: nothing was measured, or it is what the others are held against."""
+"""Where nothing was measured, or for the reference itself."""
 
 
 def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
-    """Two policies on the same P problems, paired: what other problems would say about *these policies*.
+    """Two policies on the same P problems, paired; the interval is over problems, for *these policies*.
 
     Args:
         first_P: (P,), the score of each problem under the first policy.
@@ -53,7 +52,7 @@ def difference_from(values_N: ArrayLike, reference: float) -> Difference:
     """The mean of N independent values, such as one a seed, minus a fixed number.
 
     Args:
-        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
+        values_N: (N,), any unit; NaN entries (not measured) are left out.
         reference: the number, in the same unit.
     """
     values = np.asarray(values_N, dtype=np.float64)
@@ -61,18 +60,19 @@ def difference_from(values_N: ArrayLike, reference: float) -> Difference:
     if not values.size:
         return NO_DIFFERENCE
     mean = float(values.mean()) - reference
-    if values.size < 2 or np.ptp(values) < CONSTANT:
-        return _constant_difference(mean, values.size, repeated=values.size > 1)
-    test = stats.ttest_1samp(values - reference, 0.0)
-    return _difference(mean, test, values.size)
+    if values.size < 2:
+        return unvaried(mean, values.size)
+    if np.ptp(values) < CONSTANT:
+        # Such as exact zeros: t would be 0/0 or infinite.
+        return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, values.size)
+    return _difference(mean, stats.ttest_1samp(values - reference, 0.0), values.size)
 
 
 def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
-    """Two arms by their seeds' scores: what other training runs would say about *these arms*.
+    """Two arms by their seeds' scores; the interval is over training runs (Welch's test).
 
-    Welch's test: two runs with one seed start from the same rollouts but part after a few updates, so
-    pairing would buy little and halve the degrees of freedom of a handful of seeds. What positive
-    correlation is left makes Welch wider than needed, never narrower.
+    Runs with the same seed start from the same rollouts, but diverge after a few updates. Pairing them would gain
+    little and halve the degrees of freedom. The remaining positive correlation can only make Welch's interval too wide.
 
     Args:
         first_S: (S,), one score per seed of the first arm.
@@ -83,7 +83,7 @@ def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
     if n < 2 or max(np.ptp(first), np.ptp(second)) < CONSTANT:
         return unvaried(mean, n)
     with warnings.catch_warnings():
-        # scipy warns where the seeds of one arm agree exactly; Welch's formula is right there too.
+        # scipy warns where all seeds of one arm agree; Welch's formula still holds.
         warnings.simplefilter("ignore", RuntimeWarning)
         test = stats.ttest_ind(first, second, equal_var=False)
     return _difference(mean, test, n)
@@ -92,11 +92,11 @@ def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
 def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> Difference:
     """A weighted sum of arms' means, such as a difference of two differences, by their seeds' scores.
 
-    Welch's test for any number of arms: the squared errors add up, with Satterthwaite's degrees of freedom. Of two arms
-    with weights 1 and -1 it is `arm_difference`.
+    This is Welch's test for any number of arms: squared errors add up, with Satterthwaite's degrees of freedom. With
+    two arms and weights 1 and -1 it equals `arm_difference`.
 
     Args:
-        scores_A: for each arm (S,), one score per seed; n is the smallest number of them.
+        scores_A: for each arm (S,), one score per seed; n is the smallest number of seeds.
         weights_A: for each arm, not 0.
     """
     scores = [np.asarray(scores_S, dtype=np.float64) for scores_S in scores_A]
@@ -110,14 +110,14 @@ def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> D
 
 
 def t_difference(mean: float, square: float, freedom: float, n: int) -> Difference:
-    """A difference with its squared standard error and t's degrees of freedom."""
+    """A difference from its squared standard error and t's degrees of freedom."""
     error = math.sqrt(square)
     half = float(stats.t.ppf(UPPER, freedom)) * error
     return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)), n)
 
 
 def holm(p_M: ArrayLike) -> NDArray[np.float64]:
-    """Holm's adjusted p of M tests, (M,): below α each with probability at most α that any of them is wrong.
+    """Holm's adjusted p of M tests, (M,): control of the family-wise error rate.
 
     NaN entries are tests that could not be made: they stay NaN and do not count.
     """
@@ -129,14 +129,17 @@ def holm(p_M: ArrayLike) -> NDArray[np.float64]:
 
 
 def one_sided(difference: Difference) -> tuple[float, float]:
-    """p of the two one-sided tests behind a two-sided one: that the difference is above 0, and that it is below."""
+    """p of the two one-sided tests behind a two-sided test: that the difference is above 0, and that it is below."""
     seen, other = difference.p / 2, 1 - difference.p / 2
     return (seen, other) if difference.mean > 0 else (other, seen)
 
 
 def all_hold(*parts: tuple[float, float]) -> tuple[float, float]:
-    """p of a claim whose parts have to hold all, and of its opposite, from those of each part: an intersection-union
-    test; any one part that fails refutes it, by Bonferroni. NaN where one of a part's is."""
+    """p of a claim whose parts must all hold, and p of its opposite, from each part's pair of p.
+
+    The claim has an intersection-union test. A single part that fails refutes it, with Bonferroni's correction. NaN in
+    any part gives NaN.
+    """
     holds, fails = zip(*parts, strict=True)
     return float(np.max(holds)), float(np.minimum(1.0, len(parts) * np.min(fails)))
 
@@ -147,13 +150,9 @@ def _difference(mean: float, test: Any, n: int) -> Difference:
 
 
 def unvaried(mean: float, n: int) -> Difference:
-    """A difference of arms whose seeds agree exactly, or are one each: scores are counts, of which two agree by chance,
-    and say nothing of how much others would differ. Without any difference p is 1."""
+    """A difference without an interval: all seeds of an arm agree, or each arm has a single seed.
+
+    Scores are counts, so that seeds can agree by chance; the variance stays unknown. p is 1 if repeated seeds show no
+    difference at all, else NaN.
+    """
     return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and abs(mean) < CONSTANT else math.nan, n)
-
-
-def _constant_difference(mean: float, n: int, *, repeated: bool) -> Difference:
-    """The same difference each time, as of exact zeros: t would be 0/0 or infinite. A single one has no known error."""
-    if not repeated:
-        return Difference(mean, math.nan, math.nan, math.nan, n)
-    return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, n)
