@@ -73,7 +73,7 @@ _bounds = partial(_metric, METRICS, "tailrl.training.step_record.StepRecord.bias
 _ratios = partial(_metric, METRICS, "tailrl.objective.diagnostics.log_ratio_metrics")
 _weights = partial(_metric, METRICS, "tailrl.objective.diagnostics.weight_metrics")
 _skew = partial(_metric, METRICS, "tailrl.objective.diagnostics.advantage_skew")
-_verified = partial(_metric, VERIFICATION, "tailrl.rollout.verified._Counts.metrics")
+_verified = partial(_metric, VERIFICATION, "tailrl.rollout.verified.VerifiedSampler.metrics")
 
 # --- training ----------------------------------------------------------------------------------------
 
