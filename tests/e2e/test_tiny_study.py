@@ -179,7 +179,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/tailrl/rollout/transformers.py", []),
         ("workflow/tailrl/evaluation/evaluate.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
-        ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
+        ("workflow/tailrl/training/base_policy.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/cli/jobs.py", []),
     ],
 )
