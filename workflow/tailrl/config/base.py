@@ -1,23 +1,27 @@
-"""What every block of a study is."""
+"""The base class of every block of a study, and unions of blocks."""
+
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
+"""Names of studies, arms, ablations and compared engines, which are parts of files' names."""
+
 
 class Settings(BaseModel):
-    """What every block of a study is: immutable, and closed to keys that it does not know."""
+    """A block of a study: immutable; refuses unknown keys."""
 
-    # No infinity and no NaN: the rules hand settings on as JSON, which has neither.
+    # Rules pass settings on as JSON, which has no infinity and no NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def told_apart_by(field: str, default: str) -> Discriminator:
-    """Tells the members of a union apart by a field, which has a default in YAML too."""
+def told_apart_by(field: str, union: Any) -> Discriminator:
+    """Chooses the member of a union of tagged blocks by a field that names the tag; the first is the default."""
+    kinds = [member.__metadata__[0].tag for member in get_args(union)]
 
     def kind(value: object) -> object:
-        return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+        return value.get(field, kinds[0]) if isinstance(value, dict) else getattr(value, field, None)
 
-    return Discriminator(
-        kind,
-        custom_error_type="kind",
-        custom_error_message=f"needs a block whose {field} is one of those in the schema",
-    )
+    known = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+    message = f"needs a block whose {field} is {known}"
+    return Discriminator(kind, custom_error_type="kind", custom_error_message=message)

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with settings, in words: one clause per problem, with the path of its key."""
+"""Puts pydantic's errors into words: one clause per problem, with the path of its key."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,15 +8,22 @@ from pydantic import BaseModel, ValidationError
 
 from tailrl.runtime.errors import one_line
 
+PLAIN = {
+    "tuple_type": "needs a list",
+    "dict_type": "needs a block of keys",
+    "model_type": "needs a block of keys; {} takes the defaults",
+}
+"""By the type of pydantic's error: words that name YAML's types, where pydantic names Python's."""
+
 
 def near(word: object, known: Mapping[str, object] | list[str]) -> str:
-    """A question after the known name that is most like the word; nothing where none is like it."""
+    """A question that names the known word most like this one; empty if no known word is like it."""
     match = difflib.get_close_matches(str(word), list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys that the block at `path` knows, read off the JSON schema (unions give all of theirs)."""
+    """The keys of the block at `path`, from the JSON schema; for a union, the keys of all members."""
     schema = model.model_json_schema()
 
     def resolve(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -36,12 +43,12 @@ def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str
 
 
 def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """One clause per problem, each with the path of the key; `model` is what was validated, to suggest keys of."""
+    """One clause per problem, with the path of its key; `model` was validated, and its keys are suggested."""
     clauses = []
     found = error.errors()
     for item in found:
         if item["type"] == "too_short" and any(other["loc"][:-1] == item["loc"] for other in found):
-            continue  # too short without those that are named themselves
+            continue  # it is too short only because of entries with errors of their own
         where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
             hint = near(item["loc"][-1], _known_keys(model, item["loc"][:-1])) if model else ""
@@ -49,7 +56,7 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
         elif item["type"] == "missing":
             clauses.append(f"{where} is missing")
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = PLAIN.get(item["type"], item["msg"].removeprefix("Value error, "))
             shown = item["type"] == "kind" or not isinstance(item["input"], dict | BaseModel)
             given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)

@@ -1,4 +1,4 @@
-"""The model card of a trained policy: README.md in its folder, made from the files that its training left."""
+"""The model card of a trained policy: README.md in its folder, from the files of its training."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import REWARD
 
 MEAN_OVER = 10
-"""Steps at either end of the run that the rewards in a card are means over."""
+"""Steps at either end of a run over which a card gives the mean reward."""
 
 UNKNOWN = "This card was written when training ended. The study that trained the policy evaluates it afterwards."
 
@@ -103,7 +103,7 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
 def _card(record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluation: str) -> str:
     pretrained = run.policy.path if run.policy.source == "pretrained" else None
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    # A folder of this machine means nothing on another.
+    # A local folder means nothing on another machine.
     if pretrained is not None and not Path(pretrained).exists():
         metadata["base_model"] = pretrained
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
@@ -137,22 +137,22 @@ def _card(record: RunRecord, run: Run, size: int, chat: bool, rewards: list[floa
 
 
 def _mask(vocabulary: Vocabulary) -> str:
-    """What the rollouts were drawn from, in a sentence."""
+    """The sampler's distribution during training, in words."""
     if vocabulary.rule == "full" or vocabulary.side == "trainer":
-        return "Rollouts were drawn from the full vocabulary: no mask is needed."
+        return "Rollouts were sampled from the full vocabulary: no mask is needed."
     number = {"top_k": f"k = {vocabulary.k}", "top_p": f"p = {vocabulary.p}"}.get(
         vocabulary.rule, f"ρ = {vocabulary.rho}"
     )
-    text = f"Rollouts were drawn from a pruned vocabulary, {vocabulary.rule} with {number}: sample with the same mask."
+    text = f"Rollouts were sampled from a pruned vocabulary, {vocabulary.rule} with {number}: use the same mask."
     if vocabulary.adapt != "none":
-        text += f" The threshold moved in training ({vocabulary.adapt}); the number here is where it began."
+        text += f" The threshold moved in training ({vocabulary.adapt}); this number is its start."
     if vocabulary.rule == "entropy":
-        text += " `generate` knows no such mask, and below samples without one."
+        text += " `generate` has no such mask; the code below samples without one."
     return text
 
 
 def _arguments(run: Run, size: int) -> str:
-    """Of `generate`: the distribution that the rollouts were drawn from."""
+    """The arguments of `generate` for the sampler's distribution during training."""
     arguments: dict[str, Any] = {"do_sample": True, "temperature": run.training.temperature, "top_k": 0, "top_p": 1.0}
     threshold = run.vocabulary.threshold(size)
     if run.vocabulary.side != "trainer":
