@@ -23,9 +23,6 @@ TASK = "boxed"
 FILTER = "responses"
 
 
-# --- what the task definition calls ------------------------------------------------------------------
-
-
 def documents(problems_file: str, **_metadata: object) -> dict[str, Any]:
     """The problems as lm-eval's test split, in memory; raises StudyError for an unusable file.
 
@@ -108,9 +105,6 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Ev
         loglikelihood_rolling = loglikelihood
 
     return SamplerLM()
-
-
-# --- evaluating --------------------------------------------------------------------------------------
 
 
 def load_tasks(problems_file: Path, settings: Evaluation) -> Any:

@@ -57,8 +57,6 @@ class DVPMixin:
         self._old_NC: Tensor | None = None
         self._sampled: list[list[float]] = []
 
-    # --- the sampler's log-probs -------------------------------------------------------------------------
-
     @contextmanager
     def _recording(self) -> Iterator[Any]:
         trainer = cast(Any, self)
@@ -91,8 +89,6 @@ class DVPMixin:
                 row_C[: len(values)] = torch.tensor([float("nan") if x is None else x for x in values])
         return batch
 
-    # --- the trainer's log-probs -------------------------------------------------------------------------
-
     def _score(self, model: Any, input_ids: Tensor, attention_mask: Tensor, mask_NC: Tensor) -> TokenLogprobs:
         """The trainer's log-probs of the mask's T tokens, among the last C of each row."""
         scored_NC = input_ids[:, -mask_NC.shape[1] :].masked_fill(~mask_NC, NOT_SCORED)
@@ -124,8 +120,6 @@ class DVPMixin:
             rows.append(spread(found.logp_T.masked_fill(found.outside_T, -torch.inf), mask_NC))
         self._old_NC = torch.cat(rows)
         return self._old_NC, None, None
-
-    # --- the loss ----------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         mask_NC = inputs["completion_mask"].bool()

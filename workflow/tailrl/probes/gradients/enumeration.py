@@ -106,9 +106,6 @@ def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object)
     return MISMATCHES[mismatch](logits_SV, dose, generator)
 
 
-# --- expectations ---------------------------------------------------------------------------------------
-
-
 def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
     """log π^mp of every token in every state, [S, V]; −inf outside the safe set, whose choice has no gradient."""
     return logits_SV.masked_fill(~safe_set(logits_SV, rule, threshold), -torch.inf).log_softmax(-1)
