@@ -1,4 +1,4 @@
-"""The block of a study about whole distributions: what a job is given, and what is refused in one sentence."""
+"""The study's block on whole distributions: the settings of its job, and refusals in one sentence."""
 
 from typing import Any
 

@@ -91,7 +91,7 @@ class FakeSampler:
 
 
 def save_policy(folder: Path, weight: int) -> Path:
-    """A real policy folder with a tied head, of which the fake engine looks at two tensors."""
+    """A real policy folder with a tied head, two tensors of which the fake engine reads."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16, tie_word_embeddings=True, **sizes))
     torch.nn.init.constant_(model.model.norm.weight, weight)
@@ -241,7 +241,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 
 def test_every_call_of_the_engine_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends in time, and an error of its own is told from bad input."""
+    """It ends in time, and its own error differs from bad input."""
     limits: list[tuple[float, str]] = []
     deadline = timeouts.deadline
 

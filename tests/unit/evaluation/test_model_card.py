@@ -85,7 +85,7 @@ def test_the_code_in_a_card_samples_with_the_mask(
         ({"rule": "min_p", "rho": "0.6/V"}, "min_p=0.001", "ρ = 0.6/V"),
         ({"rule": "top_k", "k": 7}, "top_k=7, top_p=1.0", "k = 7"),
         ({"rule": "top_p", "p": 0.9}, "top_k=0, top_p=0.9", "p = 0.9"),
-        ({"rule": "entropy", "rho": "e-3"}, "top_p=1.0, max", "`generate` knows no such mask"),
+        ({"rule": "entropy", "rho": "e-3"}, "top_p=1.0, max", "`generate` has no such mask"),
         (
             {"rule": "min_p", "rho": "e-3", "adapt": "budget", "budget": 0.1},
             "min_p=0.0497",

@@ -60,7 +60,7 @@ OUTCOMES = [
 
 
 def test_ranks_end_as_one_job() -> None:
-    """A rank that waits for another for ever is ended with it; a killed process is told from one that said why."""
+    """A rank that waits for a failed one is ended too; a killed process differs from one that reported why."""
     scripts = json.dumps({name: AFTER + script for name, script in SCRIPTS.items()})
     command = [sys.executable, "-c", LAUNCH, scripts]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)

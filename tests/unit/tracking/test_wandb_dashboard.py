@@ -1,4 +1,4 @@
-"""W&B's workspace and report by code, its API mocked: what is asked of it, and what is said where that cannot be."""
+"""W&B's workspace and report, with a mocked API: the calls, and the message without a server."""
 
 import sys
 from pathlib import Path

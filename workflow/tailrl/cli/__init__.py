@@ -1,7 +1,6 @@
 """The command line: parses, calls one function, and turns an error into one sentence.
 
-`commands` has what a person types, `jobs` what the rules of the workflow call. Each command imports the heavy libraries
-that it needs.
+`commands` has the commands for people, `jobs` those for the workflow's rules. Heavy libraries are imported inside them.
 """
 
 import os
@@ -22,7 +21,7 @@ HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMA
 
 
 class _Commands(TyperGroup):
-    """The list of all commands, on one screen: without a box for `--help`, which the text above the list names."""
+    """All commands on one screen: without a box for `--help`, which the text above the list names."""
 
     def get_help_option(self, ctx: Any) -> TyperOption | None:
         option = super().get_help_option(ctx)
@@ -39,8 +38,8 @@ app.add_typer(jobs.app, name="job", rich_help_panel="Snakemake")
 
 
 def main() -> None:
-    """Entry point of `tailrl`: exits 1 with one sentence where the user can mend what is wrong."""
-    # Progress bars and advice of libraries do not belong into a job's log.
+    """Entry point of `tailrl`: exits 1 with one sentence for an error that the user can fix."""
+    # Keep libraries' progress bars and advice out of a job's log.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -53,7 +52,7 @@ def main() -> None:
         print(f"tailrl: {error}", file=sys.stderr)
         sys.exit(os.EX_SOFTWARE)
     except OSError as error:
-        # A file that the system refuses, or a full disk; an error without a number is a library's own.
+        # The system refuses a file, or the disk is full; a library's own error has no number.
         if error.errno is None:
             raise
         _end(f"{f'{error.filename}: ' if error.filename else ''}{reason(error)}")
@@ -62,11 +61,7 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
-    """Runs a command line. Not by `app()`, which would also handle Ctrl-C and errors that are not its own.
-
-    Raises:
-        StudyError: the command line is wrong.
-    """
+    """Runs a command line; raises StudyError for a wrong one. `app()` would also handle Ctrl-C and our own errors."""
     try:
         with typer.main.get_command(app).make_context("tailrl", words) as context:
             context.command.invoke(context)

@@ -1,4 +1,4 @@
-"""What a person types: one function a command, whose docstring is its help."""
+"""The commands for people: one function each, whose docstring is its help."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Results = Annotated[
 
 
 def check(study: StudyFiles) -> None:
-    """Check study files and say what they hold."""
+    """Check study files, and count their arms and seeds."""
     for path in study:
         found = read_study(path)
         try:
@@ -39,7 +39,7 @@ def plan(
         int | None, Option(parser=positive, metavar="N", help="tokens of a response; else max_new_tokens")
     ] = None,
 ) -> None:
-    """Say what a study needs on one machine: memory, time and disk, and what does not fit."""
+    """Estimate a study's memory, time and disk on one machine, and name what does not fit."""
     from tailrl.planning.machine import read_machine
     from tailrl.planning.page import plan_page
 
@@ -65,7 +65,7 @@ def across(
     results: Annotated[Path, Option(help="the folder that holds the studies' results folders")],
     out: Annotated[Path, Option(help="what to write, without its ending: OUT.md, OUT.csv, OUT.svg")],
 ) -> None:
-    """Compare studies that have their arms in common: score, kept mass, mismatch."""
+    """Compare studies with the same arms: score, kept mass, mismatch."""
     from tailrl.report.study import write_across
 
     write_across([read_study(path) for path in study], results, out)
@@ -98,7 +98,7 @@ def metrics() -> None:
 
 
 def mirror(results: Results) -> None:
-    """Send a W&B server those runs of a study that it lacks."""
+    """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
 
     mirror_runs(results)
@@ -123,4 +123,4 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Results": (across, card, claims, mirror, dashboard),
     "Snakemake": (unlock,),
 }
-"""The groups of the help, in their order, with their commands."""
+"""The help's groups of commands, in order."""

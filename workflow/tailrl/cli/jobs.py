@@ -1,6 +1,6 @@
-"""What the rules of the workflow call: one command a rule.
+"""The commands for the workflow's rules: one command a rule.
 
-What a job writes is on the disk before the job ends: Snakemake notes the end, and looks into no file.
+A job flushes its files to the disk before it ends: Snakemake notes the end, and reads no file.
 """
 
 import os
@@ -69,7 +69,7 @@ def train(
     train_run(parse_settings(Run, settings), seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
-    # Not in the loop: an edit of the card's words makes no run stale, and for want of a card no run is lost.
+    # Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept.
     try:
         write_card(out)
     except (StudyError, OSError) as error:
@@ -160,7 +160,7 @@ def equal_mass(settings: Settings, policy: Policy, problems: ProblemFile, out: O
 
 @app.command()
 def early_warning(results: Roots, out: Out) -> None:
-    """Say which metric announces a collapse, over the runs of one or more studies."""
+    """Write which metric warns of a collapse, over the runs of one or more studies."""
     from tailrl.report.study import write_early_warning
 
     write_early_warning(results, out)

@@ -1,4 +1,4 @@
-"""Values that a command line gives: numbers, and folders by seed."""
+"""Values on a command line: numbers, and folders by seed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tailrl.runtime.errors import StudyError
 
 
 def whole_number(text: str | int, least: int = 0) -> int:
-    """The number that plain digits name; raises BadParameter for anything else and for a number below `least`."""
+    """The number in plain digits; raises BadParameter for anything else, and for a number below `least`."""
     text = str(text)
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise BadParameter(f"not a whole number from {least} on: {text!r}")
@@ -21,7 +21,7 @@ def positive(text: str | int) -> int:
 
 
 def seed_and_folder(text: str) -> tuple[int, Path]:
-    """The seed and the folder that `SEED=FOLDER` names; raises StudyError where it is written otherwise."""
+    """The seed and the folder of `SEED=FOLDER`; raises StudyError for any other form."""
     seed, separator, folder = text.partition("=")
     if not separator or not (seed.isascii() and seed.isdigit()):
         raise StudyError(f"--policy {text}: write it as SEED=FOLDER")

@@ -1,1 +1,1 @@
-"""A study as typed settings: one module a block, and the only reader of the YAML."""
+"""A study as typed settings: one module for each block, and the only reader of the YAML."""

@@ -1,8 +1,6 @@
-"""The block of an arm: its vocabulary, correction, clip; and an ablation, which varies a field of arms.
+"""The block of an arm: its vocabulary, correction and clip; and an ablation, which varies one field of base arms.
 
-An arm is one flat record (estimator, vocabulary, correction, sampler, training overrides); an ablation is a base
-arm and the values one of its fields takes. Where jobs run (threads, GPUs, partitions, folders) is not in here:
-that belongs to Snakemake's profiles and command line.
+Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profiles and command line.
 """
 
 import math
@@ -14,8 +12,6 @@ from pydantic import Field, field_validator, model_validator
 from tailrl.config.base import Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
-
-# --- arms --------------------------------------------------------------------------------------------
 
 _RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
 
@@ -30,36 +26,38 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
 
 
 class Vocabulary(Settings):
-    """The vocabulary that the objective lives on, in the sampler and, independently, in the trainer."""
+    """The safe set's rule, which the sampler and the trainer each apply to their own logits."""
 
     rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
         "full",
-        description="full: all tokens; min_p: those with at least rho times the largest probability; entropy: with at "
-        "least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
+        description="full: all tokens; min_p: tokens with at least rho times the largest probability; entropy: tokens "
+        "with at least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
     )
     rho: str | None = Field(
         None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
     )
     k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
-    p: float | None = Field(None, gt=0, le=1, description="mass that top_p keeps at least")
+    p: float | None = Field(None, gt=0, le=1, description="least mass that top_p keeps")
     adapt: Literal["none", "budget", "difficulty"] = Field(
         "none",
-        description="budget: after every step move ln rho so that a response loses `budget` of mass; difficulty: per "
-        "prompt, between rho (never solved) and rho_easy (always solved)",
+        description="budget: after every step, ln rho moves so that a response loses `budget` of mass; difficulty: rho "
+        "depends on the prompt, from rho (never solved) to rho_easy (always solved)",
     )
     budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
-    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, as rho is written")
-    side: Literal["both", "sampler", "trainer"] = Field("both", description="who prunes; one side alone is biased")
+    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
+    side: Literal["both", "sampler", "trainer"] = Field(
+        "both", description="which side prunes; one side alone is biased"
+    )
     outside: Literal["drop", "paper_fill"] = Field(
         "drop",
-        description="a sampled token outside the trainer's set, where no ratio is used: drop its term, or "
-        "score it with the paper's fill of -50",
+        description="a sampled token outside the trainer's set, if no ratio is used: drop removes its term, "
+        "paper_fill scores it with the paper's log-prob of -50",
     )
 
     @field_validator("rho", "rho_easy", mode="before")
     @classmethod
     def _as_text(cls, rho: object) -> object:
-        # YAML readers disagree on whether 1e-6 is a number: either way one spelling leaves here.
+        # YAML readers disagree on whether 1e-6 is a number; both readings get one spelling.
         return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
 
     @field_validator("rho", "rho_easy")
@@ -94,30 +92,28 @@ class Vocabulary(Settings):
 
 
 THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
-"""Thresholds of a sequence's weight where they are not 2: the rejections' are arXiv 2605.14220's."""
+"""Defaults of a sequence weight's threshold other than 2; those of rejections are from arXiv 2605.14220."""
 
 
 class Correction(Settings):
-    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token times one per sequence, and a veto; a
-    rejection can judge another ratio.
-    """
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence, and a veto."""
 
     token: Literal["none", "tis", "mask"] = Field(
         "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
     )
-    token_threshold: float = Field(2.0, gt=1, description="C of the token's weight")
+    token_threshold: float = Field(2.0, gt=1, description="C of the token weight")
     sequence: Literal["none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3"] = Field(
         "none",
-        description="is: exp(Δ_y); tis: at most C of it; mis: 0 above C; geometric: 1 where exp(mean Δ_t) is within "
-        "[1/C, C], else 0; reject_k1, reject_k3: 1 where the sequence's mean of |K1| or K3 is at most C, else 0",
+        description="is: exp(Δ_y); tis: min(exp(Δ_y), C); mis: exp(Δ_y), but 0 above C; geometric: 1 if exp(mean Δ_t) "
+        "is within [1/C, C], else 0; reject_k1, reject_k3: 1 if the sequence's mean of |K1| or K3 is at most C, else 0",
     )
     sequence_threshold: float | None = Field(
-        None, gt=0, description="C of the sequence's weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
+        None, gt=0, description="C of the sequence weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
     )
     rejects: Literal["r_corr", "r_ppo"] = Field(
         "r_corr",
         description="the ratio that reject_k1 and reject_k3 judge: r_corr = π_train_old/π_rollout_old, the mismatch; "
-        "r_ppo = π_θ/π_train_old, by how far the updates before on the same rollouts have moved the policy",
+        "r_ppo = π_θ/π_train_old, the policy's move in earlier updates on the same rollouts",
     )
     veto: float | None = Field(
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
@@ -135,7 +131,7 @@ class Correction(Settings):
 
     @property
     def limit(self) -> float:
-        """C of the sequence's weight, its default filled in."""
+        """C of the sequence weight, or its default."""
         return THRESHOLDS.get(self.sequence, 2.0) if self.sequence_threshold is None else self.sequence_threshold
 
     @property
@@ -145,7 +141,7 @@ class Correction(Settings):
 
     @property
     def ratio(self) -> bool:
-        """Whether a weight is a probability ratio, and does not merely keep or reject."""
+        """Whether a weight is a probability ratio, not only 0 or 1."""
         return self.token != "none" or self.sequence in ("is", "tis", "mis")
 
 
@@ -156,12 +152,12 @@ class Clip(Settings):
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
         "stop-gradient π_train_old/π_rollout_old of the token"
     )
-    low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient where the advantage is < 0")
-    high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient where the advantage is > 0")
+    low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
+    high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient if the advantage is > 0")
 
 
 class Arm(Settings):
-    """One way to train: a flat record, data and no code."""
+    """One way to train."""
 
     estimator: Literal["rloo", "reinforce", "grpo"] = Field("rloo", description="how rewards become advantages")
     clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
@@ -169,8 +165,8 @@ class Arm(Settings):
     correction: Correction = Correction()
     sampler: SamplerSettings = SamplerSettings()
     disturbance: Disturbance = Disturbance()
-    training: dict[str, Any] = Field(default_factory=dict, description="training settings that differ in this arm")
-    deliberate: bool = Field(False, description="run it although it is biased by construction, as an ablation")
+    training: dict[str, Any] = Field(default_factory=dict, description="training settings of this arm alone")
+    deliberate: bool = Field(False, description="accept an arm that is biased by construction")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -197,7 +193,7 @@ class Arm(Settings):
         return self
 
     def check(self, training: Training) -> None:
-        """Raises ValueError where the arm does not fit the training settings in full, its own among them."""
+        """Raises ValueError if the arm does not fit its training settings, the study's with its own overrides."""
         several = training.minibatches > 1
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError("more minibatches than responses a step")
@@ -225,25 +221,24 @@ class Arm(Settings):
 
 
 class Ablation(Settings):
-    """One or more base arms, and the values that one of their fields takes."""
+    """One or more base arms, one of their fields, and the values that it takes."""
 
     base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="name of the arm that the ablation starts from; a list: each of them with each value"
+        description="the base arm's name; a list: each of these arms with each value"
     )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
     values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
     contrast: tuple[str, str] | None = Field(
         None,
-        description="two of the base arms: whether the field changes how much higher the first one's score is than the "
-        "second's, each value against the first",
+        description="two of the base arms: tests if the field changes the difference of their scores, first arm minus "
+        "second, at each value against the first value",
     )
     margin: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="share of samples by which a value may fall short of the base arm's (of the first value, where "
-        "that is not listed) and still do as well: 0.05 asks of each value whether the interval of its change lies "
-        "above -5 points",
+        description="non-inferiority: how much lower a value's score may be than the base arm's (than the first "
+        "value's, if the base arm's is not listed); 0.05 tests if the interval of the change lies above -5 points",
     )
 
     @model_validator(mode="after")
@@ -259,5 +254,5 @@ class Ablation(Settings):
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The arms that it starts from."""
+        """The names of the base arms."""
         return (self.base,) if isinstance(self.base, str) else self.base

@@ -1,4 +1,4 @@
-"""The block of a study that says which engines' whole distributions are held against the trainer's."""
+"""The block of a study that compares engines' whole distributions with the trainer's."""
 
 import math
 import re
@@ -7,28 +7,26 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.arm import Vocabulary
-from tailrl.config.base import Settings
+from tailrl.config.base import NAME, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
 
 HEAD_BELOW, TAIL_FROM = 1.0, 5.0
-"""−ln π_train in nats: a token below the first is in the head of a distribution, from the second on in its tail."""
+"""−ln π_train, nats: a distribution's head lies below the first number, its tail from the second on."""
 
 SAMPLED_HEAD_BELOW = -math.log(0.9)
-"""The same for the head of the tokens that training sampled, of which most are nearly sure; nats."""
-
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
+"""The same for the head of the tokens that training sampled, most of which are nearly certain; nats."""
 
 
 class ComparedEngine(Settings):
-    """What samples the responses, and whose distribution is compared with the trainer's there."""
+    """An engine that samples responses, and whose distribution is compared with the trainer's there."""
 
     sampler: SamplerSettings = SamplerSettings()
     disturbance: Disturbance = Disturbance()
     rescored: int | None = Field(
         None,
         ge=1,
-        description="compare the trainer with itself instead, in micro-batches of at most so many tokens (1: each "
-        "response by itself) against training.token_budget: the noise floor; null: with the engine",
+        description="the noise floor: compare the trainer with itself, in micro-batches of at most so many tokens "
+        "(1: each response by itself) against training.token_budget; null: compare with the engine",
     )
 
     @model_validator(mode="after")
@@ -43,10 +41,10 @@ class ComparedEngine(Settings):
 
 
 class DistributionSettings(Settings):
-    """Engines against the trainer over the whole vocabulary, at a share of the places of sampled responses.
+    """Engines compared with the trainer over the whole vocabulary, at a share of the positions of sampled responses.
 
-    Lengths, temperature and the trainer's micro-batches are those of `training`. Responses are sampled from all tokens;
-    the safe sets are those that either side would choose.
+    `training` gives lengths, temperature and the trainer's micro-batches. Responses are sampled from all tokens; each
+    side chooses the safe sets from its own logits.
     """
 
     engines: dict[str, ComparedEngine] = Field(
@@ -62,7 +60,9 @@ class DistributionSettings(Settings):
         description="one job each",
     )
     responses: int = Field(1000, ge=1, description="responses that each engine samples")
-    every: int = Field(4, ge=1, description="one place of a response in so many is compared, the first by its seed")
+    every: int = Field(
+        4, ge=1, description="one position in so many is compared; the response's seed chooses the first"
+    )
     rho: tuple[str, ...] = Field(
         ("e-13", "0.34/V"), min_length=1, description="thresholds of the min-p sets, as an arm's rho is written"
     )
@@ -72,7 +72,7 @@ class DistributionSettings(Settings):
     @classmethod
     def _named(cls, engines: dict[str, ComparedEngine]) -> dict[str, ComparedEngine]:
         for name in engines:
-            if not _NAME.match(name):
+            if not re.fullmatch(NAME, name):
                 raise ValueError(f"{name!r} cannot name an engine: letters, digits, _ . + -")
         return engines
 
@@ -88,7 +88,7 @@ class DistributionSettings(Settings):
 
 
 class Distributions(Settings):
-    """What the job that compares one engine needs of a study."""
+    """The settings of the job that compares one engine."""
 
     name: str
     engine: ComparedEngine

@@ -1,4 +1,4 @@
-"""The block of a study that says how its arms' gradient estimators are held against the exact gradient."""
+"""The block of a study that compares its arms' gradient estimators with the exact gradient."""
 
 from typing import Annotated, Self
 
@@ -11,14 +11,14 @@ LARGEST = 20_000_000
 """Most numbers (prompts x sequences x tokens x vocabulary) that a tiny model may enumerate: 160 MB in float64."""
 
 NO_MISMATCH = "none"
-"""The kind of a mismatch that is none."""
+"""The kind of mismatch without any."""
 
 Nats = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Doses(Settings):
-    """Sizes of each kind of mismatch between trainer and sampler; no mismatch at all is always measured too."""
+    """Doses of each kind of mismatch between trainer and sampler; zero mismatch is always measured too."""
 
     noise: tuple[Nats, ...] = Field(
         (0.01, 0.1, 0.3, 1.0), description="standard deviation of iid Gaussian noise on every logit, nats"
@@ -33,15 +33,15 @@ class Doses(Settings):
 
 
 class GradientQuality(Settings):
-    """Tiny random models, all of whose responses can be written down: bias and variance of an arm are exact sums."""
+    """Tiny random models whose responses are all enumerated: an arm's bias and variance are exact sums."""
 
     models: int = Field(12, ge=1, description="random models; medians and ranges over them are reported")
     seed: int = Field(0, ge=0, description="seed of the models, of the mismatch and of the draws")
-    vocabulary_size: int = Field(12, ge=4, description="tokens, the last third of them a long tail")
+    vocabulary_size: int = Field(12, ge=4, description="tokens; the last third is a long tail")
     length: int = Field(3, ge=1, description="tokens of every response")
     prompts: int = Field(8, ge=1, description="different prompts of a model, and of a step")
     group_size: int = Field(8, ge=2, description="responses per prompt of a step")
-    draws: int = Field(400, ge=2, description="steps drawn for the mean cosine, which alone is not exact")
+    draws: int = Field(400, ge=2, description="sampled steps for the mean cosine, the only estimate that is not exact")
     doses: Doses = Doses()
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class GradientQuality(Settings):
 
 
 class Gradients(Settings):
-    """What the job that measures the estimators needs of a study."""
+    """The settings of the job that measures the estimators."""
 
     arms: dict[str, Arm]
     quality: GradientQuality

@@ -1,4 +1,4 @@
-"""What each kind of job is given: an evaluation, the problems, the policy, or a training run with its overrides."""
+"""The settings of each kind of job: an evaluation, the problems, the policy, a training run."""
 
 import math
 from typing import Literal, Self
@@ -9,29 +9,25 @@ from tailrl.config.arm import Clip, Correction, Vocabulary, log_rho
 from tailrl.config.base import Settings
 from tailrl.config.policy import Policy
 from tailrl.config.sampler import Disturbance, SamplerSettings
-from tailrl.config.task import (
-    ArithmeticTask,
-    Generated,
-    Task,
-)
+from tailrl.config.task import ArithmeticTask, Generated, Task
 from tailrl.config.training import Training
 from tailrl.runtime.timeouts import MONTH
 
 
 class Evaluation(Settings):
-    """Held-out problems through lm-eval: k samples for each."""
+    """Held-out problems, scored by lm-eval: k samples for each."""
 
     task: Task = ArithmeticTask(problems=200)
     samples: int = Field(8, ge=1, description="k: responses per problem, for avg@k and pass@k")
     sampler: SamplerSettings = SamplerSettings()
     temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
-    seed: int = Field(0, description="seed of the samples: the same for every policy")
+    seed: int = Field(0, description="seed of the samples, the same for every policy")
     rollout_timeout: float = Field(
         14400.0,
         gt=0,
         le=MONTH,
-        description="seconds after which the responses of one policy count as hung and the job is ended",
+        description="seconds that the responses of one policy may take; after them the job is ended as hung",
     )
 
     @model_validator(mode="after")
@@ -44,7 +40,7 @@ class Evaluation(Settings):
 
 
 class Problems(Settings):
-    """The problems that a study needs: what the first job writes."""
+    """The problems of a study, which the first job writes."""
 
     train: Task
     evaluation: Task
@@ -52,13 +48,13 @@ class Problems(Settings):
 
 
 class PolicyFile(Settings):
-    """The policy alone: what the second job makes."""
+    """The base policy, which the second job makes."""
 
     policy: Policy
 
 
 class Run(Settings):
-    """Everything that one training job needs, with the arm's overrides applied."""
+    """The settings of one training job, with the arm's overrides applied."""
 
     study: str
     arm: str
@@ -73,10 +69,10 @@ class Run(Settings):
     training: Training
 
     def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
-        """Whether the disturbance's floor lifts every token over the cut in every state, so that nothing is pruned.
+        """Whether the disturbance's floor lifts every token over the threshold in every state: nothing is pruned.
 
-        Under the floor every token has at least η/V and none more than 1 − η + η/V. `entropy` compares with exp(−H),
-        which is no more than the largest probability.
+        Under the floor, a token has at least η/V and at most 1 − η + η/V. `entropy` compares with exp(−H), which is at
+        most the largest probability.
         """
         rhos = [log_rho(rho, vocabulary_size) for rho in (self.vocabulary.rho, self.vocabulary.rho_easy) if rho]
         disturbed = self.vocabulary.side != "trainer" or self.disturbance.side == "both"

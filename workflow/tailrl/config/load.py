@@ -13,14 +13,11 @@ from tailrl.config.messages import sentences
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError, one_line, reason
 
-SettingsT = TypeVar("SettingsT", bound="Settings")
-
-
-# --- reading -----------------------------------------------------------------------------------------
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
-    """A validated study from plain data; raises StudyError with one sentence that names `source` and key."""
+    """A validated study from plain data; raises StudyError, which names `source` and key."""
     try:
         return Study.model_validate(copy.deepcopy(dict(config)))
     except ValidationError as error:
@@ -28,7 +25,7 @@ def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of plain data, where a key that is given twice is an error: the first of its blocks would be lost."""
+    """YAML of plain data; a key that is given twice is an error, since YAML would drop its first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         given = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -38,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; raises StudyError where it holds none or a key twice in one block."""
+    """The mapping in a YAML file; raises StudyError if it holds none, or a key twice in one block."""
     try:
         config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
@@ -49,9 +46,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of several, of which the last counts most: as Snakemake merges several files and `--config`.
+    """One mapping of several; later ones override earlier ones, as Snakemake merges several files and `--config`.
 
-    A block that names another kind (of task or policy) replaces the one before, whose keys are none of its own.
+    A block that names another kind (of task or policy) replaces the earlier block, which has other keys.
     """
     whole: dict[str, Any] = {}
     for config in configs:
@@ -68,7 +65,7 @@ def _same_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """What a study file says, above what the file that it extends says, and so on.
+    """A study file's settings, merged over those of the file that it extends, and so on.
 
     Raises:
         StudyError: one of the files cannot be read, holds no mapping or a key twice, or extends itself.
@@ -90,17 +87,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def read_study(path: str | Path) -> Study:
-    """A validated study from a YAML file; raises StudyError where it cannot be read or is not valid."""
+    """A validated study from a YAML file; raises StudyError if it cannot be read or is not valid."""
     return parse_study(read_config(path), str(path))
 
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
-    """One block of settings from JSON text, or from a file that holds it; raises StudyError."""
+    """One block of settings from JSON text or from a JSON file; raises StudyError."""
     try:
         data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
         return model.model_validate_json(data)
     except ValidationError as error:
         raise StudyError(f"{model.__name__} settings: {sentences(error, model)}") from None
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible file name
         name = one_line(text) if text.isprintable() and text else repr(text)
         raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None

@@ -7,14 +7,12 @@ from pydantic import Field, Tag, model_validator
 from tailrl.config.base import Settings, told_apart_by
 from tailrl.config.task import ArithmeticTask, Generated
 
-# --- policy ------------------------------------------------------------------------------------------
-
 
 class WarmStart(Settings):
-    """Supervised training of a policy made from scratch, so that reinforcement learning has a start.
+    """Supervised training of a policy from scratch, before reinforcement learning.
 
-    The stages follow one another, each worked solution read once. By default the policy learns to calculate, and
-    then to imitate a corpus in which every third step has a slip: a base policy that can do better than it does.
+    The stages follow one another; each worked solution is read once. By default the policy first learns to calculate.
+    Then it imitates a corpus with a slip in every third step, which leaves the base policy room to improve.
     """
 
     stages: tuple[Generated, ...] = Field(
@@ -23,7 +21,7 @@ class WarmStart(Settings):
         description="worked solutions to learn from, in this order",
     )
     batch: int = Field(64, ge=1, description="worked solutions per optimizer step")
-    learning_rate: float = Field(3e-3, gt=0, description="peak of the rate; it falls to zero linearly")
+    learning_rate: float = Field(3e-3, gt=0, description="peak of the rate, which falls to zero linearly")
     seed: int = Field(0, description="seed of the initial weights")
 
 
@@ -31,7 +29,7 @@ class ScratchPolicy(Settings):
     """A small Llama with its own tokenizer, made and warm-started by the pipeline."""
 
     source: Literal["scratch"] = "scratch"
-    vocabulary_size: int = Field(2048, ge=512, description="tokens in the tokenizer trained for it")
+    vocabulary_size: int = Field(2048, ge=512, description="tokens of its tokenizer, which is trained for it")
     hidden_size: int = Field(128, ge=32, description="width of the residual stream")
     layers: int = Field(4, ge=1, description="transformer blocks")
     heads: int = Field(4, ge=1, description="attention heads; hidden_size / heads must be 32, 64 or 128")
@@ -47,7 +45,7 @@ class ScratchPolicy(Settings):
 
 
 MADE_MODELS = ("results/models/smollm2", "results/models/smollm2_shots")
-"""Folders of pretrained policies that the workflow makes itself."""
+"""Folders of pretrained policies that the workflow makes."""
 
 
 class PretrainedPolicy(Settings):
@@ -57,7 +55,5 @@ class PretrainedPolicy(Settings):
     path: str = Field(description="a folder in Hugging Face format, or a model's name on the hub")
 
 
-Policy = Annotated[
-    Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")],
-    told_apart_by("source", "scratch"),
-]
+_Policy = Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")]
+Policy = Annotated[_Policy, told_apart_by("source", "scratch")]

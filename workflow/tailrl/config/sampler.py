@@ -1,4 +1,4 @@
-"""The blocks of an arm that say what samples: the engine, and the disturbance that its distribution gets."""
+"""The blocks of an arm for its sampler: the engine, and the disturbance of the engine's distribution."""
 
 from typing import Literal, Self, get_args
 
@@ -7,23 +7,23 @@ from pydantic import Field, model_validator
 from tailrl.config.base import Settings
 
 Engine = Literal["vllm", "transformers", "exact"]
-"""Rollout engines; each is the module of `tailrl.rollout` that has its name."""
+"""Rollout engines, each named like its module in `tailrl.rollout`."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class SamplerSettings(Settings):
-    """The engine that samples, and the number format it computes in."""
+    """The engine that samples, and its number format."""
 
     engine: Engine = Field(
         "vllm",
-        description="the rollout engine; transformers: the Hugging Face library, which runs where vLLM does not; "
-        "exact: the trainer's own model, whose log-probs are the trainer's bit for bit",
+        description="the rollout engine; transformers: the Hugging Face library, for machines without vLLM; exact: the "
+        "trainer's own model, whose log-probs are the trainer's bit for bit",
     )
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
         "bfloat16",
-        description="dtype of the engine's weights and activations; exact takes the trainer's, float32; float64 is "
-        "transformers'",
+        description="dtype of the engine's weights and activations; exact needs float32, the trainer's dtype; float64 "
+        "needs transformers",
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
@@ -32,28 +32,28 @@ class SamplerSettings(Settings):
         0.4,
         gt=0,
         lt=1,
-        description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU has the "
-        "rest, an evaluation can take nearly all",
+        description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU gets the "
+        "rest; an evaluation can take nearly all",
     )
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="ranks that share one vLLM, each with a slice of every weight; a run's ranks are a multiple of it",
+        description="ranks that share one vLLM, each with a slice of every weight; it divides the run's ranks",
     )
     enforce_eager: bool | None = Field(
         None,
-        description="whether vLLM runs its model as it stands; false: it is compiled first, which takes half a minute "
-        "and pays where a run is long; null: true on a CPU, false on a GPU",
+        description="whether vLLM runs its model without compiling it; compiling takes half a minute and pays off in "
+        "long runs; null: true on a CPU, false on a GPU",
     )
     verify: bool = Field(
         False,
-        description="the trainer draws every proposed token again from the same noise, and the engine goes on from the "
-        "first that differs: samples of the trainer's own policy, whatever the engine",
+        description="the trainer samples every proposed token again with the same noise, and the engine continues from "
+        "the first token that differs: with any engine, samples of the trainer's own policy",
     )
 
     @property
     def exact(self) -> bool:
-        """Whether the log-probs are the trainer's bit for bit, for which it needs batch-invariant operators."""
+        """Whether the log-probs are the trainer's bit for bit, which takes batch-invariant operators."""
         return self.engine == "exact" or self.verify
 
     @model_validator(mode="after")
@@ -78,35 +78,34 @@ class SamplerSettings(Settings):
 
 
 class Disturbance(Settings):
-    """A mismatch of known size between sampler and trainer, one cause a field; all are off by default.
+    """A mismatch of known dose between sampler and trainer, one cause a field; all are off by default.
 
-    It comes on top of what the two engines differ by anyway. Causes may be combined:
-    `tailrl.objective.disturbance` says in which order they act.
+    It adds to the engines' own mismatch. Causes combine, in the order that `tailrl.objective.disturbance` gives.
     """
 
     staleness: int = Field(
-        0, ge=0, description="steps: the engine samples with the weights of so many steps ago, at first the base policy"
+        0, ge=0, description="age of the engine's weights in steps; the first steps sample with the base policy"
     )
     weights: Literal["float16", "bfloat16", "float8_e4m3"] | None = Field(
         None,
-        description="the engine's weights are rounded to this dtype when they are handed over; float8_e4m3: matrices "
-        "alone, each scaled to the dtype's range; null: not rounded",
+        description="the engine's weights are rounded to this dtype when it receives them; float8_e4m3: matrices only, "
+        "each scaled to the dtype's range; null: no rounding",
     )
     bias: float = Field(
         0.0,
         ge=0,
-        description="s, nats: each token's logit is off by a number drawn once from N(0, s^2), the same in every state",
+        description="s, nats: each token's logit gets an error from N(0, s^2), the same in every state",
     )
     noise: float = Field(
         0.0,
         ge=0,
-        description="sigma, nats: each logit is off by a number from N(0, sigma^2), another one in every state",
+        description="sigma, nats: each logit gets an error from N(0, sigma^2), a new one in every state",
     )
     floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")
     side: Literal["sampler", "both"] = Field(
         "sampler",
-        description="both: the trainer's distribution is disturbed likewise, a control without mismatch; under "
-        "staleness its gradient is taken at the engine's old weights, and delayed as much",
+        description="both: the matched control, whose trainer is disturbed likewise, so that there is no mismatch; "
+        "under staleness its gradient is taken at the engine's old weights, with the same delay",
     )
 
     @model_validator(mode="after")
@@ -117,5 +116,5 @@ class Disturbance(Settings):
 
     @property
     def on_logits(self) -> bool:
-        """Whether any cause acts on the logits, and not on the weights."""
+        """Whether any cause acts on the logits."""
         return self.bias > 0 or self.noise > 0 or self.floor > 0

@@ -1,4 +1,4 @@
-"""Which source files a module depends on: Snakemake does not track imported code, so rules name it as input."""
+"""The source files that a module depends on. Rules name them as input: Snakemake does not track imported code."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module of this package by its dotted name, or None where the name is no module of it."""
+    """The file of a module of this package by its dotted name; None for any other name."""
     parts = name.split(".")
     if parts[0] != PACKAGE.name:
         return None
@@ -24,13 +24,13 @@ def module_file(name: str) -> Path | None:
 
 
 def imported_modules(file: Path) -> set[str]:
-    """Dotted names of the modules of this package that a file imports, inside functions too."""
+    """Dotted names of this package's modules that a file imports, inside functions too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from a import b` may import the module a.b or a name of a: ask for both.
+            # In `from a import b`, b may be a module or a name in a: try both.
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         else:
             continue
@@ -39,15 +39,14 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
-    """Files of these modules and of everything in the package that they import, directly or not, sorted.
+    """Sorted files of these modules and of the package's modules that they import, directly or not.
 
-    YAML beside a package's `__init__.py` and its folder templates/ are its data, and count with it.
-
-    Relative to the working directory, so that a finished study may be moved together with its workflow.
+    A package's data count with it: YAML beside its `__init__.py`, and templates/. Paths are relative to the working
+    directory, so that a finished study can be moved together with its workflow.
 
     Args:
         modules: dotted names.
-        without: modules or packages named in an import that never runs: neither they nor what they alone import.
+        without: modules or packages whose import never runs; their own imports are not followed.
 
     Raises:
         ValueError: one of them is not a module of this package.
@@ -70,16 +69,16 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
 
 @cache
 def sampling_files(engine: str, *modules: str) -> list[str]:
-    """`source_files` of a job that samples: it loads one engine, and the code of the others is not its own."""
+    """`source_files` of a job that samples with one engine: without the other engines' code."""
     return source_files(*modules, without=[f"tailrl.rollout.{other}" for other in ENGINES if other != engine])
 
 
 def training_files(engine: str) -> list[str]:
-    """What a training run depends on: an edit of it makes the run's results stale, and its checkpoints."""
+    """The files of a training run: an edit of one makes the run's results and checkpoints stale."""
     return sampling_files(engine, "tailrl.training.loop", "tailrl.tasks.math_verify_worker")
 
 
 def _with_packages(module: str) -> list[str]:
-    """The module and the packages around it: importing a.b.c runs a and a.b first."""
+    """The module and its packages: importing a.b.c runs a and a.b first."""
     parts = module.split(".")
     return [".".join(parts[: end + 1]) for end in range(len(parts))]

@@ -1,7 +1,4 @@
-"""A whole study, as a typed model; `config.load` reads it.
-
-It names a task, a policy, the training settings and a set of arms; `tailrl.config.arm` describes each block.
-"""
+"""A study as a typed model: a task, a policy, training settings and arms. `config.load` reads it."""
 
 import itertools
 import re
@@ -11,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.config.arm import Ablation, Arm, log_rho
-from tailrl.config.base import Settings
+from tailrl.config.base import NAME, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
@@ -22,22 +19,20 @@ from tailrl.config.task import ArithmeticTask, DataSetTask, GeneratedTask, Task
 from tailrl.config.training import Training
 from tailrl.runtime.errors import StudyError, one_line
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 BASE_ARM = "base"
-"""The arm that stands for the untrained policy: it is evaluated, never trained."""
+"""The arm of the untrained policy: it is evaluated, never trained."""
+
+SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
+"""Fields of `training` that the comparison of distributions takes too."""
 
 
 def _unless_it_extends(schema: dict[str, Any]) -> None:
-    """What a file must say, in the schema: what it does not say itself may stand in the file that it extends."""
+    """Required keys, in the schema: a file that extends another need not have them."""
     schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
 
 
-SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
-"""Of training, what distributions are compared by too."""
-
-
 class Study(Settings):
-    """A whole study: what `config.yaml` and the files in `studies/` say."""
+    """A study: the content of `config.yaml` or of a file in `studies/`."""
 
     model_config = ConfigDict(json_schema_extra=_unless_it_extends)
 
@@ -46,8 +41,8 @@ class Study(Settings):
     extends: str | None = Field(
         None,
         exclude=True,
-        description="another YAML file, by its path from this one: what it says holds where this file says nothing; "
-        "mappings are merged key by key, unless they name another kind of task or policy; anything else is replaced",
+        description="another YAML file, by its path from this one, whose settings this file overrides; mappings are "
+        "merged key by key, unless they name another kind of task or policy; anything else is replaced",
     )
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 2), min_length=1, description="one training run per arm and seed"
@@ -55,7 +50,7 @@ class Study(Settings):
     task: Task = ArithmeticTask()
     policy: Policy = ScratchPolicy()
     training: Training = Training()
-    arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that are compared")
+    arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that the study compares")
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
     gradient_quality: GradientQuality = GradientQuality()
@@ -87,7 +82,7 @@ class Study(Settings):
         return self
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
-        """Raises ValueError for what would fail after the base policy was made: sizes that do not fit one another."""
+        """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
             raise ValueError(
                 f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
@@ -100,7 +95,7 @@ class Study(Settings):
             for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"arms.{name}.vocabulary: a rho of {rho} is above 1 for {size} tokens")
-            # A budget moves rho away from where it starts: training warns of that one.
+            # A budget moves rho; training itself warns then.
             certain = arm.vocabulary.adapt != "budget" and not arm.deliberate
             if certain and run.floor_defeats_pruning(size):
                 raise ValueError(
@@ -110,20 +105,20 @@ class Study(Settings):
                 )
 
     def problems(self) -> Problems:
-        """The tasks whose problems the study needs."""
+        """The settings of the job that writes the problems."""
         warm_start = self.policy.warm_start.stages if isinstance(self.policy, ScratchPolicy) else ()
         return Problems(train=self.task, evaluation=self.evaluation.task, warm_start=warm_start)
 
     def gradients(self) -> Gradients:
-        """The study's own arms, and the tiny models on which their gradient estimators are measured."""
+        """The settings of the job that measures the arms' gradient estimators on tiny models."""
         return Gradients(arms=self.arms, quality=self.gradient_quality)
 
     def compared(self, engine: str) -> Distributions:
-        """What the job needs that holds one engine's distributions against the trainer's."""
+        """The settings of the job that compares one engine's distributions with the trainer's."""
         return self._distributions(engine, self.distributions.engines[engine])
 
     def trainers_own(self) -> Distributions:
-        """The same for a job that looks at the trainer's distributions alone, on what it samples itself."""
+        """The same for a job that needs the trainer's distributions alone, on its own samples."""
         return self._distributions("trainer", ComparedEngine(sampler=SamplerSettings(engine="exact", dtype="float32")))
 
     def _distributions(self, name: str, engine: ComparedEngine) -> Distributions:
@@ -136,19 +131,18 @@ class Study(Settings):
         )
 
     def local_files(self) -> list[str]:
-        """The data files on this machine that the study names."""
+        """The data files of this machine that the study names."""
         tasks = (self.task, self.evaluation.task)
         return sorted({task.path for task in tasks if isinstance(task, DataSetTask) and task.path})
 
     def local_policy(self) -> list[str]:
-        """The files of the folder that the policy is read from; none where it is made here or comes from the hub."""
+        """The files of the policy's folder; none for a policy from scratch or from the hub."""
         folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
-        return (
-            sorted(str(file) for file in folder.iterdir() if file.is_file()) if folder.name and folder.is_dir() else []
-        )
+        there = folder.name and folder.is_dir()
+        return sorted(str(file) for file in folder.iterdir() if file.is_file()) if there else []
 
     def check_files(self) -> None:
-        """Raises StudyError where a file or folder that the study names does not exist."""
+        """Raises StudyError if a file or folder that the study names does not exist."""
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
             if not isinstance(task, DataSetTask) or task.path is None:
                 continue
@@ -165,8 +159,8 @@ class Study(Settings):
     def ablation_arms(self, name: str) -> dict[str, Arm]:
         """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.
 
-        A name is `<ablation>=<value>`, after `<base>+` where there are several bases, or that of an equal arm of the
-        study, which is then not trained twice.
+        A name is `<ablation>=<value>`, after `<base>+` if there are several bases. An arm that equals an arm of the
+        study has that arm's name, and is not trained twice.
         """
         ablation = self.ablations[name]
         arms: dict[str, Arm] = {}
@@ -195,13 +189,10 @@ class Study(Settings):
 
     def all_arms(self) -> dict[str, Arm]:
         """The study's own arms and those of every ablation."""
-        arms = dict(self.arms)
-        for name in self.ablations:
-            arms.update(self.ablation_arms(name))
-        return arms
+        return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
 
     def run(self, arm_name: str) -> Run:
-        """The settings of one arm's training job; raises ValueError where its overrides do not fit."""
+        """The settings of one arm's training job; raises ValueError if its overrides do not fit."""
         arm = self.all_arms()[arm_name] if arm_name not in self.arms else self.arms[arm_name]
         try:
             training = Training.model_validate({**self.training.model_dump(), **arm.training})
@@ -215,13 +206,5 @@ class Study(Settings):
             arm.check(training)
         except ValueError as error:
             raise ValueError(f"arms.{arm_name}: {error}") from None
-        return Run(
-            study=self.name,
-            arm=arm_name,
-            policy=self.policy,
-            task=self.task,
-            training=training,
-            **{
-                name: getattr(arm, name) for name in Run.model_fields if name in Arm.model_fields and name != "training"
-            },
-        )
+        own = {name: getattr(arm, name) for name in Run.model_fields.keys() & Arm.model_fields.keys() - {"training"}}
+        return Run(study=self.name, arm=arm_name, policy=self.policy, task=self.task, training=training, **own)

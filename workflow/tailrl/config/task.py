@@ -2,15 +2,24 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import AfterValidator, Field, Tag
 
 from tailrl.config.base import Settings, told_apart_by
 
-# --- tasks -------------------------------------------------------------------------------------------
+
+def _ordered(most: int) -> AfterValidator:
+    """Accepts two numbers from 2 to `most`, the smaller one first."""
+
+    def check(numbers: tuple[int, int]) -> tuple[int, int]:
+        if not 2 <= numbers[0] <= numbers[1] <= most:
+            raise ValueError(f"needs two numbers from 2 to {most}, the smaller one first")
+        return numbers
+
+    return AfterValidator(check)
 
 
 class GeneratedTask(Settings):
-    """Problems made here, each with a worked solution: the same for everybody under the same seed."""
+    """Generated problems, each with a worked solution; equal seeds give equal problems."""
 
     name: str
     problems: int = Field(4096, ge=1, description="how many different problems are generated")
@@ -22,36 +31,22 @@ class ArithmeticTask(GeneratedTask):
     """Generated sums and differences with a worked solution; the answer is an integer from 0 to 999."""
 
     name: Literal["arithmetic"] = "arithmetic"
-    terms: tuple[int, int] = Field((2, 4), description="fewest and most numbers in one problem")
+    terms: Annotated[tuple[int, int], _ordered(6)] = Field((2, 4), description="fewest and most numbers in one problem")
     largest: int = Field(19, ge=1, le=99, description="largest number in a problem")
-
-    @field_validator("terms")
-    @classmethod
-    def _ordered(cls, terms: tuple[int, int]) -> tuple[int, int]:
-        if not 2 <= terms[0] <= terms[1] <= 6:
-            raise ValueError("needs two numbers from 2 to 6, the smaller one first")
-        return terms
 
 
 class WordsTask(GeneratedTask):
-    """Words to be put into alphabetical order; the answer is text, and any word may be its next one."""
+    """Words to put into alphabetical order; the answer is text, in which any word may come next."""
 
     name: Literal["words"]
-    words: tuple[int, int] = Field((3, 4), description="fewest and most words in one problem")
-
-    @field_validator("words")
-    @classmethod
-    def _ordered(cls, words: tuple[int, int]) -> tuple[int, int]:
-        if not 2 <= words[0] <= words[1] <= 8:
-            raise ValueError("needs two numbers from 2 to 8, the smaller one first")
-        return words
+    words: Annotated[tuple[int, int], _ordered(8)] = Field((3, 4), description="fewest and most words in one problem")
 
 
 class DataSetTask(Settings):
     """A published data set, from the Hugging Face hub or from a file."""
 
     path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; all of them if null")
+    problems: int | None = Field(None, ge=1, description="keep this many problems; null: all")
 
 
 class DapoMathTask(DataSetTask):

@@ -1,4 +1,4 @@
-"""The block of a study that says how a run is trained: sizes, optimizer, number format, lengths, and when it ends."""
+"""The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
 import difflib
 from typing import Annotated, Literal, Self
@@ -13,13 +13,13 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class StopRule(Settings):
-    """Ends a run where a metric is beyond a multiple of the run's own level, as `tailrl.tracking.alarm` defines it."""
+    """Ends a run at the alarm of a metric, as `tailrl.tracking.alarm` defines it."""
 
-    metric: str = Field(description="one of the metrics that training logs, or c_skew, the sum of both parts of C(r)")
+    metric: str = Field(description="a metric that training logs, or c_skew, the sum of both parts of C(r)")
     factor: float = Field(
         gt=0,
-        description="the run ends where the metric's mean over 5 steps is above so many times its mean over the first "
-        "tenth of the steps (5 at least), or below it where the factor is below 1",
+        description="the run ends if the metric's mean over 5 steps is above so many times its mean over the first "
+        "tenth of the steps (at least 5); for a factor below 1: if it is below",
     )
 
     @field_validator("metric")
@@ -45,13 +45,13 @@ OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_t
 class Training(Settings):
     """One reinforcement-learning run: sizes, optimizer and lengths."""
 
-    steps: int = Field(100, ge=1, description="updates, each on fresh rollouts")
+    steps: int = Field(100, ge=1, description="training steps, each on fresh rollouts")
     prompts: int = Field(8, ge=1, description="different problems per step")
-    group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's leave-one-out baseline)")
+    group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's baseline)")
     minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     temperature: float = Field(
-        1.0, ge=0.01, description="divides the logits in the sampler and in the trainer; vLLM goes no lower than 0.01"
+        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM's minimum is 0.01"
     )
     optimizer: Literal["adamw", "sgd"] = Field(
         "adamw", description="sgd: with momentum; its steps shrink with the gradient, AdamW's do not"
@@ -64,47 +64,47 @@ class Training(Settings):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
     loss_mean: Literal["all", "kept"] = Field(
         "all",
-        description="what the loss is a mean over: all sampled responses, or those that the weights keep, so that "
-        "rejecting the others does not shrink the gradient",
+        description="the responses that the loss is a mean over: all, or only those that the weights keep, so that a "
+        "rejection does not shrink the gradient",
     )
     max_grad_norm: float = Field(
-        20.0, gt=0, description="gradients are scaled down to this 2-norm; of a loss that sums over tokens"
+        20.0, gt=0, description="gradients are scaled down to this 2-norm; the loss sums over tokens"
     )
     token_budget: int = Field(
-        1024, ge=1, description="most tokens in one packed micro-batch; larger ones leave a CPU's cache"
+        1024, ge=1, description="most tokens in a packed micro-batch; larger ones exceed a CPU's cache"
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="what the trainer computes in; the weights that the optimizer changes and its state are float32",
+        description="number format of the trainer's forward and backward; master weights and optimizer are float32",
     )
     activation_checkpointing: bool = Field(
-        False, description="keep only each layer's input, and compute the layer again in the backward pass: less memory"
+        False, description="less memory: keep only each layer's input, and recompute the layer in the backward pass"
     )
     snapshot_every: int | None = Field(
-        None, ge=1, description="keep the policy of every n-th step too, to be evaluated as the last one is; null: none"
+        None, ge=1, description="keep the policy of every n-th step, to be evaluated like the last one; null: none"
     )
     keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
     checkpoint_every: int = Field(
-        10, ge=1, description="save the run's state after every n-th step: an interruption costs no more than these"
+        10, ge=1, description="save the run's state after every n-th step; an interruption costs at most n steps"
     )
-    keep_checkpoints: int = Field(2, ge=1, description="of these states the last so many are kept until the run ends")
+    keep_checkpoints: int = Field(2, ge=1, description="how many of the last states are kept until the run ends")
     max_skipped: int = Field(
-        3, ge=1, description="steps in a row, their update skipped for a NaN or Inf, after which the run stops"
+        3, ge=1, description="the run stops after so many steps in a row whose update was skipped for a NaN or Inf"
     )
     stop_when: StopRule | None = Field(
-        None, description="ends the run early, at the alarm of a metric; its policy is evaluated as it is then"
+        None, description="ends the run early, at the alarm of a metric; the policy of that step is evaluated"
     )
     rollout_timeout: float = Field(
         3600.0,
         gt=0,
         le=MONTH,
-        description="seconds after which the engine's start, its test, a hand-over of weights or a step's generation "
-        "counts as hung and the job is ended",
+        description="seconds that the engine's start, its self-test, a hand-over of weights or a step's generation may "
+        "take; after them the job is ended as hung",
     )
 
     @property
     def snapshots(self) -> range:
-        """The steps after which the policy is kept, but for the last one, whose policy is the run's."""
+        """The steps after which a snapshot is kept: all but the last, whose policy is the run's result."""
         return range(self.snapshot_every or self.steps, self.steps, self.snapshot_every or self.steps)
 
     @model_validator(mode="after")

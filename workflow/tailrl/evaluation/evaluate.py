@@ -1,9 +1,8 @@
-"""Held-out evaluation: lm-eval over the engine that trained, k sampled responses for each problem.
+"""Held-out evaluation: lm-eval over the project's engine, k sampled responses for each problem.
 
-lm-eval owns the documents, the repeats, the scoring and the aggregation (the task is eval_tasks/boxed.yaml, which
-calls back into this module); the project's Sampler answers its requests. Every arm is sampled from its full
-distribution, and a response's random stream depends on the problem and the repeat but not on the policy, so that
-policies are compared on common random numbers.
+lm-eval has the documents, the repeats, the scoring and the aggregation (task eval_tasks/boxed.yaml, which calls
+`harness`); the project's Sampler answers its requests. Every policy is sampled from its full distribution. A response's
+random stream depends on the problem and the repeat alone, so that policies are compared on common random numbers.
 """
 
 import json
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from tailrl.artifacts.evaluation import header, manifest_of, write_evaluation, write_samples
 from tailrl.artifacts.manifest import policy_digest, write_manifest
 from tailrl.config.jobs import Evaluation
+from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
 from tailrl.model.policy import (
     check_vocabulary,
     encode_prompt,
@@ -37,22 +37,20 @@ from tailrl.runtime.timeouts import guarded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What evaluating an arm gives, ready for JSON.
+    """An arm's evaluation, ready for JSON.
 
     Attributes:
         summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, sampler, seed,
             lm_eval_version) and `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means
-            over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that ended by
-            themselves; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
-            `snapshots`, where there are any, holds likewise one record each, with the step.
-        samples: one record per policy and problem: seed, id, answer, responses (k texts, in the same order), and of a
-            snapshot its step.
-        made_from: what the manifest says besides: arm, settings, the policies and the problems by their digests.
+            over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that stopped by
+            the end token; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
+            `snapshots`, if there are any, has such records too, each with its step.
+        samples: one record per policy and problem: seed, a snapshot's step, id, answer, responses (k texts, in the
+            same order).
+        made_from: further fields of the manifest: arm, settings, digests of policies and problems.
     """
 
     summary: dict[str, Any]
@@ -60,11 +58,8 @@ class Evaluated:
     made_from: dict[str, Any]
 
 
-# --- the policies ------------------------------------------------------------------------------------
-
-
 def check_weights(folder: Path) -> None:
-    """Raises StudyError where the folder's safetensors are missing, cut short or not safetensors; reads no tensor."""
+    """Raises StudyError if the folder's safetensors are missing, truncated or invalid; reads no tensor."""
     index = folder / "model.safetensors.index.json"
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
@@ -73,9 +68,6 @@ def check_weights(folder: Path) -> None:
                 pass
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StudyError(f"{folder}: no weights could be read from it: {reason(error)}") from None
-
-
-# --- lm-eval's model ---------------------------------------------------------------------------------
 
 
 def evaluate(
@@ -88,19 +80,19 @@ def evaluate(
     max_length: int,
     snapshots: Sequence[tuple[int, int, Path]] = (),
 ) -> Evaluated:
-    """Evaluates the policies of one arm, one after the other, in one engine: every one that it is given, alike.
+    """Evaluates the policies and snapshots of one arm, one after another, in one engine.
 
     Args:
-        arm: name of the arm, for the record.
-        policies: training seed and Hugging Face folder of each policy; all of the architecture that `sampler` holds.
-        problems_file: JSONL as `records.write_problems` makes it.
+        arm: the arm's name, for the record.
+        policies: training seed and Hugging Face folder of each policy; all of the sampler's architecture.
+        problems_file: JSONL, as `tasks.problem.write_problems` makes it.
         settings: k, temperature, length and the seed of the samples.
-        sampler: the engine; it is left with the last policy's weights.
-        tokenizer: the tokenizer that the policies share.
-        max_length: longest prompt and response together that the engine takes, tokens.
-        snapshots: policies on the way: training seed, steps done, folder.
+        sampler: the engine; it keeps the last policy's weights.
+        tokenizer: the policies' tokenizer.
+        max_length: most tokens of prompt and response together that the engine takes.
+        snapshots: training seed, steps done, folder of each snapshot.
 
-    Raises StudyError, before anything is sampled, for a problems file, a policy or a prompt that cannot be used.
+    Raises StudyError for an unusable problems file, policy or prompt, before anything is sampled.
     """
     from lm_eval import evaluate as run
 
@@ -112,12 +104,12 @@ def evaluate(
     tasks = load_tasks(problems_file, settings)
     records, samples = [], []
     for whose, folder in every:
-        # By way of the model, not straight from the file: a tied head is not in the file, and the engine needs it.
+        # Not straight from the file: it lacks a tied head, which the engine needs.
         policy = load_policy(folder)
         with guarded(settings.rollout_timeout, "the hand-over of the weights"):
             sampler.load_weights(named_weights(policy))
         lm = make_lm(sampler, tokenizer, settings, max_length)
-        # Not simple_evaluate, which would add a survey of the machine, 3 s, to each policy.
+        # Not simple_evaluate, which collects data of the machine for 3 s with each policy.
         outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
         scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
         records.append(_record(whose, outcome["results"][TASK], scored, lm.rollouts))
@@ -143,7 +135,7 @@ def _record(
     scored: Sequence[Mapping[str, Any]],
     rollouts: Sequence[Rollout],
 ) -> dict[str, Any]:
-    """One policy's entry of the summary, from lm-eval's aggregates and scored problems."""
+    """One policy's record in the summary, from lm-eval's aggregates and scored problems."""
     return {
         **whose,
         "avg_at_k": aggregates[f"avg_at_k,{FILTER}"],
@@ -161,7 +153,7 @@ def evaluate_arm(
     settings: Evaluation,
     snapshots: Sequence[tuple[int, int, Path]] = (),
 ) -> Evaluated:
-    """`evaluate` with the tokenizer of the first policy and an engine of its own; raises StudyError likewise."""
+    """`evaluate` with the first policy's tokenizer and a new engine; raises StudyError likewise."""
     folder = policies[0][1]
     check_weights(folder)
     tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
@@ -174,7 +166,7 @@ def evaluate_arm(
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:
-    """Write the summary, the samples and their manifest; raises StudyError where the disk refuses."""
+    """Write the summary, the samples and their manifest; raises StudyError if the disk refuses."""
     write_evaluation(json_path, evaluated.summary)
     write_samples(samples_path, evaluated.samples)
     write_manifest(manifest_of(json_path), (json_path, samples_path), **evaluated.made_from)

@@ -18,19 +18,15 @@ from tailrl.tasks.problem import Problem, read_problems
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 TASKS_FOLDER = Path(__file__).parents[2] / "eval_tasks"
 TASK = "boxed"
 FILTER = "responses"
 
 
-# --- what the task definition calls ------------------------------------------------------------------
-
-
 def documents(problems_file: str, **_metadata: object) -> dict[str, Any]:
-    """The problems as lm-eval's test split, held in memory; raises StudyError where the file cannot be used.
+    """The problems as lm-eval's test split, in memory; raises StudyError for an unusable file.
 
-    Not through the JSON loader of `datasets`: that one writes to a cache shared by all jobs and guesses types.
+    Without the JSON loader of `datasets`, which guesses types and writes to a cache that all jobs share.
     """
     from datasets import Dataset
 
@@ -38,7 +34,7 @@ def documents(problems_file: str, **_metadata: object) -> dict[str, Any]:
 
 
 def read_held_out(problems_file: Path) -> list[Problem]:
-    """The problems of a file, by ids that differ; raises StudyError where it cannot be used."""
+    """The problems of a file; raises StudyError for an unusable file or an id given twice."""
     problems = read_problems(problems_file)
     id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
     if count > 1:
@@ -47,10 +43,7 @@ def read_held_out(problems_file: Path) -> list[Problem]:
 
 
 def process_results(doc: Mapping[str, str], results: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Scores of one problem; `results` holds one entry, the problem's k responses.
-
-    pass@k is taken over exactly these k responses: 1 where any of them is right.
-    """
+    """Scores of one problem, whose k responses are the only entry of `results`; pass@k is 1 if any is right."""
     from tailrl.tasks.scoring import score
 
     correct = [int(score(response, doc["answer"], doc["compared"]) == 1.0) for response in results[0]]
@@ -67,8 +60,8 @@ def make_requests(
 ) -> list[Request]:
     """One seeded request per lm-eval instance, in their order.
 
-    lm-eval passes the same instance once for each repeat and keeps the answers in the order it passed them: the
-    n-th time a problem comes is its repeat n. Raises StudyError where prompt and response may not fit `max_length`.
+    lm-eval passes an instance once for each repeat: a problem's n-th instance is its repeat n. Raises StudyError if
+    prompt and response may exceed `max_length`.
     """
     prompts: dict[str, tuple[int, ...]] = {}
     repeats: Counter[str] = Counter()
@@ -89,9 +82,9 @@ def make_requests(
 
 
 def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Evaluation, max_length: int) -> Any:
-    """An lm-eval model that samples from all tokens with `sampler`; its `rollouts` are those of the last call.
+    """An lm-eval model that samples from all tokens with `sampler`; `rollouts` holds the last call's.
 
-    The settings give the seed of the samples, and how long they may take.
+    The settings give the seed of the samples and their timeout.
     """
     from lm_eval.api.model import LM
 
@@ -109,17 +102,13 @@ def make_lm(sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", settings: Ev
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             raise NotImplementedError(f"a sampler does not score given text ({len(requests)} requests to do so)")
 
-        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-            raise NotImplementedError(f"a sampler does not score given text ({len(requests)} requests to do so)")
+        loglikelihood_rolling = loglikelihood
 
     return SamplerLM()
 
 
-# --- evaluating --------------------------------------------------------------------------------------
-
-
 def load_tasks(problems_file: Path, settings: Evaluation) -> Any:
-    """lm-eval's tasks by name, here the one, on this file with the study's k, temperature and length."""
+    """lm-eval's tasks by name: TASK alone, on this file, with the study's k, temperature and length."""
     from lm_eval.tasks import TaskManager
 
     overrides = {
@@ -135,5 +124,5 @@ def load_tasks(problems_file: Path, settings: Evaluation) -> Any:
         },
     }
     manager = TaskManager(include_path=str(TASKS_FOLDER), include_defaults=False)
-    # A group is how lm-eval lets one override the fields of a task that a file defines.
+    # lm-eval overrides the fields of a file's task in a group.
     return manager.load([{"group": "evaluation", "task": [overrides]}])["tasks"]

@@ -1,4 +1,4 @@
-"""The model card of a trained policy: README.md in its folder, made from the files that its training left."""
+"""The model card of a trained policy: README.md in its folder, from the files of its training."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import REWARD
 
 MEAN_OVER = 10
-"""Steps at either end of the run that the rewards in a card are means over."""
+"""Steps at either end of a run over which a card gives the mean reward."""
 
 render = renderer(Path(__file__).parent)
 
@@ -51,7 +51,7 @@ def _card(
     record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluated: dict[str, Any] | None
 ) -> str:
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    # A folder of this machine means nothing on another.
+    # A local folder means nothing on another machine.
     if run.policy.source == "pretrained" and not Path(run.policy.path).exists():
         metadata["base_model"] = run.policy.path
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
@@ -72,7 +72,7 @@ def _card(
 
 
 def _arguments(run: Run, size: int) -> str:
-    """Of `generate`: the distribution that the rollouts were drawn from."""
+    """The arguments of `generate` for the sampler's distribution during training."""
     arguments: dict[str, Any] = {"do_sample": True, "temperature": run.training.temperature, "top_k": 0, "top_p": 1.0}
     threshold = run.vocabulary.threshold(size)
     if run.vocabulary.side != "trainer":

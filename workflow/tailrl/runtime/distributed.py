@@ -71,9 +71,6 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if device().type == "cuda" else "gloo"
 
 
-# --- exchanged values ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Array:
     """A tensor on its way between ranks: numpy pickles small arrays ten times as fast."""
@@ -113,9 +110,6 @@ def any_rank(flag: bool) -> bool:
     return bool(raised)
 
 
-# --- shares of work ------------------------------------------------------------------------------------
-
-
 def share(items: Sequence[Value], together: int = 1) -> Sequence[Value]:
     """This rank's contiguous share of all items, in rank order; `together` neighbouring ranks have the same share."""
     shares, own = count() // together, number() // together
@@ -137,9 +131,6 @@ def in_turns(dealt_out: Sequence[Sequence[Value]]) -> list[Value]:
     """The inverse of `dealt`: the ranks' items that count, in their original order."""
     longest = max(map(len, dealt_out))
     return [items[turn] for turn in range(longest) for items in dealt_out if turn < len(items)]
-
-
-# --- shares of tensors ---------------------------------------------------------------------------------
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -40,9 +40,6 @@ Mode = Literal["offline", "online"]
 POLL_SECONDS = 0.5
 
 
-# --- one run -------------------------------------------------------------------------------------------
-
-
 def run_name(record: Mapping[str, Any]) -> str:
     """A unique name of study, arm and seed, in the few characters that W&B accepts."""
     plain = f"{record['study']}-{record['arm']}-seed{record['seed']}"
@@ -119,9 +116,6 @@ def mirror_run(
     return sent
 
 
-# --- afterwards ----------------------------------------------------------------------------------------
-
-
 def mirror(results: Path) -> None:
     """Sends a server the steps that it lacks of a study's finished runs, and prints how many.
 
@@ -141,9 +135,6 @@ def mirror(results: Path) -> None:
         except Exception as error:  # of wandb's own, of its HTTP library, of the system
             raise StudyError(f"{job}: W&B does not take it: {reason(error)}; it can be tried again") from None
         print(f"{run_id(record, points[0])}: {sent} of {len(points)} steps sent")
-
-
-# --- beside a training job -----------------------------------------------------------------------------
 
 
 class _Caller:

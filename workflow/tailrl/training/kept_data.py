@@ -112,7 +112,8 @@ class KeptTokens:
     def joined(self) -> dict[str, NDArray[np.generic]]:
         """All arrays, concatenated over the kept steps; empty without any. Raises StudyError as `check` does."""
         parts = [load(self._bytes(step, digest)) for step, digest in self.checksums.items()]
-        return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        # Sorted: safetensors gives its arrays in any order, and equal runs are to give equal files.
+        return {name: np.concatenate([part[name] for part in parts]) for name in (sorted(parts[0]) if parts else ())}
 
     def state(self) -> list[tuple[int, str]]:
         """The checksums for a checkpoint's JSON."""

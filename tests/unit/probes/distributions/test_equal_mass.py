@@ -76,5 +76,5 @@ def test_more_than_fits_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(equal_mass, "MOST_LOGITS", 12 * 5 * 600 - 1)
     write_problems(problems[:5], tmp_path / "problems.jsonl")
-    with pytest.raises(StudyError, match="up to 60 places of 600 logits each are too many"):
+    with pytest.raises(StudyError, match="up to 60 positions of 600 logits each are too many"):
         write_equal_mass(settings(), policy_folder, tmp_path / "problems.jsonl", tmp_path / "table.csv")

@@ -165,7 +165,7 @@ def test_the_exact_engine_differs_nowhere(engine: dict[str, Any], policy_folder:
     ("block", "words"),
     [
         ({"rho": ["e-13", "900/V"]}, "distributions.rho: one of e-13, 900/V is above 1 for 600 tokens"),
-        ({"responses": 1, "every": 1000}, "distributions: none of 1 responses has a place"),
+        ({"responses": 1, "every": 1000}, "distributions: none of 1 responses has a position"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

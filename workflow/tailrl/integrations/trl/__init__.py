@@ -1,4 +1,4 @@
-"""DVP and corrections such as MIS for users of TRL: `with_dvp` brings them to RLOOTrainer and GRPOTrainer.
+"""DVP and corrections such as MIS for TRL: `with_dvp` adds them to RLOOTrainer and GRPOTrainer.
 
 Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
 Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
@@ -19,12 +19,12 @@ def with_dvp(trainer: type, rho: float, correction: Correction | None = None) ->
 
     Args:
         trainer: RLOOTrainer, GRPOTrainer or a subclass of one.
-        rho: ρ of min-p, 0 < ρ ≤ 1; the trainer's `args.min_p` must be the same number.
-        correction: the weights of the sampled responses, from the sampler's log-probs; None: 1 each.
+        rho: ρ of min-p, 0 < ρ ≤ 1; `args.min_p` of the trainer must be the same number.
+        correction: weights of the sampled responses, from the sampler's log-probs; None: 1 each.
 
     Raises:
-        StudyError: at once for a trainer, a ρ or a correction that it cannot serve; when the trainer is made, for
-            settings or a model that it cannot serve.
+        StudyError: at once for an unsupported trainer, ρ or correction; when the trainer is made, for unsupported
+            settings or an unsupported model.
     """
     correction = correction or Correction()
     check_adapter(trainer, (RLOOTrainer, GRPOTrainer), rho, correction, tokens=issubclass(trainer, GRPOTrainer))

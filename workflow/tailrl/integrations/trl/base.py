@@ -1,7 +1,7 @@
-"""TRL's trainers, or a sentence about the TRL that is missing: no other module imports it."""
+"""Imports TRL's trainers, or raises ImportError with advice. No other module imports TRL."""
 
 TESTED = "1.16"
-"""The series of versions that the adapter overrides parts of."""
+"""The series of versions that the adapter is tested with."""
 
 try:
     import trl

@@ -1,4 +1,4 @@
-"""What the adapter refuses: settings of TRL under which the objective would silently be another one."""
+"""Refuses settings of TRL that would silently change the objective."""
 
 import math
 from collections.abc import Iterable
@@ -9,24 +9,19 @@ from tailrl.model.forward import head_weight
 from tailrl.runtime.errors import StudyError
 
 LOSSES = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo"})
-"""Losses of GRPOTrainer that are linear in the advantage: a weight times the advantage is a weight times the term."""
+"""Losses of GRPOTrainer that are linear in the advantage: a weight can go onto the advantage."""
 
 HARMLESS = frozenset({"max_tokens", "max_new_tokens", "seed", "cache_implementation", "use_cache"})
 """Keys of `generation_kwargs` that do not change the distribution of a token."""
 
 SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-"""Names under which a model's configuration says that its logits are more than head times hidden state."""
+"""Keys of a model's configuration for logits that are scaled after the head."""
 
 
 def check_adapter(trainer: type, known: tuple[type, ...], rho: float, correction: Correction, tokens: bool) -> None:
-    """Raises StudyError for what no settings of TRL could make right.
+    """Raises StudyError for an unsupported trainer (`known` are supported), ρ or correction.
 
-    Args:
-        trainer: to be adapted.
-        known: TRL's trainers that the adapter knows.
-        rho: of min-p.
-        correction: the weights.
-        tokens: whether the trainer's loss is a sum over tokens, so that each can have a weight.
+    `tokens`: whether the trainer's loss sums over tokens, so that each token can have a weight.
     """
     if not issubclass(trainer, known):
         raise StudyError(f"{trainer.__name__}: with_dvp knows {' and '.join(t.__name__ for t in known)} only")
@@ -39,7 +34,7 @@ def check_adapter(trainer: type, known: tuple[type, ...], rho: float, correction
 
 
 def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:
-    """Where the sampled distribution would not be min-p's at ρ after the temperature."""
+    """Settings with which TRL would not sample from min-p at ρ, after the temperature."""
     if args.min_p is None or not math.isclose(args.min_p, rho, rel_tol=1e-9):
         yield f"min_p: {args.min_p}: the sampler must prune at the ρ of the objective, min_p={rho!r}"
     for name, off in (("top_p", (1.0,)), ("top_k", (0, -1, None)), ("repetition_penalty", (1.0,))):
@@ -54,7 +49,7 @@ def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:
 
 
 def _problems_of_objective(args: Any) -> Iterable[str]:
-    """Where TRL would add a term or a weight of its own."""
+    """Settings with which TRL would add a term or a weight of its own."""
     if args.beta:
         yield f"beta: {args.beta}: the objective has no reference policy, whose safe set is another one; set beta=0.0"
     if args.use_liger_kernel:
@@ -74,7 +69,7 @@ def _problems_of_objective(args: Any) -> Iterable[str]:
 
 
 def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
-    """Raises StudyError for settings that make another objective.
+    """Raises StudyError for settings that change the objective.
 
     Args:
         args: RLOOConfig or GRPOConfig; None if the user gave none.
@@ -92,12 +87,7 @@ def check_settings(args: Any, rho: float, given: dict[str, Any]) -> None:
 
 
 def check_trainer(trainer: Any, model: Any) -> None:
-    """Raises StudyError for a model or a way of running that the adapter does not know.
-
-    Args:
-        trainer: TRL's, made.
-        model: the causal language model in it.
-    """
+    """Raises StudyError if the adapter does not support a made trainer's causal language model or way of running."""
     config = model.config
     scales = [name for name in SCALES if getattr(config, name, None) not in (None, 1.0)]
     if trainer._is_vlm or config.get_text_config() is not config:

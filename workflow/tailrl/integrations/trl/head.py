@@ -17,20 +17,22 @@ NOT_SCORED = -1
 def score_constrained(model: PreTrainedModel, log_rho: float, temperature: float) -> None:
     """Give the model's forward an argument `scored_NC`, with which it returns log-probs instead of logits.
 
-    It is the model's forward, so that whatever wraps the model (autocast, DDP) runs as for any other loss.
+    Changing the forward itself lets wrappers of the model (autocast, DDP) run as for any other loss.
 
     Args:
-        model: changed in place; called without the argument, it does what it did.
+        model: changed in place; a call without the argument works as before.
         log_rho: ln ρ of min-p.
-        temperature: divides the logits before.
+        temperature: divides the logits before min-p.
     """
     plain = model.forward
 
-    # With the signature of the model's own forward, which `generate` holds its arguments to.
+    # `generate` checks its arguments against the signature of the model's own forward.
     @functools.wraps(type(model).forward)
     def forward(self: PreTrainedModel, *args: Any, scored_NC: Tensor | None = None, **kwargs: Any) -> Any:
-        """As the model's own; given int64 [N, C], the last C tokens of each row or `NOT_SCORED`, the fields of
-        `TokenLogprobs` for the T tokens of these that are scored, row by row."""
+        """The model's own forward; with int64 `scored_NC`, the fields of `TokenLogprobs` for T scored tokens.
+
+        `scored_NC` has the last C tokens of each row, or `NOT_SCORED`; the T tokens are in row order.
+        """
         if scored_NC is None:
             return plain(*args, **kwargs)
         hidden_NLH = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state

@@ -1,4 +1,4 @@
-"""What the sampler knows of its tokens: log π'^mp, taken from generation where TRL does not hand it on."""
+"""Records log π'^mp of the sampled tokens during generation, since TRL does not pass it on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from tailrl.objective.safe_set import log_masses
 
 
 class Recorder(LogitsProcessor):  # type: ignore[misc]
-    """Among the logits processors of `generate` it changes nothing, and notes log π'^mp of every sampled token.
+    """A logits processor of `generate` that changes nothing, and notes log π'^mp of every sampled token.
 
-    It sees the engine's logits as they come from the model, and those of one step at a time.
+    It gets the model's own logits, one step at a time.
     """
 
     def __init__(self, log_rho: float, temperature: float) -> None:
@@ -30,17 +30,16 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]
 
     @torch.no_grad()
     def _note(self, input_ids: Tensor) -> None:
-        """The log-probs of the last column of tokens [N, L] under the logits that they were drawn from."""
+        """Notes the log-probs of the last column of tokens [N, L], under the logits of its step."""
         if self.logits_NV is not None:
             logits_NV = self.logits_NV / self.temperature
             _, log_safe_N, _ = log_masses(logits_NV, "min_p", self.log_rho)
             self.columns.append(logits_NV.gather(1, input_ids[:, -1:]).squeeze(1) - log_safe_N)
 
     def finish(self, tokens_NL: Tensor) -> Tensor:
-        """Log π'^mp of all T sampled columns, float32 [N, T]; what stands after a row's end token means nothing.
+        """Log π'^mp of all T sampled columns, float32 [N, T], from the tokens [N, L] that `generate` returned.
 
-        Args:
-            tokens_NL: what `generate` returned, prompts included.
+        Values after a row's end token mean nothing.
         """
         self._note(tokens_NL)
         self.logits_NV = None
@@ -49,7 +48,7 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]
 
 @contextmanager
 def recorded_generate(model: Any, log_rho: float, temperature: float) -> Iterator[list[Tensor]]:
-    """Within, each call of `model.generate` adds its tokens' log π'^mp, float32 [N, T], to the list."""
+    """In the block, each call of `model.generate` adds its tokens' log π'^mp, float32 [N, T], to the list."""
     plain, found = model.generate, list[Tensor]()
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -67,9 +66,9 @@ def recorded_generate(model: Any, log_rho: float, temperature: float) -> Iterato
 
 @contextmanager
 def recorded_vllm(engine: Any) -> Iterator[list[list[list[float]]]]:
-    """Within, each call of TRL's vLLM generation adds its tokens' log π'^mp: for each response, one a token.
+    """In the block, each call of TRL's vLLM generation adds its tokens' log π'^mp: for each response, one a token.
 
-    TRL has vLLM return log-probs of the distribution that was sampled from (`processed_logprobs`).
+    TRL makes vLLM return log-probs of the sampler's distribution (`processed_logprobs`).
     """
     plain, found = engine.generate, list[list[list[float]]]()
 

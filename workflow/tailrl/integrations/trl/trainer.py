@@ -1,8 +1,8 @@
 """The objective inside TRL's trainers: constrained log-probs, and weights on the advantages.
 
-TRL's own losses run unchanged. They are linear in the advantage, so that a weight w ≥ 0 of a term is put on its
-advantage: w min(r A, clip(r) A) = min(r wA, clip(r) wA). A sampled token outside the trainer's safe set has ratio 0;
-where no weight says so, it takes no part in any ratio of TRL's, and its term is a constant.
+TRL's own losses run unchanged. They are linear in the advantage, so that a term's weight w ≥ 0 goes onto its
+advantage: w min(r A, clip(r) A) = min(r wA, clip(r) wA). A sampled token outside the trainer's safe set has ratio 0. If
+no weight applies to it, it enters none of TRL's ratios, and its term is a constant.
 """
 
 from collections.abc import Iterator
@@ -24,17 +24,17 @@ from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.tracking import metrics as keys
 
 OLD, SAMPLER = "old_per_token_logps", "sampling_per_token_logps"
-"""Keys of TRL's batches: log-probs [N, C] of the trainer before the first update, −inf outside its set, and of the
+"""Keys of TRL's batches: log-probs [N, C] of the trainer before its first update (−inf outside its set), and of the
 sampler."""
 
 
 def spread(values_T: Tensor, mask_NC: Tensor) -> Tensor:
-    """Values of T tokens to where these stand in padded rows [N, C]; 0 elsewhere."""
+    """Values of T tokens at their positions in padded rows [N, C]; 0 elsewhere."""
     return values_T.new_zeros(mask_NC.shape).masked_scatter(mask_NC, values_T)
 
 
 class DVPMixin:
-    """Goes before RLOOTrainer or GRPOTrainer among the bases of a class; `with_dvp` does so.
+    """A base class to go before RLOOTrainer or GRPOTrainer, as `with_dvp` puts it.
 
     Attributes:
         rho: of min-p.
@@ -45,7 +45,7 @@ class DVPMixin:
     correction: Correction
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # model, reward_funcs and args may be given by their places.
+        # model, reward_funcs and args may be positional.
         settings = kwargs.get("args", args[2] if len(args) > 2 else None)
         check_settings(settings, self.rho, kwargs)
         super().__init__(*args, **kwargs)
@@ -53,11 +53,9 @@ class DVPMixin:
         model = trainer.accelerator.unwrap_model(trainer.model)
         check_trainer(trainer, model)
         score_constrained(model, log(self.rho), trainer.temperature)
-        self._found: tuple[Tensor, Tensor, None] | None = None  # what TRL's loss is to get, while it runs
+        self._found: tuple[Tensor, Tensor, None] | None = None  # for TRL's loss, while it runs
         self._old_NC: Tensor | None = None
         self._sampled: list[list[float]] = []
-
-    # --- the sampler's log-probs -------------------------------------------------------------------------
 
     @contextmanager
     def _recording(self) -> Iterator[Any]:
@@ -71,7 +69,7 @@ class DVPMixin:
                 yield found
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        """Of RLOOTrainer: the responses' tokens; of GRPOTrainer: these and their log-probs."""
+        """RLOOTrainer's returns the responses' tokens; GRPOTrainer's also their log-probs."""
         with self._recording() as found:
             result = super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
         responses = result[0] if isinstance(result, tuple) else result
@@ -91,12 +89,10 @@ class DVPMixin:
                 row_C[: len(values)] = torch.tensor([float("nan") if x is None else x for x in values])
         return batch
 
-    # --- the trainer's log-probs -------------------------------------------------------------------------
-
     def _score(self, model: Any, input_ids: Tensor, attention_mask: Tensor, mask_NC: Tensor) -> TokenLogprobs:
-        """The trainer's, of the T tokens of the mask among the last C of each row."""
+        """The trainer's log-probs of the mask's T tokens, among the last C of each row."""
         scored_NC = input_ids[:, -mask_NC.shape[1] :].masked_fill(~mask_NC, NOT_SCORED)
-        # The sampler's positions, from the first token that is not padding; TRL lets the model count the padding too.
+        # The sampler's positions, from the first token after the padding; TRL's own count includes the padding.
         position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
         with cast(Any, self).accelerator.autocast():
             fields = model(
@@ -113,7 +109,7 @@ class DVPMixin:
         batch_size: int | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """Log π^mp [N, C] and its entropy; between generation and loss, −inf for a token outside the set."""
+        """Log π^mp [N, C] and its entropy; before the loss runs, −inf for a token outside the set, no entropy."""
         if self._found is not None:
             return self._found
         rows = []
@@ -124,8 +120,6 @@ class DVPMixin:
             rows.append(spread(found.logp_T.masked_fill(found.outside_T, -torch.inf), mask_NC))
         self._old_NC = torch.cat(rows)
         return self._old_NC, None, None
-
-    # --- the loss ----------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         mask_NC = inputs["completion_mask"].bool()
@@ -168,7 +162,7 @@ class DVPMixin:
     def _note(
         self, found: TokenLogprobs, outside_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights
     ) -> None:
-        """Adds to TRL's metrics, under the names of `tailrl.tracking.metrics`; over processes, the mean."""
+        """Adds the means over processes to TRL's metrics, under the keys of `tailrl.tracking.metrics`."""
         trainer = cast(Any, self)
         logp_T = found.logp_T.masked_fill(outside_T, -torch.inf)
         ratios = log_ratio_metrics(logp_T, infer_T, sequence_T, len(weights.raw_N), outside_T)

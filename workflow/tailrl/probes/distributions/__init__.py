@@ -1,1 +1,1 @@
-"""Two distributions over the whole vocabulary at the same state: the trainer's and an engine's."""
+"""Compares the trainer's and an engine's distributions over the whole vocabulary at the same states."""

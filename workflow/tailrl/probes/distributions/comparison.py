@@ -1,8 +1,8 @@
-"""How far two distributions over one vocabulary lie apart, state by state, in float64.
+"""Compares two distributions over one vocabulary, state by state, in float64.
 
-With Δ_a = log π_train(a) − log π_infer(a) of token a: nothing here depends on a shift of either side's logits, and
-equal logits give exact zeros. Both divergences are sums of terms that are never negative, so that those of engines that
-nearly agree (1e-14 nats) are not lost in rounding.
+Δ_a = log π_train(a) − log π_infer(a) of token a. Nothing here depends on a shift of either side's logits, and equal
+logits give exact zeros. Both divergences sum nonnegative terms, so that rounding does not hide engines that nearly
+agree (1e-14 nats).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ EDGES = (0.0, 0.1, 0.5, *map(float, range(1, 15)), 16.0, 18.0, 20.0, float("inf"
 """Edges of the bins of −ln π_train, nats."""
 
 SCALED_BINS = 41
-"""Bins of −Δ / ε_max from −2 to 2, beyond which it cannot lie; an odd number, so that 0 is in the middle of one."""
+"""Bins of −Δ / ε_max, which lies in [−2, 2]; an odd number, so that 0 is in the middle of a bin."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int32]
@@ -35,21 +35,21 @@ class Comparison:
         tv_P: total variation, ½ Σ |π_train − π_infer|, in [0, 1].
         kl_train_infer_P, kl_infer_train_P: KL(π_train ‖ π_infer), and the other way round.
         delta_max_P: largest |Δ| of any token.
-        half_range_P: half of what Δ ranges over: the ε_max of arXiv 2512.23087, Prop. 4.2, which is free of shifts.
+        half_range_P: (max Δ − min Δ) / 2: the ε_max of arXiv 2512.23087, Prop. 4.2, which ignores shifts.
         entropy_train_P, entropy_infer_P: entropies.
-        flip_P: bool, whether greedy decoding would choose another token (of equal ones it chooses the first).
+        flip_P: bool, whether greedy decoding chooses different tokens (of equal logits, the first token).
         kept_train_PS, kept_infer_PS, kept_both_PS: int32, tokens in V_S, in V'_S and in both, for S thresholds.
         log_kept_train_PS, log_kept_infer_PS: log Z and log Z', the mass of either safe set.
-        outside_PS: Σ π_infer over the tokens outside V_S: how often the engine samples what the trainer would prune.
+        outside_PS: Σ π_infer over the tokens outside V_S: the chance that the engine samples a token outside V_S.
         k3_PS: Σ q' (r − 1 − ln r) over the tokens of both sets, with q' = π_infer / Z' and r = (π_train / Z) / q': the
-            expected k3 of a token that the engine samples from V'_S. Those outside V_S add nothing (training's metric
-            leaves them out of its mean); where both sets hold every token it is KL(π_infer ‖ π_train).
+            expected k3 of a token that the engine samples from V'_S. Tokens outside V_S add nothing (training's metric
+            leaves them out of its mean). If both sets hold every token, it is KL(π_infer ‖ π_train).
         mass_PB, size_PB, signed_PB: Σ π_infer, Σ π_infer |Δ| and −Σ π_infer Δ over the tokens whose −ln π_train lies
-            in each of B bins (`EDGES`): divided by the first, the others are means over tokens that the engine samples.
-        paper_PB, second_PB: Σ π_infer m over the same bins, m being the mode of −Δ of a sampled token that iid noise of
-            this state's variance predicts (`_predictions`): by arXiv 2512.23087, Prop. 4.3, and to second order.
-        head_PH, tail_PH: Σ π_infer over the tokens of the head and of the tail, by their −Δ / ε_max in H bins; 0 where
-            the two distributions are the same.
+            in each of B bins (`EDGES`). The last two over the first are means over tokens that the engine samples.
+        paper_PB, second_PB: Σ π_infer m over the same bins. m is the mode of −Δ of a sampled token as iid noise of
+            this state's variance predicts it (`_predictions`): by arXiv 2512.23087, Prop. 4.3, and to second order.
+        head_PH, tail_PH: Σ π_infer over the tokens of the head and of the tail, by −Δ / ε_max in H bins; 0 if the two
+            distributions are equal.
     """
 
     logp_train_P: Floats
@@ -79,7 +79,7 @@ class Comparison:
 
     @classmethod
     def joined(cls, parts: Sequence["Comparison"]) -> "Comparison":
-        """The states of several, one after another."""
+        """The states of several comparisons, concatenated."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
@@ -92,7 +92,7 @@ def compare(
         logits_train_PV: float [P, V], finite, after temperature and disturbance.
         logits_infer_PV: likewise.
         tokens_P: int64, the sampled tokens.
-        log_rhos: ln ρ of S min-p sets; each side chooses its own from the logits as they are given.
+        log_rhos: ln ρ of S min-p sets, which each side chooses from its own logits.
     """
     train_PV, infer_PV = logits_train_PV.double().log_softmax(-1), logits_infer_PV.double().log_softmax(-1)
     delta_PV, mass_PV = train_PV - infer_PV, infer_PV.exp()
@@ -129,24 +129,24 @@ def compare(
 def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:
     """Terms of KL(p ‖ q) of log-probs, [P, V]: p (e^d − 1 − d) with d = ln q − ln p, since Σ p (e^d − 1) is 0."""
     d_PV, mass_PV = q_PV - p_PV, p_PV.exp()
-    # Where q is much larger, e^d would overflow; where it is not, q − p would cancel.
+    # If q is much larger, e^d would overflow; if it is not, q − p would cancel.
     return torch.where(d_PV < 1, mass_PV * (d_PV.clamp(max=1).expm1() - d_PV), q_PV.exp() - mass_PV * (1 + d_PV))
 
 
 def _masked_k3(
     train_PV: Tensor, infer_PV: Tensor, log_kept_train_PS: Tensor, log_kept_infer_PS: Tensor, both_PSV: Tensor
 ) -> Tensor:
-    """Expected k3 of a token sampled from V'_S, over those that are in V_S too, [P, S]."""
+    """Expected k3 of a token sampled from V'_S, over the tokens in V_S too, [P, S]."""
     found_SP = []
     for train_P, infer_P, both_PV in zip(log_kept_train_PS.T, log_kept_infer_PS.T, both_PSV.unbind(1), strict=True):
-        # One set at a time: all S at once would be S times what the rest of the comparison holds.
+        # One set at a time: all at once would take S times the memory of the other fields.
         excess_PV = _excess(infer_PV - infer_P[:, None], train_PV - train_P[:, None])
         found_SP.append(excess_PV.masked_fill(~both_PV, 0.0).sum(-1))
     return torch.stack(found_SP, -1)
 
 
 def _log_mass(log_probs_PV: Tensor, safe_PSV: Tensor) -> Tensor:
-    """ln of the mass of each safe set, [P, S]; exactly 0 where all tokens are safe."""
+    """ln of the mass of each safe set, [P, S]; exactly 0 if all tokens are safe."""
     kept_PS = log_probs_PV[:, None].masked_fill(~safe_PSV, -torch.inf).logsumexp(-1)
     return torch.where(safe_PSV.all(-1), 0.0, kept_PS)
 
@@ -160,11 +160,11 @@ def _by_probability(train_PV: Tensor, delta_PV: Tensor, mass_PV: Tensor) -> tupl
 
 
 def _predictions(p_PV: Tensor, q_PV: Tensor, delta_PV: Tensor) -> tuple[Tensor, Tensor]:
-    """The mode of −Δ_a, a having been sampled from q, if the logits differ by iid N(0, σ²): both nats, [P, V].
+    """The mode of −Δ_a of a token a sampled from q, if the logits differ by iid N(0, σ²): both nats, [P, V].
 
-    σ² is the variance of Δ over all tokens, each counted once. Prop. 4.3 of arXiv 2512.23087 has
-    σ² [(1 − p_a)(1 − q_a) + Σ_{k≠a} p_k q_k]; the expansion of E[−Δ_a | a sampled] to second order in σ is
-    σ² [½ − 2 p_a + (3/2) Σ_k p_k²], which is the mode's too.
+    σ² is the variance of Δ over all tokens, each counted once. First: σ² [(1 − p_a)(1 − q_a) + Σ_{k≠a} p_k q_k] by
+    Prop. 4.3 of arXiv 2512.23087. Second: σ² [½ − 2 p_a + (3/2) Σ_k p_k²], the expansion of E[−Δ_a | a sampled] to
+    second order in σ, which holds for the mode too.
     """
     variance_P1 = (delta_PV - delta_PV.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
     both_PV = p_PV * q_PV

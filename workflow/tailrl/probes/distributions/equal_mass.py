@@ -1,7 +1,7 @@
-"""The k of top-k and the p of top-p that keep as much mass on average as min-p does at a given ρ.
+"""Finds the k of top-k and the p of top-p that keep the same mean mass as min-p at a given ρ.
 
-Rules are comparable where they prune as much. How much that is depends on the policy: so it is measured on its own
-responses, sampled and scored by the trainer from all tokens.
+Rules are comparable at equal kept mass, which depends on the policy. It is measured on the policy's own responses:
+the trainer samples them from all tokens and scores them.
 """
 
 import csv
@@ -18,27 +18,29 @@ from tailrl.rollout import Decoding, make_sampler
 from tailrl.runtime.errors import StudyError
 
 MOST_LOGITS = 2**28
-"""Logits that are looked at, at most: 2 GiB in float64."""
+"""Most logits in memory: 2 GiB in float64."""
 
 COLUMNS = ("rho", "kept_mass", "lost_per_response", "k", "k_mass", "p", "p_mass")
 
 
 def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
-    """Writes a CSV file of `COLUMNS`, a row for each ρ: the mean mass that it keeps, the mass that it loses of a whole
-    response (E[Σ_t (1 − Z_t)]), the k and the p that come closest to it, and what these keep.
+    """Writes a CSV file of `COLUMNS`, a row for each ρ.
+
+    A row has min-p's mean kept mass, the mass that a whole response loses (E[Σ_t (1 − Z_t)]), the k and the p that come
+    closest to this kept mass, and the mass that each of them keeps.
 
     Raises:
-        StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, or more places
-            than fit the memory.
+        StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, or too many
+            positions for the memory.
     """
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
     log_rhos = read_thresholds(settings, vocabulary)
-    places = settings.responses * -(-settings.max_new_tokens // settings.every)
-    if places * vocabulary > MOST_LOGITS:
+    positions = settings.responses * -(-settings.max_new_tokens // settings.every)
+    if positions * vocabulary > MOST_LOGITS:
         raise StudyError(
-            f"distributions: up to {places} places of {vocabulary} logits each are too many to compare rules on; raise "
-            "every or lower responses"
+            f"distributions: up to {positions} positions of {vocabulary} logits each are too many to compare rules on; "
+            "raise every or lower responses"
         )
     sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     sampler.load_weights(named_weights(model))
@@ -46,7 +48,9 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
     rollouts = sampler.generate(requests, Decoding(settings.temperature, settings.max_new_tokens))
     logits_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).double()
     if not len(logits_PV):
-        raise StudyError(f"distributions: none of {settings.responses} responses has a place to look at; lower every")
+        raise StudyError(
+            f"distributions: none of {settings.responses} responses has a position to compare; lower every"
+        )
     per_response = sum(len(rollout.tokens) for rollout in rollouts) / len(rollouts)
     rows = []
     for rho, log_rho in zip(settings.rho, log_rhos, strict=True):
@@ -60,21 +64,21 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
 
 
 def kept_mass(logits_PV: Tensor, rule: str, threshold: float) -> float:
-    """Mean over P states of the probability inside the safe set of a rule."""
+    """Mean over P states of the mass of a rule's safe set."""
     safe_PV = safe_set(logits_PV, rule, threshold)
     return logits_PV.softmax(-1).masked_fill(~safe_PV, 0.0).sum(-1).mean().item()
 
 
 def closest_k(logits_PV: Tensor, mass: float) -> int:
-    """The k whose k most probable tokens hold, in the mean over the states, a mass closest to this one."""
+    """The k whose mean kept mass over the states is closest to this mass."""
     mean_V = logits_PV.softmax(-1).sort(-1, descending=True).values.cumsum(-1).mean(0)
     return int((mean_V - mass).abs().argmin()) + 1
 
 
 def closest_p(logits_PV: Tensor, mass: float) -> float:
-    """The p, of four significant digits of 1 − p, whose sets hold a mean mass closest to this one.
+    """The p whose mean kept mass is closest to this mass; 1 − p has four significant digits.
 
-    By bisection of ln(1 − p): the mass that top-p keeps does not fall as p rises.
+    By bisection of ln(1 − p): a larger p never keeps less mass.
     """
     low, high = -36.0, -1e-4
     while high - low > 1e-5:
@@ -85,5 +89,5 @@ def closest_p(logits_PV: Tensor, mass: float) -> float:
 
 
 def _rounded(log_rest: float) -> float:
-    """p = 1 − exp(`log_rest`), the latter rounded to four digits."""
+    """p = 1 − exp(`log_rest`), the exponential rounded to four digits."""
     return 1 - float(f"{math.exp(log_rest):.3e}")

@@ -1,7 +1,7 @@
-"""The job that holds one engine's distributions against the trainer's, on the responses that the engine samples.
+"""The job that compares one engine's distributions with the trainer's, on the engine's responses.
 
-The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`); the trainer scores the same responses
-in packed micro-batches as training does. For the noise floor the trainer scores them twice, packed in two ways.
+The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`). The trainer scores the same responses
+in packed micro-batches, as in training. For the noise floor it scores them twice, packed in two ways.
 """
 
 import math
@@ -40,21 +40,21 @@ from tailrl.tasks.problem import read_problems
 from tailrl.training.weight_sync import Handover
 
 HELD_LOGITS = 2**26
-"""Logits that an engine keeps before they are compared, at most: 256 MiB, or those of one response."""
+"""Most logits that an engine keeps before they are compared: 256 MiB, or one response's."""
 
 COMPARED_LOGITS = 2**21
-"""Logits that are compared at once: 16 MiB in float64, of which the comparison holds a dozen."""
+"""Logits compared at once: 16 MiB in float64; a comparison holds about twelve such tensors."""
 
 
 def write_distributions(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
     """Writes out/positions.npz and out/run.json.
 
-    The first has the fields of `Comparison` and, int32 [P], which response each place is of (in the order of the
-    requests), which problem, which place of the response, and its token; the second, settings and provenance.
+    The first has the fields of `Comparison` and, int32 [P], of each kept token its response (by request), problem,
+    position in the response (`place_P`) and id; the second has settings and provenance.
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
-            that keeps no logits, logits that are not finite, or no place to compare.
+            that keeps no logits, logits that are not finite, or no position to compare.
     """
     begun = time.perf_counter()
     digest = policy_digest(policy_folder)
@@ -85,9 +85,11 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         tokens += sum(len(rollout.tokens) for rollout in rollouts)
         for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):
             kept = _kept(request, rollout, settings.every)
-            where += [(index, index % len(prompts), place, rollout.tokens[place]) for place in kept]
+            where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
     if not where:
-        raise StudyError(f"distributions: none of {settings.responses} responses has a place to compare; lower every")
+        raise StudyError(
+            f"distributions: none of {settings.responses} responses has a position to compare; lower every"
+        )
     columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
@@ -109,7 +111,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
 
 
 def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
-    """ln ρ of the min-p sets; raises StudyError where a ρ is above 1 for so many tokens."""
+    """ln ρ of the min-p sets; raises StudyError for a ρ above 1 in this vocabulary."""
     log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
     if max(log_rhos) > 0:
         raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
@@ -117,7 +119,7 @@ def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
 
 
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-    """The prompts in turn, each response with a random stream of its own."""
+    """A request for each response: the prompts in turn, each request with its own random stream."""
     return [
         Request(prompts[index % len(prompts)], derive_seed("distributions", settings.seed, index))
         for index in range(settings.responses)
@@ -127,7 +129,7 @@ def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -
 def read_inputs(
     settings: Distributions, policy_folder: Path, problems_file: Path
 ) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
-    """The trainer's model, the prompts of the first problems, and the longest prompt and response together."""
+    """The trainer's model, the first problems' prompts, and the most tokens of prompt and response together."""
     tokenizer = load_tokenizer(policy_folder)
     problems = read_problems(problems_file)[: settings.responses]
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
@@ -144,14 +146,16 @@ def compare_rollouts(
     settings: Distributions,
     log_rhos: Sequence[float],
 ) -> Comparison:
-    """The comparison at every kept place of the rollouts, in order; see `write_distributions` for what it raises."""
+    """The comparison at every kept position of the rollouts, in order; raises StudyError as `write_distributions`."""
     train_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
     if settings.engine.rescored:
         infer_PV = trainer_logits(model, requests, rollouts, settings, settings.engine.rescored).cpu()
     else:
         kept = [logits_V for rollout in rollouts for logits_V in rollout.logits_infer_KV]
         if len(kept) != len(train_PV):
-            raise StudyError(f"the engine {settings.engine.sampler.engine} does not keep the logits that it draws from")
+            raise StudyError(
+                f"the engine {settings.engine.sampler.engine} does not keep the logits that it samples from"
+            )
         infer_PV = torch.from_numpy(np.stack(kept)) if kept else train_PV
     if not (train_PV.isfinite().all() and infer_PV.isfinite().all()):
         raise StudyError("the policy's logits are not finite")
@@ -172,9 +176,9 @@ def trainer_logits(
     settings: Distributions,
     token_budget: int,
 ) -> Tensor:
-    """The trainer's logits at every kept place of the rollouts, in order: float32 [P, V], after the temperature.
+    """The trainer's logits at every kept position of the rollouts, in order: float32 [P, V], after the temperature.
 
-    With an exact engine they come from its operators; in a matched control they are disturbed as the engine's are.
+    With an exact engine they come from its operators; in a matched control they are disturbed like the engine's.
     """
     dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
     scoring = Scoring("full", settings.temperature, disturbance=dial)
@@ -185,19 +189,19 @@ def trainer_logits(
         for group in micro_batches(prompts, lengths, token_budget):
             chosen = [rollouts[i] for i in group]
             batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
-            places = [_kept(requests[i], rollouts[i], settings.every) for i in group]
+            positions = [_kept(requests[i], rollouts[i], settings.every) for i in group]
             starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
-            kept = [start + place for start, own in zip(starts, places, strict=True) for place in own]
+            kept = [start + position for start, own in zip(starts, positions, strict=True) for position in own]
             hidden_PH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T[kept]]
-            seeds = [requests[i].seed for i, own in zip(group, places, strict=True) for _ in own]
-            flat = [place for own in places for place in own]
+            seeds = [requests[i].seed for i, own in zip(group, positions, strict=True) for _ in own]
+            flat = [position for own in positions for position in own]
             if settings.engine.sampler.exact:
                 logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
             else:
                 logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
-            found.update(zip(group, torch.split(logits_PV, [len(own) for own in places]), strict=True))
+            found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
     return torch.cat([found[i] for i in range(len(rollouts))])
 
 
 def _kept(request: Request, rollout: Rollout, every: int) -> list[int]:
-    return [place for place in range(len(rollout.tokens)) if is_kept(request.seed, place, every)]
+    return [position for position in range(len(rollout.tokens)) if is_kept(request.seed, position, every)]

@@ -1,7 +1,7 @@
-"""Tiny models of sequences: all K prompts and N = V^T responses are written down, and every expectation is a sum.
+"""Tiny sequence models: all K prompts and N = V^T responses are enumerated, and every expectation is a sum.
 
-The policy is a table of logits in float64, a row for each state: one per prompt for the first token, then one per
-place and previous token. No response reads a row twice, so that its tokens' gradients lie in different rows.
+The policy is a table of logits in float64 with a row for each state: for the first token one per prompt, then one per
+position and previous token. No response reads a row twice, so that its tokens' gradients lie in different rows.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.seeding import derive_seed
 
 MODULUS = 3
-"""A response is right if its tokens' digits add up to the prompt's target modulo this."""
+"""A response is right if its tokens' digits sum to the prompt's target modulo this number."""
 
 TAIL_DEPTH = (3.0, 15.0)
 """How far the tail's first and last token lie below the head, nats."""
@@ -37,16 +37,16 @@ class SequenceModel:
     state_KNT: Tensor
 
     def gather(self, values_SV: Tensor) -> Tensor:
-        """What a table over states and tokens holds for each token of each response: [K, N, T]."""
+        """The entries of a table over states and tokens for each token of each response: [K, N, T]."""
         return values_SV[self.state_KNT, self.tokens_NT.expand_as(self.state_KNT)]
 
 
 def sequence_model(logits_SV: Tensor, reward_KN: Tensor, length: int) -> SequenceModel:
-    """The model with its responses and their states written down; `length` is T."""
+    """The model with all its responses and their states; `length` is T."""
     prompts, vocabulary = len(reward_KN), logits_SV.shape[1]
     tokens_NT = all_sequences(vocabulary, length)
-    place_X = torch.arange(length - 1)
-    later_NX = prompts + place_X * vocabulary + tokens_NT[:, :-1]
+    position_X = torch.arange(length - 1)
+    later_NX = prompts + position_X * vocabulary + tokens_NT[:, :-1]
     first_KN1 = torch.arange(prompts)[:, None, None].expand(-1, len(tokens_NT), 1)
     state_KNT = torch.cat([first_KN1, later_NX.expand(prompts, -1, -1)], dim=-1)
     return SequenceModel(logits_SV, reward_KN, tokens_NT, state_KNT)
@@ -58,10 +58,10 @@ def all_sequences(vocabulary_size: int, length: int) -> Tensor:
 
 
 def random_model(vocabulary_size: int, length: int, prompts: int, seed: int) -> SequenceModel:
-    """A random policy whose last third of the vocabulary is a long tail, and a reward as arithmetic has one.
+    """A random policy whose vocabulary's last third is a long tail, with a reward like arithmetic's.
 
-    Logits are standard normal; those of the tail lie TAIL_DEPTH lower, evenly spaced. Each token stands for a random
-    digit; a response is right if its digits add up to the prompt's target modulo MODULUS and no token is of the tail.
+    Logits are standard normal; the tail's are lower by TAIL_DEPTH, evenly spaced. Each token stands for a random digit.
+    A response is right if its digits sum to the prompt's target modulo MODULUS and no token is in the tail.
     """
     generator = torch.Generator().manual_seed(seed)
     tail = vocabulary_size // 3
@@ -76,12 +76,12 @@ def random_model(vocabulary_size: int, length: int, prompts: int, seed: int) -> 
     return sequence_model(logits_SV, right_KN.double(), length)
 
 
-# --- mismatch: the trainer's logits to the sampler's, by a dose and a direction that the seed fixes ---------
-# Not `objective.disturbance`: its random numbers and its floor's rounding are others; published numbers would move.
+# --- mismatch: from the trainer's logits to the sampler's, by a dose; the seed gives the direction ----------
+# Not `objective.disturbance`: its random numbers and the rounding of its floor would change published numbers.
 
 
 def noise(logits_SV: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    """Independent Gaussian noise on every logit: the same in a state whenever it is read, as one engine's is."""
+    """Independent Gaussian noise on every logit, fixed for each state, as for one engine."""
     return logits_SV + sigma * torch.randn(logits_SV.shape, dtype=logits_SV.dtype, generator=generator)
 
 
@@ -96,30 +96,25 @@ def bias(logits_SV: Tensor, size: float, generator: torch.Generator) -> Tensor:
 
 
 MISMATCHES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
-    "noise": noise,
-    "floor": floor,
-    "bias": bias,
+    function.__name__: function for function in (noise, floor, bias)
 }
 
 
 def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object) -> Tensor:
-    """The sampler's logits; the direction depends on the kind and the seed alone, the dose stretches it."""
+    """The sampler's logits: kind and seed give the direction of the mismatch, the dose its size."""
     generator = torch.Generator().manual_seed(derive_seed("mismatch", mismatch, *seed))
     return MISMATCHES[mismatch](logits_SV, dose, generator)
 
 
-# --- expectations ---------------------------------------------------------------------------------------
-
-
 def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
-    """log π^mp of every token in every state, −inf outside the safe set, which is chosen without gradient: [S, V]."""
+    """log π^mp of every token in every state, [S, V]; −inf outside the safe set, whose choice has no gradient."""
     return logits_SV.masked_fill(~safe_set(logits_SV, rule, threshold), -torch.inf).log_softmax(-1)
 
 
 def return_gradient(model: SequenceModel, rule: str = "full", threshold: float = 0.0) -> Tensor:
     """∇ of the mean over prompts of Σ_y π^mp(y) R(y), with respect to the table of logits: float64 [S, V].
 
-    With the full vocabulary it is ∇J; with another rule ∇J_mp, the objective that pruning follows.
+    For the full vocabulary it is ∇J; for another rule ∇J_mp, the gradient of the pruned objective.
     """
     logits_SV = model.logits_SV.clone().requires_grad_()
     chance_KN = model.gather(constrained(logits_SV, rule, threshold)).sum(-1).exp()

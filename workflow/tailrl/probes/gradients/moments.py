@@ -1,20 +1,21 @@
 """Mean and variance of a step's gradient as exact sums, for any estimator and any weights.
 
-A step has n responses y to each of K prompts, B = K n in all, and its gradient is ĝ = (1/B) Σ_i |A_i| d(y_i). The
-term d(y), the gradient of −loss for an advantage of 1 or −1, depends on the response alone. The rewards are 0 or 1, and
-every estimator subtracts from them an average that lies between: the advantage of a right response is never negative,
-that of a wrong one never positive, so that a response's reward tells the sign. |A_i| depends on its reward and on how
-many of the other responses that the estimator looks at are right. Given the rewards, the responses are independent;
-hence, with k the prompt, r the reward and u_kr = E[1(R = r) d(y)],
+A step has n responses y to each of K prompts, B = K n in all. Its gradient is ĝ = (1/B) Σ_i |A_i| d(y_i). The term
+d(y), the gradient of −loss for an advantage of 1 or −1, depends on the response alone. Rewards are 0 or 1, and every
+estimator subtracts an average between them. So a right response's advantage is never negative, a wrong one's never
+positive: the reward gives the sign. |A_i| depends on the reward, and on how many of the other responses that the
+estimator compares with are right. Given the rewards, the responses are independent. Hence, with k the prompt, r the
+reward and u_kr = E[1(R = r) d(y)],
 
     E ĝ = (1/K) Σ_kr E[|A| | k, r] u_kr
     B² E|ĝ|² = n Σ_kr E[A² | k, r] E[1(R = r) |d(y)|²] + Σ_{i ≠ j} E[|A_i| |A_j| | k, r, l, s] u_kr · u_ls
 
-and what is left to enumerate is how many of the others are right: a sum of independent binomials.
+What remains to enumerate is the number of right ones among the others: a sum of independent binomials.
 """
 
 from dataclasses import dataclass
 from functools import cache, reduce
+from itertools import product
 
 import numpy as np
 import torch
@@ -32,9 +33,9 @@ class Terms:
     """The term d(y) of every response, and the chance that the sampler draws it.
 
     Attributes:
-        term_KNTV: float64, d(y): the row of each token's state.
-        state_KNT: int64, which row of the S states that is.
-        chance_KN: float64, of each response to a prompt.
+        term_KNTV: float64, d(y), in the row of each token's state.
+        state_KNT: int64, the index of this row among S states.
+        chance_KN: float64, probability of each response to a prompt.
         right_KN: int64, the reward.
         states: S.
     """
@@ -65,7 +66,7 @@ def magnitude_table(estimator: str, members: int) -> FloatArray:
     """|A| of a response by its reward r and the number m of right ones among the other members − 1: [2, members].
 
     Raises:
-        ValueError: an advantage whose sign is not that of its reward, for which nothing here would hold.
+        ValueError: an advantage whose sign does not follow from its reward, as this module assumes.
     """
     table_RM = np.empty((2, members))
     for reward in (0, 1):
@@ -78,13 +79,13 @@ def magnitude_table(estimator: str, members: int) -> FloatArray:
 
 
 def magnitudes(estimator: str, success_K: FloatArray, group_size: int) -> Magnitudes:
-    """The moments of |A| where a response to prompt k is right with probability success_K[k]."""
+    """The moments of |A| if a response to prompt k is right with probability success_K[k]."""
     prompts = len(success_K)
     wide = estimator in STEP_WIDE
     table_RM = magnitude_table(estimator, group_size * prompts if wide else group_size)
 
     def others(*left_out: int) -> FloatArray:
-        """Probability of each number of right responses among those looked at, less one for each prompt left out."""
+        """Probability of each number of right ones among the compared responses, less one for each prompt left out."""
         seen = range(prompts) if wide else left_out[:1]
         counts = [group_size - left_out.count(prompt) for prompt in seen]
         parts = [binom.pmf(np.arange(n + 1), n, success_K[k]) for k, n in zip(seen, counts, strict=True)]
@@ -96,11 +97,10 @@ def magnitudes(estimator: str, success_K: FloatArray, group_size: int) -> Magnit
     for k in range(prompts):
         for other in range(prompts) if wide else (k,):
             chance_M = others(k, other)
-            for r in (0, 1):
-                for s in (0, 1):
-                    # Each is one of the other's others: a right one moves the number by one.
-                    product_M = table_RM[r, s : s + len(chance_M)] * table_RM[s, r : r + len(chance_M)]
-                    pair_KRKR[k, r, other, s] = chance_M @ product_M
+            for r, s in product((0, 1), repeat=2):
+                # Each response is one of the other's others: a right one raises the number by one.
+                product_M = table_RM[r, s : s + len(chance_M)] * table_RM[s, r : r + len(chance_M)]
+                pair_KRKR[k, r, other, s] = chance_M @ product_M
     return Magnitudes(first_KR, second_KR, pair_KRKR)
 
 
@@ -126,22 +126,22 @@ def mean_and_variance(terms: Terms, estimator: str, group_size: int) -> tuple[Te
 
 
 def draw_steps(terms: Terms, estimator: str, group_size: int, draws: int, generator: torch.Generator) -> Tensor:
-    """The gradient ĝ of steps that the sampler draws: float64 [draws, S, V].
+    """The gradient ĝ of sampled steps: float64 [draws, S, V].
 
-    The random numbers are one per response, turned into it by the inverse of its distribution: with an equal generator
-    two arms draw the same responses unless their distributions differ there.
+    Common random numbers: one per response, which the inverse of the cumulative distribution turns into the response.
+    With equal generators, two arms sample equal responses unless their distributions differ there.
     """
     prompts, vocabulary = len(terms.chance_KN), terms.term_KNTV.shape[-1]
     uniform_KX = torch.rand(prompts, draws * group_size, dtype=torch.float64, generator=generator)
     below_KN = terms.chance_KN.cumsum(-1)
-    # The first response whose cumulative chance exceeds the number: never one of chance 0.
+    # The first response whose cumulative probability exceeds the number: its own is never 0.
     drawn_KX = torch.searchsorted(below_KN / below_KN[:, -1:], uniform_KX, right=True)
-    place_DKG = drawn_KX.view(prompts, draws, group_size).transpose(0, 1)
+    drawn_DKG = drawn_KX.view(prompts, draws, group_size).transpose(0, 1)
     prompt_K1 = torch.arange(prompts)[:, None]
-    reward_DKG = terms.right_KN[prompt_K1, place_DKG].double()
+    reward_DKG = terms.right_KN[prompt_K1, drawn_DKG].double()
     size_DKG = torch.vmap(ESTIMATORS[estimator])(reward_DKG).abs() / (prompts * group_size)
-    term_DKGTV = size_DKG[..., None, None] * terms.term_KNTV[prompt_K1, place_DKG]
+    term_DKGTV = size_DKG[..., None, None] * terms.term_KNTV[prompt_K1, drawn_DKG]
     step_D = torch.arange(draws)[:, None, None, None] * terms.states
-    row_X = (step_D + terms.state_KNT[prompt_K1, place_DKG]).flatten()
+    row_X = (step_D + terms.state_KNT[prompt_K1, drawn_DKG]).flatten()
     gradient_XV = torch.zeros(draws * terms.states, vocabulary, dtype=torch.float64)
     return gradient_XV.index_add(0, row_X, term_DKGTV.flatten(0, 3)).view(draws, terms.states, vocabulary)

@@ -1,4 +1,4 @@
-"""Bias, variance and direction of every arm's gradient, by model, kind of mismatch and dose."""
+"""Measures bias, variance and direction of every arm's gradient, by model, kind of mismatch and dose."""
 
 import json
 import math
@@ -33,22 +33,22 @@ from tailrl.runtime.seeding import derive_seed
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One arm's gradient ĝ of one step, on one model at one dose; lengths are in units of |∇J|.
+    """The gradient ĝ of one arm's step, on one model at one dose; norms are in units of |∇J|.
 
     Attributes:
         model: number of the random model.
-        mismatch, dose: none, noise, floor or bias, and its size.
+        mismatch, dose: none, noise, floor or bias, and its dose.
         arm: name of the arm.
         divergence: KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3.
         bias: |E ĝ − ∇J|.
-        bias_constrained: |E ĝ − ∇J_mp| in units of |∇J_mp|, J_mp the return of the trainer's own pruned policy; nan
-            where J_mp is flat.
-        lacking: share of the states in which the sampler's set lacks a token of the trainer's: Thm 5.3 assumes none.
+        bias_constrained: |E ĝ − ∇J_mp| in units of |∇J_mp|; J_mp is the return of the trainer's own pruned policy; nan
+            if J_mp is flat.
+        lacking: share of states in which the sampler's set lacks a token of the trainer's; Thm 5.3 assumes none.
         deviation: root of the trace of ĝ's covariance.
         error: root mean squared |ĝ − ∇J|.
-        direction: cosine between E ĝ and ∇J; nan where E ĝ is 0.
-        cosine: mean cosine between ĝ and ∇J over drawn steps, where ĝ = 0 counts as 0.
-        cosine_half_width: of its 95 % interval over the draws.
+        direction: cosine between E ĝ and ∇J; nan if E ĝ is 0.
+        cosine: mean cosine between ĝ and ∇J over sampled steps; 0 for ĝ = 0.
+        cosine_half_width: half the width of its 95 % interval over the sampled steps.
     """
 
     model: int
@@ -67,10 +67,10 @@ class Quality:
 
 
 def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Terms:
-    """What every response adds to a step's gradient under an arm, and its chance under the arm's sampler.
+    """Each response's term of a step's gradient under an arm, and its probability under the arm's sampler.
 
-    The arm's own functions give both: the safe set of either engine by its own logits, log-probs, weights, loss. An
-    adaptive threshold stands where it starts.
+    Both come from the functions that training uses: each side's safe set from its own logits, log-probs, weights, loss.
+    An adaptive threshold keeps its initial value.
     """
     vocabulary, settings = model.logits_SV.shape[1], arm.vocabulary
     threshold = settings.threshold(vocabulary)
@@ -83,7 +83,7 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
     sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
     part = surrogate(
         logprobs,
-        # A response that the sampler cannot draw has chance 0, and any finite number will do.
+        # A response that the sampler cannot draw has probability 0: any finite number will do.
         logp_infer_KNT.flatten().nan_to_num(neginf=0.0),
         sign_T,
         torch.arange(responses).repeat_interleave(length),
@@ -106,7 +106,7 @@ def measure(settings: Gradients) -> Iterator[Quality]:
     """Every model, mismatch, dose and arm, in this order.
 
     Raises:
-        StudyError: an arm whose ρ is above 1 in so small a vocabulary, or a model whose gradient is zero.
+        StudyError: an arm's ρ is above 1 in so small a vocabulary, or a model's gradient is zero.
     """
     quality = settings.quality
     for name, arm in settings.arms.items():
@@ -123,10 +123,9 @@ def measure(settings: Gradients) -> Iterator[Quality]:
         if not return_gradient(model).any():
             raise StudyError(f"gradient_quality: all responses of model {index} have the same reward; raise length")
         for kind, dose in doses:
-            if kind == NO_MISMATCH:
-                logits_infer_SV = model.logits_SV
-            else:
-                logits_infer_SV = sampler_logits(model.logits_SV, kind, dose, quality.seed, index)
+            logits_infer_SV = model.logits_SV
+            if kind != NO_MISMATCH:
+                logits_infer_SV = sampler_logits(logits_infer_SV, kind, dose, quality.seed, index)
             nats = divergence(model, logits_infer_SV)
             for name, arm in settings.arms.items():
                 values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
@@ -136,7 +135,7 @@ def measure(settings: Gradients) -> Iterator[Quality]:
 def estimator_quality(
     model: SequenceModel, logits_infer_SV: Tensor, arm: Arm, quality: GradientQuality, seed: int
 ) -> dict[str, float]:
-    """The numbers of a `Quality`, from bias on, of one arm at one mismatch; `seed` is that of the draws."""
+    """The numbers of a `Quality`, from bias on, of one arm at one mismatch; `seed` seeds the sampled steps."""
     terms = response_terms(model, logits_infer_SV, arm)
     mean_SV, variance = mean_and_variance(terms, arm.estimator, quality.group_size)
     exact_SV = return_gradient(model)
@@ -167,12 +166,9 @@ def estimator_quality(
 
 
 def _rules(arm: Arm) -> tuple[str, str]:
-    """The rule of the trainer's safe set and that of the sampler's."""
-    settings = arm.vocabulary
-    return (
-        "full" if settings.side == "sampler" else settings.rule,
-        "full" if settings.side == "trainer" else settings.rule,
-    )
+    """The rules of the trainer's and of the sampler's safe sets."""
+    rule, side = arm.vocabulary.rule, arm.vocabulary.side
+    return "full" if side == "sampler" else rule, "full" if side == "trainer" else rule
 
 
 def write_qualities(settings: Gradients, out: Path) -> None:
