@@ -31,29 +31,14 @@ from tailrl.kernels.packing import Packing, padded, unpadded
 
 ROWS = 64
 FEWEST_ROWS = 16
-BLOCK = 32
-"""Rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently."""
-
-SUMMANDS = 512
-"""Length of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 to 896 on."""
-
-MOST_ROWS = 1024
-"""Most rows of a product at once, as many as `at_once` tries."""
-
-VECTORS = 128
-"""Half-precision numbers in one unrolled vector loop, times two threads."""
-
-KEYS = 32
-"""AMX tile width in half precision; a remainder is accumulated in another order."""
-
-VALUES = 256
-"""Values in one product, a multiple of `KEYS`; so is a row's last, shorter block."""
-
-QUERIES = 4
-"""Rows of a product in attention are a multiple of it; a decoding step has one for each head that shares a key."""
-
-CHUNK_LOGITS = 2**22
-"""Logits held at once while rows are scored without a gradient."""
+BLOCK = 32  # rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently
+SUMMANDS = 512  # of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 on
+MOST_ROWS = 1024  # most rows of a product at once, as many as `at_once` tries
+VECTORS = 128  # half-precision numbers in one unrolled vector loop, times two threads
+KEYS = 32  # AMX tile width in half precision; a remainder is accumulated in another order
+VALUES = 256  # values in one product, a multiple of `KEYS`; so is a row's last, shorter block
+QUERIES = 4  # divides the rows of a product in attention; a decoding step has one for each head that shares a key
+CHUNK_LOGITS = 2**22  # logits held at once while rows are scored without a gradient
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
@@ -80,9 +65,6 @@ def pad_rows(rows_R: Tensor) -> Tensor:
     """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`."""
     missing = -len(rows_R) % ROWS
     return pad(rows_R, (0, 0) * (rows_R.ndim - 1) + (0, missing)) if missing else rows_R
-
-
-# --- products ----------------------------------------------------------------------------------------
 
 
 @cache
@@ -146,9 +128,6 @@ def _product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rows: in
     return out_RO
 
 
-# --- attention ---------------------------------------------------------------------------------------
-
-
 def future_bias(position_NL: Tensor, group: int, keys: int) -> Tensor:
     """The causal mask added to scores: −inf for keys beyond a query's position, else 0; float32 [N, 1, R, keys].
 
@@ -199,15 +178,10 @@ def _pad_queries(rows_BRX: Tensor, missing: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Causal attention within each sequence of a packed row, whose end may be padding.
+    """Causal attention within each sequence of a packed row, whose end may be padding."""
 
-    Attributes:
-        packing: the sequences; their padded view is L long, a multiple of `KEYS`.
-        bias_11RM: `future_bias`, one for all sequences.
-    """
-
-    packing: Packing
-    bias_11RM: Tensor
+    packing: Packing  # the sequences; their padded view is L long, a multiple of `KEYS`
+    bias_11RM: Tensor  # `future_bias`, one for all sequences
 
     @classmethod
     def of(cls, packing: Packing, group: int) -> "PackedAttention":

@@ -25,17 +25,11 @@ CACHED_TOKENS = 2048  # tokens whose rows of the weight stay in cache
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The factors of the logits.
+    """The factors of the logits."""
 
-    Attributes:
-        hidden_TH: floating, last hidden states as given.
-        weight_VH: the head's weight in the dtype of the logits.
-        temperature: the logits are divided by it.
-    """
-
-    hidden_TH: Tensor
-    weight_VH: Tensor
-    temperature: float
+    hidden_TH: Tensor  # floating, last hidden states as given
+    weight_VH: Tensor  # the head's weight in the dtype of the logits
+    temperature: float  # the logits are divided by it
 
     def scaled(self, rows: slice | Tensor) -> Tensor:
         """A copy of some rows' hidden states over the temperature, in the dtype of the logits."""
@@ -45,37 +39,21 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The n safe entries of a chunk, sorted by token, then row.
+    """The n safe entries of a chunk, sorted by token, then row."""
 
-    Attributes:
-        row_n: uint8, the row within the chunk.
-        exp_n: exp(z − max z).
-        count_V: int32, entries of each token.
-    """
-
-    row_n: Tensor
-    exp_n: Tensor
-    count_V: Tensor
-
-    def bytes(self) -> int:
-        """Memory of the entries."""
-        return sum(t.numel() * t.element_size() for t in (self.row_n, self.exp_n, self.count_V))
+    row_n: Tensor  # uint8, the row within the chunk
+    exp_n: Tensor  # exp(z − max z)
+    count_V: Tensor  # int32, entries of each token
 
 
 class KeptEntries:
     """The entries of the chunks that fit, in memory preallocated once, to avoid heap fragmentation.
 
-    Attributes:
-        row_m, exp_m, count_SV: as in Entries, of all chunks; unwritten parts take no physical memory.
-        ends: number of entries up to the end of each kept chunk.
+    `row_m`, `exp_m` and `count_SV` are as in Entries, of all chunks; unwritten parts take no physical memory.
     """
 
     def __init__(self, rows: int, weight_VH: Tensor, most_bytes: int) -> None:
-        """Args:
-        rows: rows of all chunks.
-        weight_VH: the head's weight.
-        most_bytes: limit of the entries' memory.
-        """
+        """Preallocate for the rows of all chunks, within so many bytes."""
         vocabulary, width = len(weight_VH), chunk_width(rows, weight_VH)
         most = min(int(rows * vocabulary * max(KEPT_DENSITY, 0.0)), most_bytes // (1 + weight_VH.element_size()))
         self.row_m = weight_VH.new_empty(most, dtype=torch.uint8)
@@ -83,17 +61,18 @@ class KeptEntries:
         chunk_count = max(1, -(-rows // width)) if most_bytes else 0
         self.count_SV = weight_VH.new_empty(chunk_count, vocabulary, dtype=torch.int32)
         self.room = most_bytes
-        self.ends = [0]
+        self.ends = [0]  # entries up to the end of each kept chunk
 
     def add(self, entries: Entries) -> bool:
         """Keep a chunk's entries; False where they do not fit."""
         start, size = self.ends[-1], len(entries.row_n)
-        if entries.bytes() > self.room or start + size > len(self.row_m):
+        needed = sum(tensor.nbytes for tensor in (entries.row_n, entries.exp_n, entries.count_V))
+        if needed > self.room or start + size > len(self.row_m):
             return False
         self.row_m[start : start + size] = entries.row_n
         self.exp_m[start : start + size] = entries.exp_n
         self.count_SV[len(self.ends) - 1] = entries.count_V
-        self.room -= entries.bytes()
+        self.room -= needed
         self.ends.append(start + size)
         return True
 
@@ -104,15 +83,10 @@ class KeptEntries:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients that the backward adds up, in the dtype of the logits; None where not needed.
+    """Gradients that the backward adds up, in the dtype of the logits; None where not needed."""
 
-    Attributes:
-        hidden_TH: with respect to hidden / temperature.
-        weight_VH: with respect to the head's weight.
-    """
-
-    hidden_TH: Tensor | None
-    weight_VH: Tensor | None
+    hidden_TH: Tensor | None  # with respect to hidden / temperature
+    weight_VH: Tensor | None  # with respect to the head's weight
 
     def add_chosen(self, coefficient_T: Tensor, tokens_T: Tensor, operands: Operands) -> None:
         """Add the gradient through the sampled tokens' own logits; by chunk, to copy few hidden states at a time."""

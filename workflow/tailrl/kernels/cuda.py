@@ -4,15 +4,9 @@ Its expected cost was estimated before anything ran, in units of one dense produ
 units are the least: the logits, and a product for either gradient. At T = 16,384, V = 151,936, H = 2,048 in bf16 a unit
 is 10.2 TFLOP or 13 to 14 ms of an H100. At 3 TB/s T × V numbers take 3.3 ms as float32 and 1.7 ms as bf16.
 
-                                                  with a mask    without
-    logits, written as float32                       1.1           1.1
-    read for the sums, the safe sums, the entries    0.75          0.25
-    logits again, written and read                    –            1.35
-    gradient by the logits, written as bf16          0.15          0.15
-    its two products, × the tokens safe in any row   2.0           2.0
-    copies and casts of weights and their gradient   0.15          0.15
-                                                     4.15          5.0
-    over three                                       1.4           1.7
+With a mask the estimate was 4.15 units: the logits, written as float32 (1.1) and read three times (0.75); their
+gradient, written as bf16 (0.15); its two products, times the tokens safe in any row (2.0); copies and casts (0.15).
+Without a mask it was 5.0: the logits are read once (0.25), and computed and read again (1.35).
 
 cuBLAS makes the products; Triton's kernels only pass over them. Two alternatives were worse on paper:
 
@@ -32,7 +26,7 @@ logits have the products' dtype. The sampled token's own gradient, c (1 − p), 
 sum has a fixed order, so results are the same to the bit each time.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,12 +52,8 @@ def constrained_logprobs(
     log_rho_T = torch.as_tensor(log_rho, dtype=torch.float32, device=hidden_TH.device)
     log_rho_T = log_rho_T.reshape(-1).expand(len(hidden_TH)).contiguous()
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
-    return TokenLogprobs(
-        *cast(
-            tuple[Tensor, ...],
-            _ConstrainedLogprobs.apply(hidden_TH, weight_VH, tokens_T, log_rho_T, temperature, paper_fill, keep),  # type: ignore[no-untyped-call]
-        )
-    )
+    inputs = (hidden_TH, weight_VH, tokens_T, log_rho_T, temperature, paper_fill, keep)
+    return TokenLogprobs(*_ConstrainedLogprobs.apply(*inputs))  # type: ignore[no-untyped-call]
 
 
 class _ConstrainedLogprobs(torch.autograd.Function):

@@ -25,59 +25,35 @@ WARPS = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptEntries:
-    """The n safe entries that the backward needs, indexed by row and block of tokens.
+    """The n safe entries that the backward needs, indexed by row and block of tokens."""
 
-    Attributes:
-        entry_n: the token's offset in its block and exp(z − max z): int32 where products are bfloat16, else int64.
-        start_TB: int32, the first entry of a row and block.
-        count_TB: int32, safe tokens of a row in a block.
-        again_T: uint8, whether to compute a row again, since some of its entries are missing.
-        active_V: uint8, whether a token is safe in some row.
-    """
-
-    entry_n: Tensor
-    start_TB: Tensor
-    count_TB: Tensor
-    again_T: Tensor
-    active_V: Tensor
+    entry_n: Tensor  # the token's offset in its block and exp(z − max z): int32 where products are bfloat16, else int64
+    start_TB: Tensor  # int32, the first entry of a row and block
+    count_TB: Tensor  # int32, safe tokens of a row in a block
+    again_T: Tensor  # uint8, whether to compute a row again, since some of its entries are missing
+    active_V: Tensor  # uint8, whether a token is safe in some row
 
 
 @dataclass(frozen=True, slots=True)
 class Pushes:
-    """The factors of the gradient by the logits of T rows; float32 [T] except the first.
+    """The factors of the gradient by the logits of T rows; float32 [T] except the first."""
 
-    Attributes:
-        chosen_T: int64, the sampled token, −1 outside the set.
-        max_T: the largest logit.
-        cut_T: the smallest safe logit.
-        norm_T: log of a probability's denominator, where exp(z − max z) is the numerator.
-        scale_T: factor of a safe token's probability: −c, over the temperature.
-        chosen_gradient_T: the sampled token's own gradient: c (1 − p), over the temperature.
-    """
-
-    chosen_T: Tensor
-    max_T: Tensor
-    cut_T: Tensor
-    norm_T: Tensor
-    scale_T: Tensor
-    chosen_gradient_T: Tensor
+    chosen_T: Tensor  # int64, the sampled token, −1 outside the set
+    max_T: Tensor  # the largest logit
+    cut_T: Tensor  # the smallest safe logit
+    norm_T: Tensor  # log of a probability's denominator, where exp(z − max z) is the numerator
+    scale_T: Tensor  # factor of a safe token's probability: −c, over the temperature
+    chosen_gradient_T: Tensor  # the sampled token's own gradient: c (1 − p), over the temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The U of S neighbouring tokens that are safe in some row, as columns, padded with zeros to a multiple of ALIGNED.
+    """The U tokens, of S neighbours, safe in some row, as columns, padded with zeros to a multiple of ALIGNED."""
 
-    Attributes:
-        first: the first of the S tokens, also the first of a block.
-        count: U.
-        column_S: int32, the columns of the U tokens.
-        weight_UH: the weight's row for each column; any row for a padding column.
-    """
-
-    first: int
-    count: int
-    column_S: Tensor
-    weight_UH: Tensor
+    first: int  # the first of the S tokens, also the first of a block
+    count: int  # U
+    column_S: Tensor  # int32, the columns of the U tokens
+    weight_UH: Tensor  # the weight's row for each column; any row for a padding column
 
 
 def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
@@ -97,9 +73,6 @@ def _parts(count: int, row_bytes: int) -> Iterator[slice]:
 def _blocks(tokens: int) -> int:
     """Number of blocks of so many tokens."""
     return -(-tokens // BLOCK_TOKENS)
-
-
-# --- forward ---------------------------------------------------------------------------------------------
 
 
 def row_sums(
@@ -179,9 +152,6 @@ def _trimmed(kept: KeptEntries, used: int) -> KeptEntries:
     if used >= len(kept.entry_n):
         return kept
     return replace(kept, entry_n=kept.entry_n[:used].clone())
-
-
-# --- backward --------------------------------------------------------------------------------------------
 
 
 def gradients(

@@ -13,19 +13,12 @@ from tailrl.objective.safe_set import TokenLogprobs, token_logprobs
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How hidden states become log-probs.
+    """How hidden states become log-probs."""
 
-    Attributes:
-        rule: a key of `safe_set.RULES`.
-        temperature: divides the logits.
-        paper_fill: see `safe_set.token_logprobs`.
-        disturbance: of the logits, before the safe set is chosen.
-    """
-
-    rule: str
-    temperature: float = 1.0
-    paper_fill: bool = False
-    disturbance: Disturbance = UNDISTURBED
+    rule: str  # a key of `safe_set.RULES`
+    temperature: float = 1.0  # divides the logits
+    paper_fill: bool = False  # see `safe_set.token_logprobs`
+    disturbance: Disturbance = UNDISTURBED  # of the logits, before the safe set is chosen
 
 
 def head_logits(

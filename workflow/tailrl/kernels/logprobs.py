@@ -73,17 +73,11 @@ def constrained_logprobs(
 
         cut = -torch.inf if rule == "full" else threshold
         return cuda.constrained_logprobs(hidden_TH, weight_VH, tokens_T, cut, temperature, paper_fill)
-    dtype = _logits_dtype(hidden_TH, weight_VH)
+    dtype = torch.float64 if float64 else torch.float32
     threshold_T1 = torch.as_tensor(threshold, dtype=dtype, device=hidden_TH.device).expand(len(hidden_TH), 1)
     keep = torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_VH.requires_grad)
-    return TokenLogprobs(
-        *cast(
-            tuple[Tensor, ...],
-            _ConstrainedLogprobs.apply(  # type: ignore[no-untyped-call]
-                hidden_TH, weight_VH, tokens_T, threshold_T1, rule, temperature, paper_fill, keep
-            ),
-        )
-    )
+    inputs = (hidden_TH, weight_VH, tokens_T, threshold_T1, rule, temperature, paper_fill, keep)
+    return TokenLogprobs(*_ConstrainedLogprobs.apply(*inputs))  # type: ignore[no-untyped-call]
 
 
 class _ConstrainedLogprobs(torch.autograd.Function):
@@ -126,8 +120,9 @@ class _ConstrainedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad_T is None:
             return (None,) * 8
-        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, *stored = ctx.saved_tensors
-        row_m, exp_m, count_SV = stored
+        hidden_TH, weight_VH, tokens_T, threshold_T1, max_T, norm_T, outside_T, row_m, exp_m, count_SV = (
+            ctx.saved_tensors
+        )
         rule, temperature, paper_fill = ctx.settings
         operands = _operands(hidden_TH, weight_VH, temperature)
         weight = operands.weight_VH
@@ -167,10 +162,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         )
 
 
-def _logits_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(hidden_TH.dtype, weight_VH.dtype), torch.float32)
-
-
 def _operands(hidden_TH: Tensor, weight_VH: Tensor, temperature: float) -> Operands:
-    """Operands with the weight in the dtype of the logits."""
-    return Operands(hidden_TH, weight_VH.to(_logits_dtype(hidden_TH, weight_VH)), temperature)
+    """Operands with the weight in the dtype of the logits: float32, or float64 where an input is."""
+    dtype = torch.float64 if torch.float64 in (hidden_TH.dtype, weight_VH.dtype) else torch.float32
+    return Operands(hidden_TH, weight_VH.to(dtype), temperature)

@@ -18,18 +18,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The layout of N sequences in one packed row of P tokens.
+    """The layout of N sequences in one packed row of P tokens."""
 
-    Attributes:
-        index_NL: index in the row of token l of sequence n, padded to the longest, L, with 0.
-        token_P: index in the flattened padded view of each token of the row; the first of several, if shared.
-        positions_P: position of each token in its sequence, prompt included.
-        shared: slices of the row that several sequences begin with, each with these sequences.
-    """
-
-    index_NL: Tensor
-    token_P: Tensor
-    positions_P: Tensor
+    index_NL: Tensor  # index in the row of token l of sequence n, padded to the longest, L, with 0
+    token_P: Tensor  # index in the flattened padded view of each token of the row; the first of several, if shared
+    positions_P: Tensor  # position of each token in its sequence, prompt included
+    # Slices of the row that several sequences begin with, each with these sequences.
     shared: tuple[tuple[slice, Tensor], ...] = ()
 
 
@@ -107,22 +101,14 @@ class Batch:
     """N sequences (prompt, then response) packed for the trainer; a row of P tokens predicts T response tokens.
 
     The last token of a response predicts nothing and is not in the row.
-
-    Attributes:
-        tokens_P: int64, token ids of the row.
-        packing: layout of the sequences.
-        predict_T: int64, index in the row of the hidden state that predicts response token t.
-        targets_T: int64, the response tokens.
-        sequence_T: int64, the sequence of each response token, 0 to N − 1.
-        responses_N: tokens of each response; they sum to T.
     """
 
-    tokens_P: Tensor
-    packing: Packing
-    predict_T: Tensor
-    targets_T: Tensor
-    sequence_T: Tensor
-    responses_N: tuple[int, ...]
+    tokens_P: Tensor  # int64, token ids of the row
+    packing: Packing  # layout of the sequences
+    predict_T: Tensor  # int64, index in the row of the hidden state that predicts response token t
+    targets_T: Tensor  # int64, the response tokens
+    sequence_T: Tensor  # int64, the sequence of each response token, 0 to N − 1
+    responses_N: tuple[int, ...]  # tokens of each response; they sum to T
 
     def positions(self) -> list[int]:
         """The position of each response token in its response, from 0: T numbers."""

@@ -12,25 +12,15 @@ from tailrl.runtime.errors import NumericalError
 
 @dataclass(frozen=True, slots=True)
 class RowSums:
-    """The forward's sums of T rows, over e = exp(z − max z); all [T].
+    """The forward's sums of T rows, over e = exp(z − max z); all [T]."""
 
-    Attributes:
-        max_T: the largest logit.
-        cut_T: the smallest safe logit.
-        chosen_T: the sampled token's logit.
-        all_T: Σ e over the vocabulary.
-        safe_T: Σ e over the safe set.
-        moment_T: Σ e (z − max z) over the safe set.
-        kept_vocab_T: int64, size of the safe set.
-    """
-
-    max_T: Tensor
-    cut_T: Tensor
-    chosen_T: Tensor
-    all_T: Tensor
-    safe_T: Tensor
-    moment_T: Tensor
-    kept_vocab_T: Tensor
+    max_T: Tensor  # the largest logit
+    cut_T: Tensor  # the smallest safe logit
+    chosen_T: Tensor  # the sampled token's logit
+    all_T: Tensor  # Σ e over the vocabulary
+    safe_T: Tensor  # Σ e over the safe set
+    moment_T: Tensor  # Σ e (z − max z) over the safe set
+    kept_vocab_T: Tensor  # int64, size of the safe set
 
     @classmethod
     def room(cls, rows: int, like: Tensor) -> Self:

@@ -22,13 +22,10 @@ LARGEST_GAIN, SMALLEST_GAIN = 0.5, 2.0**-8
 HALVE, GROW = 0.5, 1.15
 """Factors of the gain. Such slow growth settles also at a jump, where one side's error is eight times the other's:
 seven steps back for each step forth make 1.15⁷ / 4 < 1."""
-TOLERANCE = 0.5
-"""Nats; smaller errors count as sampling noise."""
+TOLERANCE = 0.5  # nats; smaller errors count as sampling noise
 LARGEST_ERROR = 4.0
-NOTHING_LOST = 2.0
-"""The error of a step that lost no mass: ρ is then too small to measure."""
-LOWEST_LOG_RHO = -60.0
-"""Below it nothing is pruned in float32."""
+NOTHING_LOST = 2.0  # the error of a step that lost no mass: ρ is then too small to measure
+LOWEST_LOG_RHO = -60.0  # below it nothing is pruned in float32
 
 
 class Thresholds:

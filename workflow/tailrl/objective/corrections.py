@@ -111,23 +111,14 @@ TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis,
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of T tokens in N sequences; float32 or bool, without gradient.
+    """Weights of T tokens in N sequences; float32 or bool, without gradient."""
 
-    Attributes:
-        weight_T: factor of each token's term in the loss: the token's weight times its sequence's.
-        raw_N: exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside V_S.
-        used_N: mean of `weight_T` over a sequence; the sequence's own weight where it has no token.
-        rejected_N: sequences rejected by the threshold; a weight that underflows in float32 is not a rejection.
-        masked_T: tokens rejected by the threshold.
-        vetoed_N: sequences discarded by the veto.
-    """
-
-    weight_T: Tensor
-    raw_N: Tensor
-    used_N: Tensor
-    rejected_N: Tensor
-    masked_T: Tensor
-    vetoed_N: Tensor
+    weight_T: Tensor  # factor of each token's term in the loss: the token's weight times its sequence's
+    raw_N: Tensor  # exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside V_S
+    used_N: Tensor  # mean of `weight_T` over a sequence; the sequence's own weight where it has no token
+    rejected_N: Tensor  # sequences rejected by the threshold; a weight that underflows in float32 is not a rejection
+    masked_T: Tensor  # tokens rejected by the threshold
+    vetoed_N: Tensor  # sequences discarded by the veto
 
 
 @torch.no_grad()

@@ -126,23 +126,14 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs(Columns):
-    """The trainer's log-probs of T sampled tokens; float32, nats; only `logp_T` carries a gradient.
+    """The trainer's log-probs of T sampled tokens; float32, nats; only `logp_T` carries a gradient."""
 
-    Attributes:
-        logp_T: log π^mp(y_t|s_t); 0 outside the safe set (see `outside_T`), unless the paper's fill scores it.
-        logp_full_T: log π(y_t|s_t), unmasked.
-        log_kept_T: log Z(s_t).
-        kept_vocab_T: int64, |V_S(s_t)|.
-        entropy_T: entropy of π^mp.
-        outside_T: bool, y_t ∉ V_S(s_t).
-    """
-
-    logp_T: Tensor
-    logp_full_T: Tensor
-    log_kept_T: Tensor
-    kept_vocab_T: Tensor
-    entropy_T: Tensor
-    outside_T: Tensor
+    logp_T: Tensor  # log π^mp(y_t|s_t); 0 outside the safe set (see `outside_T`), unless the paper's fill scores it
+    logp_full_T: Tensor  # log π(y_t|s_t), unmasked
+    log_kept_T: Tensor  # log Z(s_t)
+    kept_vocab_T: Tensor  # int64, |V_S(s_t)|
+    entropy_T: Tensor  # of π^mp
+    outside_T: Tensor  # bool, y_t ∉ V_S(s_t)
 
     def in_set(self) -> Tensor:
         """[T] log π^mp, −inf for a token outside the set even with the paper's fill; without a gradient."""

@@ -10,27 +10,17 @@ from tailrl.runtime.errors import StudyError, reason
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the Llama family: gated MLP, RMSNorm, no biases.
+    """A decoder of the Llama family: gated MLP, RMSNorm, no biases."""
 
-    Attributes:
-        hidden: H, width of the residual stream.
-        layers: blocks.
-        heads, kv_heads, head: query heads, key heads, numbers in a head.
-        intermediate: I, width of the MLP.
-        vocabulary: V.
-        tied: whether the head is the embedding.
-        normed: whether queries and keys are normed, as in Qwen3.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int
-    intermediate: int
-    vocabulary: int
-    tied: bool
-    normed: bool = False
+    hidden: int  # H, width of the residual stream
+    layers: int  # blocks
+    heads: int  # of the queries
+    kv_heads: int  # of the keys
+    head: int  # numbers in a head
+    intermediate: int  # I, width of the MLP
+    vocabulary: int  # V
+    tied: bool  # whether the head is the embedding
+    normed: bool = False  # whether queries and keys are normed, as in Qwen3
 
     @property
     def products(self) -> int:

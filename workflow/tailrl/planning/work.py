@@ -7,19 +7,13 @@ from tailrl.config.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step on one device. All responses have the same length.
-
-    Attributes:
-        prompts, group: prompts, and responses to each.
-        prompt, response: tokens of a prompt and of a response.
-        budget: most tokens of a micro-batch.
-    """
+    """A step on one device. All responses have the same length."""
 
     prompts: float
-    group: int
-    prompt: int
-    response: int
-    budget: int
+    group: int  # responses to each prompt
+    prompt: int  # tokens of a prompt
+    response: int  # tokens of a response
+    budget: int  # most tokens of a micro-batch
 
     @property
     def sequences(self) -> float:

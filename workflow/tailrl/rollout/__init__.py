@@ -21,25 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How responses are drawn.
+    """How responses are drawn."""
 
-    Attributes:
-        temperature: divides the logits, before everything else.
-        max_new_tokens: longest response, tokens.
-        rule: key of `safe_set.RULES`, for V'_S on the engine's distribution; each request brings its threshold.
-        disturbance: of that distribution, before V'_S is chosen (`disturbance.disturb`). The engine ignores the part
-            about weights, which are disturbed before they are handed over.
-        shared_noise: draw argmax(log π + g) with `noise.gumbel` of the response's seed and the position: engines with
-            the same noise draw the same token where they can. Rollouts then have no log-probs.
-        keep_every: keep the logits of every n-th position of a response (`is_kept`); 0: of none.
-    """
-
-    temperature: float
-    max_new_tokens: int
+    temperature: float  # divides the logits, before everything else
+    max_new_tokens: int  # longest response, tokens
+    # Key of `safe_set.RULES`, for V'_S on the engine's distribution; each request brings its threshold.
     rule: str = "full"
+    # Of that distribution, before V'_S is chosen (`disturbance.disturb`). The engine ignores the part about weights,
+    # which are disturbed before they are handed over.
     disturbance: Disturbance = UNDISTURBED
+    # Draw argmax(log π + g) with `noise.gumbel` of the response's seed and the position: engines with the same noise
+    # draw the same token where they can. Rollouts then have no log-probs.
     shared_noise: bool = False
-    keep_every: int = 0
+    keep_every: int = 0  # keep the logits of every n-th position of a response (`is_kept`); 0: of none
 
 
 def is_kept(seed: int, position: int, every: int) -> bool:
@@ -53,20 +47,16 @@ class Sampler(Protocol):
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """One rollout per request, in their order. A request's rollout depends on the batch only as far as the engine's
         arithmetic does."""
-        ...
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """Largest error, nats, of `generate`'s log-probs for these requests against the distribution that the engine
         samples from; raises StudyError where the error would bias ratios."""
-        ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace the policy's weights by these named tensors (any dtype; the engine casts to its own)."""
-        ...
 
     def metrics(self) -> dict[str, float]:
         """The engine's metrics of the last batch; `tailrl.tracking.metrics` has their names."""
-        ...
 
 
 def make_sampler(

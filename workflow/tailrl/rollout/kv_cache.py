@@ -19,8 +19,7 @@ from tailrl.rollout.types import Request
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
 PREFILL_TOKENS = 4096
-CACHE_BYTES = 2 * 2**30
-"""Limits the sequences in flight by the memory of their keys and values, but never below 16."""
+CACHE_BYTES = 2 * 2**30  # limits the sequences in flight by the memory of their keys and values, but never below 16
 
 
 class KeyValueCache:
@@ -68,25 +67,15 @@ class KeyValueCache:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of each sequence in flight, S rows; rows from `alive` on are padding.
+    """One token of each sequence in flight, S rows; rows from `alive` on are padding."""
 
-    Attributes:
-        alive: sequences in flight.
-        request_S: int64, each row's request.
-        index_S: int64, index of the next token among those sampled for the request.
-        limit_S: int64, longest response, tokens.
-        threshold_S1: float32, ln ρ, k or p.
-        seeds: of the responses.
-        hidden_SH: last hidden states, which predict the next token.
-    """
-
-    alive: int
-    request_S: Tensor
-    index_S: Tensor
-    limit_S: Tensor
-    threshold_S1: Tensor
-    seeds: list[int]
-    hidden_SH: Tensor
+    alive: int  # sequences in flight
+    request_S: Tensor  # int64, each row's request
+    index_S: Tensor  # int64, index of the next token among those sampled for the request
+    limit_S: Tensor  # int64, longest response, tokens
+    threshold_S1: Tensor  # float32, ln ρ, k or p
+    seeds: list[int]  # of the responses
+    hidden_SH: Tensor  # last hidden states, which predict the next token
 
 
 class Flight:

@@ -20,19 +20,12 @@ from tailrl.runtime.errors import StudyError
 
 @dataclass(frozen=True, slots=True)
 class Drawn(Columns):
-    """One sampled token of each of S rows.
+    """One sampled token of each of S rows."""
 
-    Attributes:
-        token_S: int64.
-        logp_S: float32, nats: log π^mp of the token.
-        log_kept_S: float32, nats: log Z.
-        kept_vocab_S: int64: |V_S|.
-    """
-
-    token_S: Tensor
-    logp_S: Tensor
-    log_kept_S: Tensor
-    kept_vocab_S: Tensor
+    token_S: Tensor  # int64
+    logp_S: Tensor  # float32, nats: log π^mp of the token
+    log_kept_S: Tensor  # float32, nats: log Z
+    kept_vocab_S: Tensor  # int64: |V_S|
 
 
 def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Drawn:

@@ -35,13 +35,9 @@ from tailrl.runtime.errors import StudyError
 
 SEQUENCES_IN_FLIGHT = 128
 ADMITTED_AT_ONCE = 16
-ENDED_SHARE = 8
-"""Ended sequences stay until one in so many has ended: removing them copies the cache."""
-
+ENDED_SHARE = 8  # ended sequences stay until one in so many has ended: removing them copies the cache
 PREFILL_TOKENS = 4096
-CACHE_BYTES = 2 * 2**30
-"""Limits the sequences in flight by the memory of their keys and values."""
-
+CACHE_BYTES = 2 * 2**30  # limits the sequences in flight by the memory of their keys and values
 DRIFT_TOLERANCE = {"float64": 1e-5, "float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 """Largest accepted mean total variation between padded, cached steps and the sequence run whole and alone."""
 

@@ -23,9 +23,6 @@ class RowError(Exception):
     """A row that cannot become a problem. Its message is the reason, the same for all rows of its kind."""
 
 
-# --- reading -----------------------------------------------------------------------------------------
-
-
 def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
     """The rows of a local parquet or JSONL file, or of the hub's data set where `path` is None.
 
@@ -87,9 +84,6 @@ def _json_or_none(line: str) -> object:
 
 def _unreadable(file: Path, kind: str, error: Exception) -> StudyError:
     return StudyError(f"{file}: cannot be read as {kind}: {reason(error)}")
-
-
-# --- making problems ---------------------------------------------------------------------------------
 
 
 def text_of(value: object, what: str) -> str:

@@ -27,24 +27,13 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 
 
 class MathVerifier:
-    """Compares answers in a worker process, which starts at the first pair. For one thread at a time.
-
-    Attributes:
-        timeouts: pairs that took longer than the limit.
-        crashes: pairs during which the worker died.
-        unparsed: pairs that math-verify could not read, or longer than MAX_LENGTH.
-    """
+    """Compares answers in a worker process, which starts at the first pair. For one thread at a time."""
 
     def __init__(self, timeout: float = 5.0, memory_bytes: int = 2 << 30) -> None:
-        """Set the limits of the worker; nothing starts yet.
-
-        Args:
-            timeout: wall-clock seconds for one pair.
-            memory_bytes: the worker's address space (RLIMIT_AS).
-        """
-        self.timeouts = 0
-        self.crashes = 0
-        self.unparsed = 0
+        """Set the worker's limits: wall-clock seconds for one pair, and its address space (RLIMIT_AS)."""
+        self.timeouts = 0  # pairs that took longer than the limit
+        self.crashes = 0  # pairs during which the worker died
+        self.unparsed = 0  # pairs that math-verify could not read, or longer than MAX_LENGTH
         self._timeout = timeout
         self._memory_bytes = memory_bytes
         self._worker: subprocess.Popen[bytes] | None = None
@@ -59,7 +48,9 @@ class MathVerifier:
             return False
         try:
             worker = self._running()
-            reply = _ask(worker, [gold, response_answer], self._timeout)
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps([gold, response_answer]).encode("ascii") + b"\n")
+            reply = _reply(worker, self._timeout)
         except BaseException as error:
             # Also when the caller is interrupted: a worker that still owes a reply would give it to the next pair.
             self.close()
@@ -109,13 +100,6 @@ class MathVerifier:
         if reply != "ready":
             raise StudyError(f"math-verify's worker process cannot start: {reply}")
         return self._worker
-
-
-def _ask(worker: subprocess.Popen[bytes], pair: list[str], timeout: float) -> str:
-    """The worker's reply to one pair; raises TimeoutError, or EOFError or BrokenPipeError where it died."""
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(pair).encode("ascii") + b"\n")
-    return _reply(worker, timeout)
 
 
 def _reply(worker: subprocess.Popen[bytes], timeout: float) -> str:

@@ -41,11 +41,7 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, keep: int, fingerprint: Mapping[str, str]) -> None:
-        """Args:
-        folder: their folder.
-        keep: how many of the last ones stay.
-        fingerprint: the run's, from `fingerprint`.
-        """
+        """Checkpoints in a folder, of which the last `keep` stay; the run's fingerprint is from `fingerprint`."""
         self.folder = folder
         self.keep = keep
         self.fingerprint = dict(fingerprint)
@@ -66,9 +62,8 @@ class Checkpoints:
         try:
             header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
             data = save(tensors, metadata=header)
-            path = (
-                self.folder / f"step-{state.step:08d}-{self.name}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-            )
+            digest = hashlib.sha256(data).hexdigest()[:16]
+            path = self.folder / f"step-{state.step:08d}-{self.name}-{digest}.safetensors"
             write_whole(data, aside, path)
         except (OSError, SafetensorError) as error:
             aside.unlink(missing_ok=True)

@@ -24,13 +24,11 @@ class Engine:
     """A sampler, how to make it, and how it gets weights."""
 
     def __init__(self, make: Callable[[], Sampler], disturbance: Disturbance, timeout: float) -> None:
-        """Args:
-        make: starts the engine.
-        disturbance: of the weights that it gets.
-        timeout: seconds after which a call counts as hung: the start, a hand-over, a self-test, a batch.
-        """
+        """Start the engine with `make`; `disturbance` is of the weights that it gets."""
         self.make = make
-        self.timeout = timeout
+        self.timeout = (
+            timeout  # seconds after which a call counts as hung: the start, a hand-over, a self-test, a batch
+        )
         with self.in_time("the engine's start"):
             self.sampler = make()
         self.hand_over = Handover(self.sampler, disturbance)

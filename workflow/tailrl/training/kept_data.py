@@ -85,16 +85,12 @@ class KeptMetrics:
 
 
 class KeptTokens:
-    """The per-token records of the kept steps, one file each.
-
-    Attributes:
-        checksums: SHA-256 of each step's file, by step, in order.
-    """
+    """The per-token records of the kept steps, one file each."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.checksums: dict[int, str] = {}
+        self.checksums: dict[int, str] = {}  # SHA-256 of each step's file, by step, in order
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Write a step's arrays, all of one length; raises StudyError where the disk refuses."""

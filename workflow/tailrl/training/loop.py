@@ -254,9 +254,6 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
     return sentence
 
 
-# --- before the steps and after them -----------------------------------------------------------------
-
-
 def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path) -> Job:
     tokenizer, problems = load_tokenizer(policy_folder), read_problems(problems_file)
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]

@@ -12,7 +12,6 @@ from types import MethodType
 from typing import TypeVar, cast
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -50,11 +49,8 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
         model.to("cpu" if exact else distributed.device())
         return
     dtype = getattr(torch, settings.dtype)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    _shard(model, layers, MixedPrecisionPolicy() if dtype == torch.float32 else policy)
-
-
-def _shard(model: PreTrainedModel, layers: list[nn.Module], policy: MixedPrecisionPolicy) -> None:
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
     mesh = distributed.mesh()
     for module in (*layers, model):
         # The root too, so that a forward without a backward leaves no whole weights behind.

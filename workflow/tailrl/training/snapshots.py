@@ -6,6 +6,7 @@ They lie beside the run's checkpoints, where no rule deletes them. Once the run 
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,18 +17,13 @@ from tailrl.runtime.atomic_files import link_tree, whole_folder
 from tailrl.runtime.errors import StudyError, reason
 
 
+@dataclass(frozen=True, slots=True)
 class Snapshots:
     """The snapshots of one run."""
 
-    def __init__(self, folder: Path, name: str, steps: range) -> None:
-        """Args:
-        folder: of the run's checkpoints.
-        name: of the run, which excludes snapshots of a run with other settings.
-        steps: the numbers of steps done after which a policy is kept.
-        """
-        self.folder = folder
-        self.name = name
-        self.steps = steps
+    folder: Path  # of the run's checkpoints
+    name: str  # of the run, which excludes snapshots of a run with other settings
+    steps: range  # the numbers of steps done after which a policy is kept
 
     def keep(self, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy, whole or not at all, if `step` is among `steps`.

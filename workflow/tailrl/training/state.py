@@ -26,28 +26,18 @@ NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_secon
 
 @dataclass(slots=True)
 class RunState:
-    """Attributes:
-    model: the trained policy.
-    optimizer: its optimizer; the learning rate is a function of the step.
-    hand_over: has the weights that a stale engine still waits for.
-    thresholds: the adapted thresholds.
-    metrics: of every step.
-    tokens: the per-token records of the kept steps.
-    step: steps done, which is the number of the next step.
-    skipped_in_a_row: the last steps in a row whose update was skipped.
-    resumed: the steps at which the run resumed after an interruption.
-    startup_seconds, wall_seconds: so far, earlier processes included, but not what an interruption lost.
-    """
+    """Everything that a step changes."""
 
-    model: PreTrainedModel
-    optimizer: torch.optim.Optimizer
-    hand_over: Handover
-    thresholds: Thresholds
-    metrics: KeptMetrics
-    tokens: KeptTokens
-    step: int = 0
-    skipped_in_a_row: int = 0
-    resumed: list[int] = field(default_factory=list)
+    model: PreTrainedModel  # the trained policy
+    optimizer: torch.optim.Optimizer  # its optimizer; the learning rate is a function of the step
+    hand_over: Handover  # has the weights that a stale engine still waits for
+    thresholds: Thresholds  # the adapted thresholds
+    metrics: KeptMetrics  # of every step
+    tokens: KeptTokens  # the per-token records of the kept steps
+    step: int = 0  # steps done, which is the number of the next step
+    skipped_in_a_row: int = 0  # the last steps in a row whose update was skipped
+    resumed: list[int] = field(default_factory=list)  # the steps at which the run resumed after an interruption
+    # So far, earlier processes included, but not what an interruption lost.
     startup_seconds: float = 0.0
     wall_seconds: float = 0.0
 

@@ -36,31 +36,18 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The record of one micro-batch, T tokens in N sequences, without gradient.
+    """The record of one micro-batch, T tokens in N sequences, without gradient."""
 
-    Attributes:
-        loss: float64 scalar, its share of the update's loss.
-        logprobs: the trainer's, from before the first update on these rollouts where known.
-        logp_infer_T: nats, the sampler's log π'^mp.
-        log_kept_infer_T: nats, the sampler's log Z'.
-        kept_vocab_infer_T: int32, the sampler's |V'_S|.
-        sequence_T: int64, the sequence of each token, from 0.
-        advantage_T: of the token's sequence.
-        clipped_T: bool, whether the clipped branch is taken.
-        weights: in the loss.
-        number_N: int64, the number of each sequence among the samples of the update.
-    """
-
-    loss: Tensor
-    logprobs: TokenLogprobs
-    logp_infer_T: Tensor
-    log_kept_infer_T: Tensor
-    kept_vocab_infer_T: Tensor
-    sequence_T: Tensor
-    advantage_T: Tensor
-    clipped_T: Tensor
-    weights: Weights
-    number_N: Tensor
+    loss: Tensor  # float64 scalar, its share of the update's loss
+    logprobs: TokenLogprobs  # the trainer's, from before the first update on these rollouts where known
+    logp_infer_T: Tensor  # nats, the sampler's log π'^mp
+    log_kept_infer_T: Tensor  # nats, the sampler's log Z'
+    kept_vocab_infer_T: Tensor  # int32, the sampler's |V'_S|
+    sequence_T: Tensor  # int64, the sequence of each token, from 0
+    advantage_T: Tensor  # of the token's sequence
+    clipped_T: Tensor  # bool, whether the clipped branch is taken
+    weights: Weights  # in the loss
+    number_N: Tensor  # int64, the number of each sequence among the samples of the update
 
 
 @dataclass(slots=True)

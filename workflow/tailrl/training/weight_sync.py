@@ -13,15 +13,12 @@ from tailrl.rollout import Sampler
 
 
 class Handover:
-    """Loads the policy's weights of `staleness` calls ago into a sampler, or the first call's where there were fewer.
-
-    Attributes:
-        past: copies of the last calls' weights, oldest first; empty without staleness.
-    """
+    """Loads the policy's weights of `staleness` calls ago into a sampler, or the first call's if there were fewer."""
 
     def __init__(self, sampler: Sampler, disturbance: Disturbance) -> None:
         self.sampler = sampler
         self.disturbance = disturbance
+        # Copies of the last calls' weights, oldest first; empty without staleness.
         self.past: deque[list[tuple[str, Tensor]]] = deque(maxlen=disturbance.staleness + 1)
 
     def __call__(self, model: PreTrainedModel) -> None:
