@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with settings, in words: one clause per problem, with the path of its key."""
+"""Puts pydantic's errors into words: one clause per problem, with the path of its key."""
 
 import difflib
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from tailrl.runtime.errors import one_line
 
 
 def near(word: object, known: Mapping[str, object] | list[str]) -> str:
-    """A question after the known name that is most like the word; nothing where none is like it."""
+    """A question that names the known word most like this one; empty if no known word is like it."""
     match = difflib.get_close_matches(str(word), list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 LIST, BLOCK = "must be a list, such as [0, 1]", "must be a block of keys and values, such as {}"
 PLAIN = {"tuple_type": LIST, "list_type": LIST, "dict_type": BLOCK, "model_type": BLOCK, "model_attributes_type": BLOCK}
-"""What pydantic says in terms of Python."""
+"""By the type of pydantic's error: words that name YAML's types, where pydantic names Python's."""
 
 
 def _properties(model: type[BaseModel], path: tuple[int | str, ...]) -> list[dict[str, Any]]:
-    """The properties of each block that may stand at `path`, read off the JSON schema."""
+    """The properties of each block that may stand at `path`, from the JSON schema."""
     schema = model.model_json_schema()
 
     def resolve(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def _properties(model: type[BaseModel], path: tuple[int | str, ...]) -> list[dic
 
 
 def _other_kind(item: ErrorDetails, model: type[BaseModel] | None) -> str:
-    """Which kinds of block there are, where the one that is given is none of them."""
+    """Names the kinds of block there are, where the given kind is none of them."""
     field, given = item["ctx"]["field"], item["input"]
     blocks = _properties(model, item["loc"]) if model else []
     kinds = sorted(block[field]["const"] for block in blocks if "const" in block.get(field, {}))
@@ -54,12 +54,12 @@ def _other_kind(item: ErrorDetails, model: type[BaseModel] | None) -> str:
 
 
 def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """One clause per problem, each with the path of the key; `model` is what was validated, to suggest keys of."""
+    """One clause per problem, with the path of its key; `model` was validated, and its keys are suggested."""
     clauses = []
     found = error.errors()
     for item in found:
         if item["type"] == "too_short" and any(other["loc"][:-1] == item["loc"] for other in found):
-            continue  # too short without those that are named themselves
+            continue  # it is too short only because of entries with errors of their own
         where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
             known = {key for block in _properties(model, item["loc"][:-1]) for key in block} if model else set()
