@@ -35,25 +35,18 @@ NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def mean_interval(values_N: ArrayLike) -> Interval:
-    """The t interval of a mean over N independent values, such as one score per seed.
-
-    Args:
-        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
-    """
+    """The t interval of a mean over independent values, (N,), any unit; NaN entries (not measured) are left out."""
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     return _t_interval(float(values.mean()), _standard_error(values), values.size) if values.size else NO_INTERVAL
 
 
 def problem_interval(correct_PK: ArrayLike) -> Interval:
-    """The interval of one policy's avg@k over P problems with k samples each; problems are the clusters.
+    """The interval of one policy's avg@k, from K samples of P problems, (P, K), 0 or 1; problems are the clusters.
 
     This is the t interval of the per-problem means. With equal k it equals the cluster-robust interval, and it needs no
     random numbers. If all samples are right, or all wrong, the variance cannot be estimated. The exact binomial
     interval of P problems then stands in.
-
-    Args:
-        correct_PK: (P, K), 0 or 1.
     """
     score_P = np.asarray(correct_PK, dtype=np.float64).mean(axis=1)
     score = float(score_P.mean())
