@@ -60,11 +60,7 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
     """The interval of a mean over T values that are clustered, such as tokens of one step.
 
     The mean is a ratio, sum of values over number of values. Its error comes from the clusters' residual sums, and t
-    has (clusters - 1) degrees of freedom.
-
-    Args:
-        values_T: (T,), any unit.
-        clusters_T: (T,), the cluster of each value; n counts clusters.
+    has (clusters - 1) degrees of freedom. Values are (T,), in any unit, with each value's cluster; n counts clusters.
     """
     values = np.asarray(values_T, dtype=np.float64)
     return ratio_interval(values, np.ones_like(values), clusters_T)
@@ -73,10 +69,7 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
 def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
     """The interval of a ratio of two sums, Σ above / Σ below, whose terms are clustered.
 
-    Args:
-        above_T: (T,), any unit.
-        below_T: (T,), such as weights; NaN where they sum to 0.
-        clusters_T: (T,), the cluster of each term; n counts clusters.
+    Terms are (T,), in any unit, with each term's cluster; n counts clusters. NaN if `below_T` sums to 0.
     """
     above, below = np.asarray(above_T, dtype=np.float64), np.asarray(below_T, dtype=np.float64)
     names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)
