@@ -69,8 +69,8 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
-lint: venv  ## formats, style, types, workflow
-	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && snakemake --lint
+lint: venv  ## formats, style, types, imports, workflow
+	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 format: venv  ## put the files into the format that lint wants
 	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format

@@ -171,13 +171,15 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
     [
         ("workflow/tailrl/report/figures.py", REPORTED),
         ("workflow/report/kept.rst", REPORTED),
+        ("workflow/tailrl/report/templates/summary.md.j2", REPORTED),
+        ("workflow/tailrl/evaluation/model_card.md.j2", []),
         ("workflow/report/workflow.rst", ["report.html"]),
         ("workflow/tailrl/objective/loss.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm/engine.py", [*TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/rollout/transformers.py", []),
         ("workflow/tailrl/evaluation/evaluate.py", [*EVALUATED, *REPORTED]),
         ("workflow/eval_tasks/boxed.yaml", [*EVALUATED, *REPORTED]),
-        ("workflow/tailrl/training/warm_start.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
+        ("workflow/tailrl/training/base_policy.py", ["base policy", *TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/cli/jobs.py", []),
     ],
 )

@@ -4,6 +4,7 @@ Which room may import which is in pyproject.toml (`tool.importlinter`); `make li
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -97,6 +98,21 @@ def test_the_report_and_the_command_line_run_without_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == ""
+
+
+def test_html_is_escaped_by_templates_alone() -> None:
+    """Nothing is escaped by hand, no template takes a value as it is, and what Python gives as HTML is made here."""
+    for module, file in MODULES.items():
+        assert "html" not in libraries(module), module
+        texts = [n.value for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)]
+        # Tags stand in templates; the module that makes Markdown harmless names one.
+        tags = r"&(lt|gt|amp|quot|#\w+);" if module == "runtime.templates" else r"&(lt|gt|amp|quot|#\w+);|</\w"
+        assert not [text for text in texts if isinstance(text, str) and re.search(tags, text)], module
+    templates = sorted(PACKAGE.rglob("*.j2"))
+    assert len(templates) > 10
+    assert not [path for path in templates if re.search(r"\|\s*safe|autoescape|&(lt|gt|amp);", path.read_text("utf-8"))]
+    marked = {module for module in MODULES if any(name == "markupsafe.Markup" for name, _ in imports(module))}
+    assert marked == {"report.page", "report.svg"}
 
 
 # --- size --------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_what_repeats_a_command_quotes_what_it_adds() -> None:
     (source,) = re.findall(r"^def once_more.*?(?=^\S)", common + "\nend\n", re.MULTILINE | re.DOTALL)
     found: dict[str, Any] = {}
     exec(source, found)
-    command = found["once_more"]("tailrl train --seed {wildcards.seed:q}")
+    command = found["once_more"]("tailrl job train --seed {wildcards.seed:q}")
     assert unquoted(command) == [] and command.count("{wildcards.seed:q}") == 1
 
 

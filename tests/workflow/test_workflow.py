@@ -1,8 +1,10 @@
 """What Snakemake plans, and what it refuses, in a copy of the workflow. Nothing is computed here."""
 
+import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ def test_the_number_of_ranks_is_a_resource(workflow: Workflow) -> None:
     plan = ("snakemake", "--dry-run", "--printshellcmds", "train_naive", "--configfile", TINY)
     for more, count in (((), 1), (("--set-resources", "train:ranks=2"), 2)):
         output = workflow.run(*plan, *more).stdout
-        assert len(re.findall(rf"tailrl train .* --ranks {count} 2>>", output)) == 2, output
+        assert len(re.findall(rf"tailrl job train .* --ranks {count} 2>>", output)) == 2, output
 
 
 def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> None:
@@ -164,6 +166,23 @@ def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
     (engines / "transformers.py").write_text("(")
     assert workflow.plan("train_exact", study=study) == sorted([*PREPARED, *jobs("exact")[:2]])
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
+
+
+def test_a_template_is_source_of_the_pages_and_of_nothing_else(workflow: Workflow) -> None:
+    """In a study that is finished by the look of its files."""
+    listed = workflow.run("snakemake", "--dry-run", "--summary", "--configfile", TINY).stdout
+    outputs = [workflow.folder / line.split("\t")[0] for line in listed.splitlines() if line.startswith("results/")]
+    for path in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch() if path.suffix else (path / "inside").mkdir(parents=True)
+    now = time.time_ns()
+    for path in (workflow.folder / "results").rglob("*"):
+        os.utime(path, ns=(now, now))
+    assert len(outputs) > 40 and workflow.plan() == []
+    with workflow.edited("workflow/tailrl/report/templates/summary.md.j2", "## What ran", "## Ran"):
+        assert workflow.plan() == REPORTED
+    with workflow.edited("workflow/tailrl/evaluation/model_card.md.j2", "## Training", "## Trained"):
+        assert workflow.plan() == []
 
 
 # --- what is refused ---------------------------------------------------------------------------------

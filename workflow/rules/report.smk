@@ -18,7 +18,6 @@ rule summarise:
         results=arm_results(study.arms),
         code=source_files("tailrl.report.study"),
         captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
-        style="workflow/report/page.css",
     output:
         page=report(
             f"{results}/summary.html",
@@ -154,7 +153,6 @@ rule overview:
     input:
         claims=known_claims,
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
-        style="workflow/report/page.css",
         code=source_files("tailrl.report.study"),
     output:
         page="results/overview/index.html",

@@ -17,7 +17,7 @@ def test_the_whole_study_is_valid() -> None:
 
 
 def test_a_rehearsal(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a policy to curves and phases, through `tailrl train`; a call whose time is up leaves no table."""
+    """From a policy to curves and phases, through `tailrl job train`; a call whose time is up leaves no table."""
     arguments = ["gpu_study", str(tmp_path), "--rehearse", "--policy", str(policy_folder)]
     with monkeypatch.context() as patch:
         patch.setattr(gpu_study, "TAILRL", (sys.executable, "-c", "import time; time.sleep(60)"))

@@ -44,7 +44,7 @@ def test_the_files_of_modules() -> None:
 
 def test_the_data_of_a_package_counts_with_it() -> None:
     assert "claims/catalogue/mismatch.yaml" in names("tailrl.report.study")
-    assert not any(file.endswith(".yaml") for file in relative(training_files("vllm")))
+    assert [file for file in relative(training_files("vllm")) if file.endswith(".yaml")] == ["tracking/metrics.yaml"]
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_closure_follows_imports_and_lazy_imports() -> None:
     } <= found
     assert "rollout/vllm/engine.py" in found  # imported inside make_sampler
     assert {"__init__.py", "training/__init__.py", "objective/__init__.py"} <= found  # packages run too
-    assert not found & {"cli/jobs.py", "evaluation/evaluate.py", "training/warm_start.py"}
+    assert not found & {"cli/jobs.py", "evaluation/evaluate.py", "training/base_policy.py"}
     assert not any(name.startswith("report/") for name in found)
 
 
@@ -90,6 +90,20 @@ def test_training_depends_on_its_engine_and_on_the_process_that_reads_answers(en
     found = set(relative(training_files(engine)))
     assert {"training/step.py", "tasks/math_verify_worker.py", *OWN[engine]} <= found
     assert not set().union(*(OWN[other] for other in ENGINES if other != engine)) & found
+
+
+def test_no_run_depends_on_how_results_are_read_together() -> None:
+    """Else an edit of what a report or a probe reads would train every run again."""
+    found = set(relative(training_files("exact")))
+    assert {"artifacts/manifest.py", "artifacts/records.py"} <= found
+    assert not {f"artifacts/{name}.py" for name in ("evaluation", "probes", "results", "tables")} & found
+    assert not {"config/study.py", "config/gradients.py", "config/distributions.py"} & found
+
+
+def test_the_templates_of_a_package_are_its_own() -> None:
+    found, templates = names("tailrl.report.paper"), "report/templates"
+    assert {f"{templates}/summary.md.j2", f"{templates}/page.html.j2", f"{templates}/page.css"} <= found
+    assert not any(templates in name for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
 
 
 def test_several_modules_give_one_sorted_list() -> None:

@@ -204,9 +204,9 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("seeds", [0.5], "seeds.0: "),
         ("policy.heads", 3, "hidden_size / heads must be 32, 64 or 128"),
         ("policy", {"source": "pretrained"}, "policy.pretrained.path is missing"),
-        ("policy", {"source": "gguf"}, "policy: "),
+        ("policy", {"source": "gguf"}, "policy.source: "),
         ("task.terms", [4, 2], "needs two numbers from 2 to 6"),
-        ("task", {"name": "arithmetics"}, "task: "),
+        ("task", {"name": "arithmetics"}, "task.name: "),
         ("training.group_size", 1, "training.group_size: Input should be greater than or equal to 2"),
         ("ablations.rho.base", "dpv", "ablations.rho.base: there is no arm 'dpv' (did you mean 'dvp'?)"),
         ("ablations.rho.field", "vocabulary.roh", "ablations.rho.field: an arm has no field 'vocabulary.roh'"),
@@ -294,3 +294,26 @@ def test_bad_settings_are_one_sentence(text: str, words: str) -> None:
 def test_settings_cannot_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         ArithmeticTask().problems = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seeds": 3}, "seeds: must be a list, such as [0, 1] (given: 3)"),
+        ({"arms": {"naive": None}}, "arms.naive: must be a block of keys and values, such as {} (given: None)"),
+        (
+            {"task": {"name": "arithmetics"}},
+            "task.name: must be one of aime25, arithmetic, dapo_math, words (given: 'arithmetics') (did you mean "
+            "'arithmetic'?)",
+        ),
+        ({"policy": None}, "policy: must be a block whose source is one of pretrained, scratch (given: None)"),
+        (
+            {"policy": {"warm_start": {"stages": [{"name": "dapo_math"}]}}},
+            "policy.scratch.warm_start.stages.0.name: must be one of arithmetic, words (given: 'dapo_math')",
+        ),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_said_in_words(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        parse_study({"name": "s", "arms": {"a": {}}} | changes)
+    assert str(caught.value) == f"the study: {sentence}"

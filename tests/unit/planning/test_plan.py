@@ -9,9 +9,8 @@ from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.planning import memory
-from tailrl.planning.engine import place
 from tailrl.planning.machine import Machine, read_machine
-from tailrl.planning.memory import engine_memory, peak, training_memory
+from tailrl.planning.memory import engine_memory, peak, place, training_memory
 from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import KNOWN
 from tailrl.planning.times import step_seconds, update_seconds

@@ -25,7 +25,8 @@ from tailrl.analysis.distributions import (
     signature,
 )
 from tailrl.artifacts.manifest import NAME, files_in, write_manifest
-from tailrl.artifacts.records import DistributionsRecord, write_record
+from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.records import write_record
 from tailrl.config.distributions import ComparedEngine, Distributions
 from tailrl.report.distributions import distribution_figure
 from tailrl.report.study import write_distribution_report

@@ -11,7 +11,8 @@ from artifacts_fixture import RAN, vouch_again
 
 from tailrl.analysis.gradients import read_qualities, summarise
 from tailrl.artifacts.manifest import NAME, files_in, write_manifest
-from tailrl.artifacts.records import GradientsRecord, write_record
+from tailrl.artifacts.probes import GradientsRecord
+from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.report.gradients import LOWEST, gradient_figure
 from tailrl.report.study import write_gradients

@@ -143,16 +143,18 @@ def test_every_claim_speaks_to_a_statement_and_every_statement_can_be_spoken_to(
 
 
 class Links(HTMLParser):
-    """Ids and targets of a page."""
+    """Ids, targets and the names of all attributes of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.targets: list[str] = []
+        self.attributes: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
+        self.attributes += found
         self.ids += [found["id"]] if found.get("id") else []  # type: ignore[list-item]
         self.targets += [found["href"]] if tag == "a" and found.get("href") else []  # type: ignore[list-item]
 
@@ -175,6 +177,24 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
         rows = list(csv.DictReader(file))
     assert len(rows) == len(answers(read_shown(roots)))
     assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
+
+
+def test_what_results_say_is_text(tmp_path: Path) -> None:
+    """Cells of a table, a page in Markdown, the name of a folder: none brings HTML or loads an image."""
+    hostile = '<script>alert("1")</script> ![x](http://a/b.png)'
+    folder = tmp_path / "results" / 'x" onload="alert(1)'
+    write_claims(folder / "claims.csv", (DVP_ABOVE, hostile, hostile))
+    write_claims(folder / "ablations" / "rho_claims.csv", ("ablation.vocabulary.rho.score", hostile, "dvp"))
+    (folder / "ablations" / "rho.md").write_text(f"# {hostile}\n\n| a |\n| --- |\n| {hostile} |\n")
+    (folder / "ablations" / "rho.svg").write_text(SVG)
+    write_paper([tmp_path / "results"], CAPTIONS, tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<script" not in text and "<img" not in text
+    assert text.count("&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;") > 5
+    assert not [name for name in Links(text).attributes if name.startswith("on")]
+    claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert "<script" not in claims and "![" not in claims
+    assert '&lt;script>alert("1")&lt;/script> !\\[x](http://a/b.png)' in claims
 
 
 @pytest.mark.parametrize(("lines", "hidden"), [(SHOWN, 0), (SHOWN + 1, 0), (SHOWN + 3, 3)])

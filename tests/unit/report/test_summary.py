@@ -10,16 +10,17 @@ from pydantic import BaseModel
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
-from tailrl.analysis.format import percent, points, short, spread, table
+from tailrl.analysis.format import percent, points, short, spread
 from tailrl.analysis.scores import Comparison, compare_arms
 from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
 from tailrl.config.study import Study
+from tailrl.report.page import page
 from tailrl.report.summary import summarize, verdict
 from tailrl.stats.intervals import Interval
-from tailrl.stats.tests import Difference
+from tailrl.stats.tests import NO_DIFFERENCE, Difference
 
 NAN = math.nan
 ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
@@ -55,11 +56,11 @@ def test_numbers_in_words() -> None:
     assert percent(Interval(0.9, 0.7, 1.1, 3)) == "90.0 % [70.0, 100.0]"
     assert points(ABOVE) == "+5.0 [+1.0, +9.0]"
     assert points(SINGLE) == "+5.0"
+    assert points(NO_DIFFERENCE) == ""
     assert [short(x) for x in (0.00123, 12.3, 312.4, math.inf)] == ["0.0012", "12", "312", "inf"]
     assert spread(np.array([0.1, 0.3, NAN])) == "0.2 (0.1 to 0.3)"
     assert spread(np.array([0.5])) == "0.5"
     assert spread(np.array([NAN])) == "not recorded"
-    assert table(["a|b"], [["c"]]) == "| a\\|b |\n| --- |\n| c |"
 
 
 def test_describe() -> None:
@@ -326,3 +327,14 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     base = results.base.scores[0].avg_at_k
     assert f"| base | {100 * base:.1f} % [" in text
     assert text.count("nan") == 0
+
+
+def test_a_description_is_text(whole: tuple[Study, object], results: Results) -> None:
+    """Neither a script nor an image of another machine, in Markdown and in HTML made of it; and no heading."""
+    hostile = "See <script>alert(1)</script> ![x](http://a/b.png)\n\n## Claims\n"
+    text = summarize(whole[0].model_copy(update={"description": hostile}), results, judge(results))
+    first = "See &lt;script>alert(1)&lt;/script> !\\[x](http://a/b.png) ## Claims. The same policy"
+    assert text.startswith(f"# synthetic\n\n{first}")
+    shown = page(text, [])
+    assert "<p>See &lt;script&gt;alert(1)&lt;/script&gt; ![x](http://a/b.png) ## Claims. The same policy" in shown
+    assert "<img" not in shown and "<script" not in shown

@@ -1,6 +1,7 @@
 r"""Answers by the thousand: the reader of integers against another one, and math-verify's worker against anything."""
 
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def fuzz(examples: int, verifier: MathVerifier) -> None:
 def test_no_answer_does_more_than_lose(examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was given, nothing of it ran, and the next answer gets its due."""
     monkeypatch.chdir(tmp_path)
-    with MathVerifier(timeout=2.0) as verifier:
+    with closing(MathVerifier(timeout=2.0)) as verifier:
         fuzz(examples, verifier)
         print(f"{examples} answers: {verifier.timeouts} late, {verifier.crashes} deadly, {verifier.unparsed} unread")
         assert verifier.timeouts + verifier.crashes <= examples / 20

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[MathVerifier]:
-    with MathVerifier() as running:
+    with closing(MathVerifier()) as running:
         yield running
 
 
@@ -50,14 +51,14 @@ def test_what_cannot_be_read_is_counted(shared: MathVerifier, answer: str) -> No
 
 @pytest.mark.parametrize("answer", ["a\nb", '"', "\x00", "\ud800", "𝔸" * MAX_LENGTH, "\\", "\ud800" * MAX_LENGTH])
 def test_no_text_breaks_the_pipe(answer: str) -> None:
-    with MathVerifier() as fresh:
+    with closing(MathVerifier()) as fresh:
         assert not fresh.equal(answer, r"\frac12")
         assert fresh.equal(r"\frac12", "0.5")
         assert fresh.crashes == 0
 
 
 def test_a_slow_answer_is_cut_off_and_the_next_one_is_answered() -> None:
-    with MathVerifier(timeout=1.0) as limited:
+    with closing(MathVerifier(timeout=1.0)) as limited:
         assert limited.equal(r"\frac12", "0.5")
         start = time.monotonic()
         assert not limited.equal("9^{9^{9^{9}}}", r"\frac12")
@@ -68,7 +69,7 @@ def test_a_slow_answer_is_cut_off_and_the_next_one_is_answered() -> None:
 
 def test_memory_is_limited() -> None:
     big = r"2^{2^{40}}"
-    with MathVerifier(timeout=30, memory_bytes=300 << 20) as limited:
+    with closing(MathVerifier(timeout=30, memory_bytes=300 << 20)) as limited:
         assert limited.equal(r"\frac12", "0.5")
         pid = worker_pid(limited)
         limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
@@ -113,7 +114,7 @@ def worker_pid(running: MathVerifier) -> int:
 
 
 def test_a_worker_that_dies_in_a_pair_is_counted_and_replaced() -> None:
-    with MathVerifier(timeout=20) as crashing:
+    with closing(MathVerifier(timeout=20)) as crashing:
         assert crashing.equal(r"\frac12", "0.5")
         pid = worker_pid(crashing)
         os.kill(pid, signal.SIGSTOP)
@@ -127,7 +128,7 @@ def test_a_worker_that_dies_in_a_pair_is_counted_and_replaced() -> None:
 
 
 def test_a_worker_that_dies_between_pairs_costs_no_answer() -> None:
-    with MathVerifier() as idle:
+    with closing(MathVerifier()) as idle:
         assert idle.equal(r"\frac12", "0.5")
         os.kill(worker_pid(idle), signal.SIGKILL)
         assert idle._worker is not None
@@ -137,7 +138,7 @@ def test_a_worker_that_dies_between_pairs_costs_no_answer() -> None:
 
 
 def test_an_interrupt_leaves_no_reply_for_the_next_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MathVerifier() as interrupted:
+    with closing(MathVerifier()) as interrupted:
         assert interrupted.equal(r"\frac12", "0.5")
 
         def interrupt(*_: object) -> str:
@@ -152,11 +153,11 @@ def test_an_interrupt_leaves_no_reply_for_the_next_pair(monkeypatch: pytest.Monk
 
 
 def test_closing_ends_the_worker() -> None:
-    with MathVerifier() as closing:
-        closing.equal("x", "y")
-        pid = worker_pid(closing)
+    with closing(MathVerifier()) as ending:
+        ending.equal("x", "y")
+        pid = worker_pid(ending)
     assert not Path(f"/proc/{pid}").exists()
-    closing.close()
+    ending.close()
 
 
 def test_a_worker_ends_with_its_caller() -> None:
@@ -187,7 +188,7 @@ def running(pid: int) -> bool:
 
 def test_the_worker_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    with MathVerifier() as started:
+    with closing(MathVerifier()) as started:
         started.equal("x", "y")
         environment = Path(f"/proc/{worker_pid(started)}/environ").read_bytes()
     assert b"OMP_NUM_THREADS=1" in environment
@@ -196,7 +197,7 @@ def test_the_worker_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_worker_that_cannot_start_is_one_sentence() -> None:
     with (
-        MathVerifier(memory_bytes=48 << 20) as starved,
+        closing(MathVerifier(memory_bytes=48 << 20)) as starved,
         pytest.raises(StudyError, match=r"worker process cannot start"),
     ):
         starved.equal("x", "y")

@@ -1,6 +1,5 @@
 """What a step samples: its problems, its requests, and their rewards."""
 
-
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ from tailrl.config.policy import ScratchPolicy, WarmStart
 from tailrl.model.policy import create_policy, named_weights
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
-from tailrl.training.warm_start import encode_solutions, warm_start
+from tailrl.training.base_policy import encode_solutions, warm_start
 
 
 def test_solutions_are_closed_by_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
 from tailrl.artifacts.files import parse_arrays
 from tailrl.artifacts.manifest import read_vouched
-from tailrl.artifacts.records import DistributionsRecord, read_record
+from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.records import read_record
 from tailrl.stats.intervals import Interval, cluster_interval, ratio_interval, share_interval
 
 ARRAYS = (

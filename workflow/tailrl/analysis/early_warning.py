@@ -18,7 +18,8 @@ from tailrl.analysis.describe import flatten
 from tailrl.analysis.survival import collapse_of
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.artifacts.results import finished_jobs, read_job
+from tailrl.artifacts.records import finished_jobs
+from tailrl.artifacts.results import read_job
 from tailrl.config.study import BASE_ARM
 from tailrl.stats.clustered import clustered_median, clustered_share, shuffled_skill
 from tailrl.stats.intervals import NO_INTERVAL, Interval

@@ -1,7 +1,6 @@
-"""Numbers as text: percentages, points, intervals, p values, Markdown tables."""
+"""Numbers as text: percentages, points, intervals, p values."""
 
 import math
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,12 +9,6 @@ from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import Difference
 
 LOST = "1 − Z"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a `|` in a cell is escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def percent(interval: Interval) -> str:
@@ -27,7 +20,9 @@ def percent(interval: Interval) -> str:
 
 
 def points(difference: Difference) -> str:
-    """A difference of shares in percentage points, with its interval if there is one."""
+    """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
+    if math.isnan(difference.mean):
+        return ""
     if math.isnan(difference.low):
         return f"{100 * difference.mean:+.1f}"
     return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"

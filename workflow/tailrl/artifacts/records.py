@@ -8,10 +8,9 @@ from pydantic import Field, ValidationError, field_validator
 from tailrl.artifacts.files import Record, RecordT, parse_record
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.config.base import Settings
-from tailrl.config.distributions import Distributions
-from tailrl.config.gradients import Gradients
 from tailrl.config.jobs import Run
 from tailrl.config.messages import sentences
+from tailrl.runtime.errors import StudyError
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -86,23 +85,12 @@ class RunRecord(JobRecord):
         return Run.model_validate(self.settings)
 
 
-class DistributionsRecord(JobRecord):
-    """A comparison of an engine's distributions with the trainer's, see `tailrl.probes.distributions`."""
-
-    kind = Distributions
-
-    vocabulary: Count
-    tokens: Count
-    edges: list[float]
-    head_below: float
-    tail_from: float
-    sampler_self_test: float | None
-
-
-class GradientsRecord(JobRecord):
-    """A comparison of the arms' gradient estimators with the exact gradient."""
-
-    kind = Gradients
+def finished_jobs(folder: Path) -> list[Path]:
+    """The folders of the finished runs of a study; raises StudyError without any."""
+    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
+    if not jobs:
+        raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
+    return jobs
 
 
 def read_record(folder: Path, kind: type[RecordT]) -> RecordT:

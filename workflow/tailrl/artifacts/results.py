@@ -48,14 +48,6 @@ class Results:
         return [run for arm in self.arms for run in self.runs[arm]]
 
 
-def finished_jobs(folder: Path) -> list[Path]:
-    """The folders of a study's finished runs; raises StudyError without any."""
-    jobs = sorted(path.parent for path in folder.glob("train/*/seed*/run.json"))
-    if not jobs:
-        raise StudyError(f"{folder}: holds no finished run, train/<arm>/seed<seed>/run.json")
-    return jobs
-
-
 def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     """Everything under `folder` (results/<study>) that a report on these arms needs.
 

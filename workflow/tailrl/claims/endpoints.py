@@ -145,7 +145,7 @@ def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
-    """An arm's reward falls from its first tenth of steps to its last; k3 grows by less than a factor, the limit."""
+    """An arm's reward falls from the first tenth of steps to the last, while k3 grows by less than the limit."""
     for arm in arms_of(claim, results):
         change_S = [last - first for first, last in (first_and_last(run, keys.REWARD) for run in results.runs[arm])]
         grown_S = numbers(results, arm, "k3_growth")

@@ -19,5 +19,6 @@ def told_apart_by(field: str, default: str) -> Discriminator:
     return Discriminator(
         kind,
         custom_error_type="kind",
-        custom_error_message=f"needs a block whose {field} is one of those in the schema",
+        custom_error_message="needs a block of another kind",  # config.messages says which there are
+        custom_error_context={"field": field},
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from tailrl.runtime.errors import one_line
 
@@ -15,8 +16,13 @@ def near(word: object, known: Mapping[str, object] | list[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys that the block at `path` knows, read off the JSON schema (unions give all of theirs)."""
+LIST, BLOCK = "must be a list, such as [0, 1]", "must be a block of keys and values, such as {}"
+PLAIN = {"tuple_type": LIST, "list_type": LIST, "dict_type": BLOCK, "model_type": BLOCK, "model_attributes_type": BLOCK}
+"""What pydantic says in terms of Python."""
+
+
+def _properties(model: type[BaseModel], path: tuple[int | str, ...]) -> list[dict[str, Any]]:
+    """The properties of each block that may stand at `path`, read off the JSON schema."""
     schema = model.model_json_schema()
 
     def resolve(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -29,10 +35,22 @@ def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str
     for part in path:
         following = []
         for node in nodes:
-            child = node.get("properties", {}).get(part, node.get("additionalProperties"))
+            named = node.get("items") if isinstance(part, int) else node.get("additionalProperties")
+            child = node.get("properties", {}).get(part, named)
             following += resolve(child) if isinstance(child, dict) else []
         nodes = following or nodes
-    return sorted({key for node in nodes for key in node.get("properties", {})})
+    return [node.get("properties", {}) for node in nodes]
+
+
+def _other_kind(item: ErrorDetails, model: type[BaseModel] | None) -> str:
+    """Which kinds of block there are, where the one that is given is none of them."""
+    field, given = item["ctx"]["field"], item["input"]
+    blocks = _properties(model, item["loc"]) if model else []
+    kinds = sorted(block[field]["const"] for block in blocks if "const" in block.get(field, {}))
+    one = f"one of {', '.join(kinds)}"
+    if isinstance(given, dict):
+        return f".{field}: must be {one} (given: {one_line(repr(given[field]))}){near(given[field], kinds)}"
+    return f": must be a block whose {field} is {one} (given: {one_line(repr(given))})"
 
 
 def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
@@ -44,13 +62,16 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             continue  # too short without those that are named themselves
         where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
-            hint = near(item["loc"][-1], _known_keys(model, item["loc"][:-1])) if model else ""
+            known = {key for block in _properties(model, item["loc"][:-1]) for key in block} if model else set()
+            hint = near(item["loc"][-1], sorted(known))
             clauses.append(f"{where} is not a known key{hint}")
         elif item["type"] == "missing":
             clauses.append(f"{where} is missing")
+        elif item["type"] == "kind":
+            clauses.append(where + _other_kind(item, model))
         else:
-            message = item["msg"].removeprefix("Value error, ")
-            shown = item["type"] == "kind" or not isinstance(item["input"], dict | BaseModel)
+            message = PLAIN.get(item["type"], item["msg"].removeprefix("Value error, "))
+            shown = not isinstance(item["input"], dict | BaseModel)
             given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)
     return "; ".join(clauses)

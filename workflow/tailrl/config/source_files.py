@@ -41,7 +41,7 @@ def imported_modules(file: Path) -> set[str]:
 def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
     """Files of these modules and of everything in the package that they import, directly or not, sorted.
 
-    YAML beside a package's `__init__.py` is its data, and counts with it.
+    YAML beside a package's `__init__.py` and its folder templates/ are its data, and count with it.
 
     Relative to the working directory, so that a finished study may be moved together with its workflow.
 
@@ -61,7 +61,8 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
         if file is None:
             raise ValueError(f"{name} is not a module of {PACKAGE.name}")
         files[name] = file
-        files |= {str(data): data for data in file.parent.glob("*.yaml") if file.name == "__init__.py"}
+        if file.name == "__init__.py":
+            files |= {str(data): data for data in (*file.parent.glob("*.yaml"), *file.parent.glob("templates/*"))}
         imported = {parent for module in imported_modules(file) for parent in _with_packages(module)}
         waiting |= {name for name in imported - files.keys() if not f"{name}.".startswith(excluded)}
     return sorted(os.path.relpath(file) for file in files.values())

@@ -11,68 +11,15 @@ from tailrl.artifacts.evaluation import read_evaluation, read_evaluation_file
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.config.arm import Vocabulary
 from tailrl.config.jobs import Run
 from tailrl.runtime.errors import StudyError
+from tailrl.runtime.templates import renderer
 from tailrl.tracking.metrics import REWARD
 
 MEAN_OVER = 10
 """Steps at either end of the run that the rewards in a card are means over."""
 
-UNKNOWN = "This card was written when training ended. The study that trained the policy evaluates it afterwards."
-
-CARD = """\
----
-{metadata}---
-
-# {title}
-
-A causal language model in Hugging Face format: {base}. Its task was `{task}`, with a reward of 1 for a right answer;
-the arm is called `{arm}`.
-
-## Sampling
-
-{mask}
-
-```python
-{code}```
-
-## Training
-
-{steps} steps, {prompts} prompts a step, {group} responses each. {rewards} Sampled by {engine}.
-
-Settings:
-
-```yaml
-{settings}```
-
-{commit}
-
-| | version |
-| --- | --- |
-{versions}
-
-## Evaluation
-
-{evaluation}
-"""
-
-CODE = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "."  # this folder, or the model's name on a hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-prompt = "..."  # as the task writes it
-{inputs}
-tokens = model.generate(**inputs, {settings})
-print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:]))
-"""
-PLAIN = 'inputs = tokenizer(prompt, return_tensors="pt")'
-CHAT = """\
-inputs = tokenizer.apply_chat_template(
-    [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-)"""
+render = renderer(Path(__file__).parent)
 
 
 def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
@@ -93,62 +40,35 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
     if not rewards:
         raise StudyError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
     chat = (run_folder / "policy" / "chat_template.jinja").is_file()
-    found = None if evaluation is None else _evaluated(evaluation, record.seed)
-    text = _card(record, record.run, size, chat, rewards, found or UNKNOWN)
+    evaluated = None if evaluation is None else _evaluated(evaluation, record.seed)
+    text = _card(record, record.run, size, chat, rewards, evaluated)
     path = run_folder / "policy" / "README.md"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def _card(record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluation: str) -> str:
-    pretrained = run.policy.path if run.policy.source == "pretrained" else None
+def _card(
+    record: RunRecord, run: Run, size: int, chat: bool, rewards: list[float], evaluated: dict[str, Any] | None
+) -> str:
     metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # A folder of this machine means nothing on another.
-    if pretrained is not None and not Path(pretrained).exists():
-        metadata["base_model"] = pretrained
+    if run.policy.source == "pretrained" and not Path(run.policy.path).exists():
+        metadata["base_model"] = run.policy.path
     metadata["tags"] = ["reinforcement-learning", run.estimator, run.vocabulary.rule]
-    ends = [sum(part) / len(part) for part in (rewards[:MEAN_OVER], rewards[-MEAN_OVER:])]
-    dirty = ", with changes that were not committed" if record.dirty else ""
-    versions = "\n".join(f"| {name} | {value} |" for name, value in record.versions.items() if value)
     blocks = run.model_dump(mode="json", exclude_none=True, include=set(Run.model_fields) - {"study", "arm"})
-    return CARD.format(
+    return render(
+        "model_card.md.j2",
+        record=record,
+        run=run,
         metadata=yaml.safe_dump(metadata, sort_keys=False),
-        title=f"{run.study}: {run.arm}, seed {record.seed}",
-        base=f"{pretrained}, trained further by reinforcement learning"
-        if pretrained
-        else "a Llama made for its study from nothing, trained on worked solutions and then by reinforcement learning",
-        task=run.task.name,
-        arm=run.arm,
-        mask=_mask(run.vocabulary),
-        code=CODE.format(inputs=CHAT if chat else PLAIN, settings=_arguments(run, size)),
+        chat=chat,
+        arguments=_arguments(run, size),
         steps=len(rewards),
-        prompts=run.training.prompts,
-        group=run.training.group_size,
-        rewards=f"The mean reward was {ends[0]:.3f} in the first {min(MEAN_OVER, len(rewards))} steps and "
-        f"{ends[1]:.3f} in as many last ones.",
-        engine=f"{run.sampler.engine} in {run.sampler.dtype}",
+        ends=[sum(part) / len(part) for part in (rewards[:MEAN_OVER], rewards[-MEAN_OVER:])],
+        mean_over=min(MEAN_OVER, len(rewards)),
         settings=yaml.safe_dump(blocks, sort_keys=False),
-        commit=f"Trained by tailrl at commit {record.commit}{dirty}."
-        if record.commit
-        else "The commit that trained it is not known.",
-        versions=versions,
-        evaluation=evaluation,
+        evaluated=evaluated,
     )
-
-
-def _mask(vocabulary: Vocabulary) -> str:
-    """What the rollouts were drawn from, in a sentence."""
-    if vocabulary.rule == "full" or vocabulary.side == "trainer":
-        return "Rollouts were drawn from the full vocabulary: no mask is needed."
-    number = {"top_k": f"k = {vocabulary.k}", "top_p": f"p = {vocabulary.p}"}.get(
-        vocabulary.rule, f"ρ = {vocabulary.rho}"
-    )
-    text = f"Rollouts were drawn from a pruned vocabulary, {vocabulary.rule} with {number}: sample with the same mask."
-    if vocabulary.adapt != "none":
-        text += f" The threshold moved in training ({vocabulary.adapt}); the number here is where it began."
-    if vocabulary.rule == "entropy":
-        text += " `generate` knows no such mask, and below samples without one."
-    return text
 
 
 def _arguments(run: Run, size: int) -> str:
@@ -164,14 +84,9 @@ def _arguments(run: Run, size: int) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _evaluated(path: Path, seed: int) -> str:
+def _evaluated(path: Path, seed: int) -> dict[str, Any]:
     evaluation, settings = read_evaluation(path), read_evaluation_file(path)
     score = next((score for score in evaluation.scores if score.seed == seed), None)
     if score is None:
         raise StudyError(f"{path}: holds no policy of seed {seed}")
-    k = settings.samples_per_problem
-    return (
-        f"On {len(evaluation.problems)} held-out problems of `{settings.task}`, {k} samples each at temperature "
-        f"{settings.temperature} from the full vocabulary: avg@{k} = {score.avg_at_k:.1%}, pass@{k} = "
-        f"{score.pass_at_k:.1%}."
-    )
+    return {"problems": len(evaluation.problems), "settings": settings, "score": score}

@@ -70,5 +70,5 @@ def exact_logprobs(
         logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)
-        parts.append(part.first(len(tokens_T[rows])))
+        parts.append(part.at(slice(len(tokens_T[rows]))))
     return TokenLogprobs.joined(parts)

@@ -13,15 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def block_sums(
-    logits_ptr,
-    max_ptr,
-    sum_ptr,
-    moment_ptr,
-    vocabulary,
-    inverse_temperature,
-    BLOCK: tl.constexpr,
-):
+def block_sums(logits_ptr, max_ptr, sum_ptr, moment_ptr, vocabulary, inverse_temperature, BLOCK: tl.constexpr):
     """Each block's m = max z, Σ exp(z − m) and Σ (z − m) exp(z − m); all [C, B]."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -4,11 +4,7 @@ from types import MethodType
 from typing import Any, cast
 
 from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from tailrl.kernels import batch_invariant
 from tailrl.kernels.batch_invariant import Attend, PackedAttention, pad_rows
@@ -81,10 +77,7 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
         row = pad_rows(tokens_P), pad_rows(packing.positions_P)
         return exact_hidden_states(model, *row, attention.attend)[: len(tokens_P)]
     output = model.base_model(
-        input_ids=tokens_P.unsqueeze(0),
-        position_ids=packing.positions_P.unsqueeze(0),
-        use_cache=False,
-        packing=packing,
+        input_ids=tokens_P.unsqueeze(0), position_ids=packing.positions_P.unsqueeze(0), use_cache=False, packing=packing
     )
     return cast(Tensor, output.last_hidden_state[0])
 
@@ -109,10 +102,7 @@ def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: T
     The model needs `make_exact` before, and the row is padded to a multiple of `row_multiple`.
     """
     output = model.base_model(
-        input_ids=tokens_R.unsqueeze(0),
-        position_ids=positions_R.unsqueeze(0),
-        use_cache=False,
-        attend=attend,
+        input_ids=tokens_R.unsqueeze(0), position_ids=positions_R.unsqueeze(0), use_cache=False, attend=attend
     )
     return cast(Tensor, output.last_hidden_state[0])
 

@@ -134,10 +134,7 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
 
 
 def save_policy(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    weights: dict[str, Tensor] | None = None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: dict[str, Tensor] | None = None
 ) -> None:
     """Write weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
 

@@ -7,11 +7,5 @@ DVP is four files, in reading order:
 3. `corrections.py`: the log-ratio Δ to stop-gradient weights w (importance weights, MIS, rejection, veto).
 4. `loss.py`: the estimator of Theorem 5.3 from log π^mp, A and w, or PPO's surrogate.
 
-Beside them:
-
-- `diagnostics.py` measures the mismatch of the sampled tokens (KL estimates, perplexities, skew).
-- `disturbance.py` adds a mismatch of known size; `noise.py` draws its random numbers.
-- `adaptive_rho.py` moves ρ during a run.
-
 `kernels/` computes the same log-probs fast. `training/step_record.py` computes the bounds of Prop. 5.5.
 """

@@ -132,12 +132,7 @@ class Weights:
 
 @torch.no_grad()
 def correct(
-    delta_T: Tensor,
-    outside_T: Tensor,
-    sequence_T: Tensor,
-    count: int,
-    correction: Correction,
-    moved_T: Tensor,
+    delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, correction: Correction, moved_T: Tensor
 ) -> Weights:
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
@@ -156,11 +151,7 @@ def correct(
     delta_T = delta_T.masked_fill(outside_T, 0.0)
     raw_N = _ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
     token_T, sequence_N = torch.ones_like(delta_T), torch.ones_like(raw_N)
-    masked_T, rejected_N, vetoed_N = (
-        torch.zeros_like(outside_T),
-        torch.zeros_like(outside_N),
-        torch.zeros_like(outside_N),
-    )
+    masked_T, rejected_N, vetoed_N = map(torch.zeros_like, (outside_T, outside_N, outside_N))
     if correction.token != "none":
         token_T, masked_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
     if correction.sequence != "none":

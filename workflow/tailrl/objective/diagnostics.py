@@ -7,7 +7,7 @@ and K3 = e^ℓ − ℓ − 1 estimate KL(π_infer ‖ π_train). Everything is c
 import torch
 from torch import Tensor
 
-from tailrl.objective.corrections import sequence_sum
+from tailrl.objective.corrections import sequence_mean, sequence_sum
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
@@ -42,13 +42,8 @@ def log_ratio_metrics(
     if outside_T is not None:
         logp_train_T, logp_infer_T, sequence_T = (x[~outside_T] for x in (logp_train_T, logp_infer_T, sequence_T))
     log_ratio_T = logp_train_T - logp_infer_T
-    tokens_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count)
-    real_N = tokens_N > 0
-
-    def sequence_mean(values_T: Tensor) -> Tensor:
-        return sequence_sum(values_T, sequence_T, count)[real_N] / tokens_N[real_N]
-
-    train_N, infer_N = sequence_mean(logp_train_T), sequence_mean(logp_infer_T)
+    real_N = sequence_sum(torch.ones_like(log_ratio_T), sequence_T, count) > 0
+    train_N, infer_N = (sequence_mean(x, sequence_T, count)[real_N] for x in (logp_train_T, logp_infer_T))
     return {
         "kl": -log_ratio_T.mean().item(),
         "k3_kl": (log_ratio_T.expm1() - log_ratio_T).mean().item(),

@@ -15,6 +15,7 @@ one outside they differ: the paper's gradient pushes every safe logit down (`pap
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -105,7 +106,26 @@ def set_size(safe_TV: Tensor, rule: str) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class Columns:
+    """Tensors with one entry for each of T tokens."""
+
+    def at(self, rows: slice | Tensor) -> Self:
+        """Some tokens, by slice, index or mask."""
+        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def split(self, counts: Sequence[int]) -> list[Self]:
+        """Consecutive parts with these numbers of tokens; the inverse of `joined`."""
+        columns = (torch.split(getattr(self, field.name), list(counts)) for field in fields(self))
+        return [type(self)(*parts) for parts in zip(*columns, strict=True)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The tokens of all parts, in order."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs(Columns):
     """The trainer's log-probs of T sampled tokens; float32, nats; only `logp_T` carries a gradient.
 
     Attributes:
@@ -124,23 +144,9 @@ class TokenLogprobs:
     entropy_T: Tensor
     outside_T: Tensor
 
-    def first(self, count: int) -> "TokenLogprobs":
-        """The first `count` tokens."""
-        return TokenLogprobs(*(getattr(self, field.name)[:count] for field in fields(self)))
-
-    def split(self, counts: Sequence[int]) -> "list[TokenLogprobs]":
-        """Consecutive parts with these numbers of tokens; the inverse of `joined`."""
-        columns = (torch.split(getattr(self, field.name), list(counts)) for field in fields(self))
-        return [TokenLogprobs(*parts) for parts in zip(*columns, strict=True)]
-
     def in_set(self) -> Tensor:
         """[T] log π^mp, −inf for a token outside the set even with the paper's fill; without a gradient."""
         return self.logp_T.detach().masked_fill(self.outside_T, -torch.inf)
-
-    @classmethod
-    def joined(cls, parts: Sequence["TokenLogprobs"]) -> "TokenLogprobs":
-        """The tokens of all parts, in order."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,11 +155,7 @@ def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple
     if rule == "full":
         log_sum_T = logits_TV.logsumexp(-1)
         return safe_TV, log_sum_T, log_sum_T.detach()
-    return (
-        safe_TV,
-        logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1),
-        logits_TV.detach().logsumexp(-1),
-    )
+    return safe_TV, logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1), logits_TV.detach().logsumexp(-1)
 
 
 def token_logprobs(

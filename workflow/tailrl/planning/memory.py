@@ -6,6 +6,7 @@ allocated; the other engines free theirs after sampling.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
@@ -20,8 +21,6 @@ VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
 """The limits of `kernels.cuda_passes`, repeated here because importing it needs Triton."""
-
-
 PASSING = ("activations", "log-probs")
 """The trainer's parts that exist only during an update."""
 
@@ -93,10 +92,38 @@ def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: M
     sharing = sampler.tensor_parallel
     sequences = min(machine.in_flight, work.sequences * sharing)
     cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / sharing
-    return {"engine's weights": size * _engine_parameters(shape, sampler) / sharing, "engine's cache": cache}
+    # vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why).
+    apart = shape.embedding if shape.tied and sampler.engine == "vllm" else 0
+    return {"engine's weights": size * (shape.parameters + apart) / sharing, "engine's cache": cache}
 
 
-def _engine_parameters(shape: Shape, sampler: SamplerSettings) -> int:
-    """vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why)."""
-    apart = shape.tied and sampler.engine == "vllm"
-    return shape.parameters + (shape.embedding if apart else 0)
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Engine and trainer on one device: the memory of each, and how many sequences the engine has in flight."""
+
+    parts: dict[str, float]  # bytes by part, of the trainer and the engine
+    machine: Machine  # with as many sequences in flight as its cache has room for
+    lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
+
+
+def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
+    trainer = training_memory(shape, run, work, machine, devices)
+    engine = engine_memory(shape, run.sampler, work, machine)
+    if not machine.gpu or run.sampler.engine != "vllm":
+        parts = trainer | engine
+        return Placed(parts, machine, max(0.0, peak(parts, run.sampler, machine) - machine.memory))
+    share = run.sampler.gpu_memory_utilization * machine.memory
+    cache = share - engine["engine's weights"]
+    held, one = in_flight(shape, run.sampler, work, machine)
+    lacking = max(0.0, one - cache) + max(0.0, machine.reserve + sum(trainer.values()) - (machine.memory - share))
+    # vLLM always takes its whole share.
+    return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
+
+
+def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:
+    """The machine with as many full-length sequences as vLLM's share of a GPU holds, and the bytes of one sequence."""
+    engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
+    one = engine["engine's cache"]
+    room = sampler.gpu_memory_utilization * machine.memory - engine["engine's weights"]
+    return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), one

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from tailrl.config.jobs import Run
 from tailrl.config.study import Study
 from tailrl.config.task import Aime25Task
-from tailrl.planning.engine import Placed, in_flight, place
 from tailrl.planning.machine import IN_FLIGHT, Machine
-from tailrl.planning.memory import peak
+from tailrl.planning.memory import Placed, in_flight, peak, place
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
 from tailrl.planning.work import Work, work_of
@@ -18,19 +17,12 @@ AIME25_PROBLEMS = 30
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One arm's job.
-
-    Attributes:
-        run: its settings.
-        work: a device's share of a step.
-        placed: engine and trainer on a device.
-        seconds: seconds of a step, by phase.
-    """
+    """One arm's job."""
 
     run: Run
-    work: Work
+    work: Work  # a device's share of a step
     placed: Placed
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # of a step, by phase
 
 
 def plan_arm(study: Study, arm: str, machine: Machine, devices: int, prompt: int, response: int | None) -> Planned:
@@ -62,7 +54,8 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     lines = [f"{study.name}: {len(study.arms)} arms, {len(study.seeds)} seeds, a job on {devices} x {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
     lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
-    lines += ["", f"seconds of a step (arm {slowest})", *_table(planned[slowest].seconds, "a step")]
+    seconds = planned[slowest].seconds
+    lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
     lines += ["", *_whole(study, shape, planned, devices)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"
@@ -135,10 +128,6 @@ def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[st
         if name not in ("name", "gpu", "memory"):
             value = getattr(machine, name)
             yield f"  {name:<14}{'as matmul' if value is None else f'{value:.3g}':>10}  {field.description}"
-
-
-def _table(values: dict[str, float], total: str) -> Iterator[str]:
-    yield from _rows(values | {total: sum(values.values())}, 1)
 
 
 def _rows(values: dict[str, float], unit: float) -> Iterator[str]:

@@ -16,11 +16,15 @@ from tailrl.planning.work import Work
 
 def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: int = 1) -> dict[str, float]:
     """Seconds by phase."""
+    # AdamW reads weight, gradient and two moments and writes three of them. The norm reads the gradient once more.
+    moments = 2 if run.training.optimizer == "adamw" else 1
+    # Weights are read in float32 and written in the engine's dtype. Sharded ones are gathered first.
+    gathered = 4 * shape.parameters / machine.link if devices > 1 else 0.0
     return {
         "rollout": sampling_seconds(shape, run.sampler, work, machine),
         "forward and backward": update_seconds(shape, run, work, machine, devices),
-        "optimizer": optimizer_seconds(shape, run, machine, devices),
-        "weights": weights_seconds(shape, run, machine, devices),
+        "optimizer": 4 * shape.parameters * (4 + 2 * moments) / devices / machine.bandwidth,
+        "weights": gathered + (4 + BYTES[run.sampler.dtype]) * shape.parameters / machine.bandwidth,
     }
 
 
@@ -60,16 +64,3 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
         # Weights are gathered for each micro-batch's forward and backward. Gradients are scattered once.
         seconds += batches * 3 * size * shape.parameters / machine.link
     return seconds
-
-
-def optimizer_seconds(shape: Shape, run: Run, machine: Machine, devices: int) -> float:
-    """AdamW reads weight, gradient and two moments and writes three of them; the norm reads the gradient once more."""
-    moments = 2 if run.training.optimizer == "adamw" else 1
-    return 4 * shape.parameters * (4 + 2 * moments) / devices / machine.bandwidth
-
-
-def weights_seconds(shape: Shape, run: Run, machine: Machine, devices: int) -> float:
-    """Weights are read in float32 and written in the engine's dtype; sharded ones are gathered first."""
-    size = BYTES[run.sampler.dtype]
-    gathered = 4 * shape.parameters / machine.link if devices > 1 else 0.0
-    return gathered + (4 + size) * shape.parameters / machine.bandwidth

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
-from tailrl.analysis.format import LOST, count, p_value, percent, points, table
+from tailrl.analysis.format import LOST
 from tailrl.analysis.scores import compare_arms
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.results import read_results
@@ -30,6 +30,7 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.page import render
 from tailrl.report.summary import comparison_table
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, problem_interval
@@ -57,14 +58,21 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
     comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
-    page = _page(study, name, points_A, untrained, samples)
-    for endpoint, lines in itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint):
-        page += f"\n{endpoint}\n\n"
-        for line in lines:
-            p = "" if math.isnan(line.p_holm) else f", p by Holm {p_value(line.p_holm)}"
-            page += f"- {line.arms}: {line.seen}: {line.verdict}{p}\n"
-    if tied := [comparison for comparison in comparisons if comparison.why]:
-        page += f"\n## Differences between arms\n\n{comparison_table(tied, f'{name}_differences.csv')}\n"
+    further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)
+    tied = [comparison for comparison in comparisons if comparison.why]
+    page = render(
+        "ablation.md.j2",
+        name=name,
+        ablation=ablation,
+        seeds=study.seeds,
+        untrained=untrained,
+        samples=samples,
+        LOST=LOST,
+        nats=_nats,
+        points_A=points_A,
+        verdicts=[(endpoint, list(lines)) for endpoint, lines in further],
+        compared=comparison_table(tied, f"{name}_differences.csv") if tied else "",
+    )
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
@@ -125,37 +133,6 @@ def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, s
     x = [place + shift for place in range(len(intervals))]
     ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, marker="o", markersize=3.5, linewidth=0.8)
     ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
-
-
-def _page(study: Study, name: str, points_A: Sequence[Point], untrained: Interval, samples: int) -> str:
-    ablation = study.ablations[name]
-    several = len(ablation.bases) > 1
-    scores = (f"avg@{samples}", "gain over base, points", "change, points", "p, Holm")
-    header = (
-        *(["arm"] if several else []), ablation.field, *scores, "collapsed", "k3 masked", "k3 unmasked", LOST, "outside"
-    )  # fmt: skip
-    rows = [
-        [
-            *([p.base] if several else []),
-            p.value,
-            percent(p.avg),
-            points(p.gain),
-            "" if math.isnan(p.change.mean) else points(p.change),
-            p_value(p.change_p_holm),
-            f"{p.collapsed} of {p.runs}",
-            *(_nats(i) for i in (p.k3_masked, p.k3_unmasked, p.lost, p.outside)),
-        ]
-        for p in points_A
-    ]
-    arms = f"Arm{'s' if several else ''} {', '.join(f'`{base}`' for base in ablation.bases)}"
-    note = (
-        f"{arms} with other values of `{ablation.field}`, {count(len(study.seeds), 'seed')} each. The "
-        f"untrained policy has {percent(untrained)} (interval over problems). Scores have 95 % intervals over seeds "
-        "and problems, means over all steps t intervals over seeds. The change is that against the line without one, "
-        "its p by Holm over the lines. A run collapsed where its reward, from some step on, stays below half of its "
-        "highest, for a tenth of its steps at least."
-    )
-    return f"# Ablation {name}\n\n{note}\n\n{table(header, rows)}\n"
 
 
 def _nats(interval: Interval) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tailrl.analysis.across import GAIN, QUANTITIES, Place, places_of
-from tailrl.analysis.format import count, p_value, table
+from tailrl.analysis.format import p_value
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.results import read_results
@@ -25,6 +25,7 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
 
 
@@ -90,17 +91,9 @@ def across_figure(places: Sequence[Place]) -> Figure:
 
 
 def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
-    parts = [f"# {', '.join(study.name for study in studies)}"]
-    parts += [f"- {study.name}, {count(len(study.seeds), 'seed')}: {study.description}" for study in studies]
-    parts.append(
-        "Means over seeds with t intervals at 95 %; of metrics, over all steps. In brackets p against "
-        f"{studies[0].name} (Welch over seeds), by Holm over the lines of a table."
-    )
-    for name in QUANTITIES:
-        own = {(place.arm, place.study): place for place in places if place.quantity == name}
-        rows = [[arm, *(_cell(own[arm, study.name]) for study in studies)] for arm in arms]
-        parts.append(f"## {name}\n\n{table(['arm', *(study.name for study in studies)], rows)}")
-    return "\n\n".join([parts[0], "\n".join(parts[1 : 1 + len(studies)]), *parts[1 + len(studies) :]]) + "\n"
+    cells = {(place.quantity, place.arm, place.study): _cell(place) for place in places}
+    tables = {name: {arm: [cells[name, arm, study.name] for study in studies] for arm in arms} for name in QUANTITIES}
+    return render("across.md.j2", studies=studies, tables=tables)
 
 
 def _cell(place: Place) -> str:

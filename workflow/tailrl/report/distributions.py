@@ -23,7 +23,7 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.analysis.format import count, short, table
+from tailrl.analysis.format import short
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.report.axes import (
     GREY,
@@ -35,6 +35,7 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
+from tailrl.report.page import render
 from tailrl.stats.intervals import Interval
 
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
@@ -215,73 +216,18 @@ def _page(
     overlaps: Sequence[SetOverlap],
     signatures: Sequence[ProbabilityBin],
 ) -> str:
-    settings, vocabulary = compared[0].record["settings"], compared[0].record["vocabulary"]
-    introduction = (
-        f"At one place in {settings['every']} of {count(settings['responses'], 'response')} (at most "
-        f"{settings['max_new_tokens']} tokens, temperature {settings['temperature']:g}, seed {settings['seed']}), "
-        f"sampled from all {vocabulary:,} tokens by the engine in question, its whole distribution against that of the "
-        f"trainer, which scores the responses in packed micro-batches of at most {settings['token_budget']} tokens. "
-        "Both in float64 from float32 logits, in nats; Δ = ln π_train − ln π_infer. Means with 95 % intervals over "
-        "problems, 99th percentiles over places; the interval of the flips is Wilson's over places."
+    engines = [one.engine for one in distances]
+    return render(
+        "distributions.md.j2",
+        settings=compared[0].record["settings"],
+        vocabulary=compared[0].record["vocabulary"],
+        distances=distances,
+        signatures=signatures,
+        mass={engine: sum(row.mass for row in signatures if row.engine == engine) for engine in engines},
+        overlaps=overlaps,
+        cell=_cell,
+        inf=math.inf,
     )
-    return (
-        "\n\n".join(
-            [
-                "# Whole distributions",
-                introduction,
-                _distance_table(distances),
-                "## Signature of the mismatch",
-                "Tokens by −ln π_train, each counted with the engine's probability of it, and the mode of −Δ that iid "
-                "noise of a state's own variance over the vocabulary predicts: by arXiv 2512.23087, Prop. 4.3, and to "
-                "second order, where mode and mean agree. `probability.csv` has the same in finer bins; "
-                "`signature.csv` has mean −Δ and the paper's mode in units of ε_max too, as the figure draws them "
-                "above the histograms, which are `histograms.csv`.",
-                _signature_table(signatures),
-                "## Safe sets",
-                "Sampled outside is how often the engine, which prunes nothing here, samples what the trainer's set "
-                "lacks. The masked k3 (nats) is what a token has on average that is sampled from the engine's set, "
-                "each side's probabilities being those within its set; tokens outside the trainer's add nothing. The "
-                "unmasked one is KL(infer, train) of the first table.",
-                _overlap_table(overlaps),
-            ]
-        )
-        + "\n"
-    )
-
-
-def _distance_table(distances: Sequence[Distance]) -> str:
-    header = ("engine", "what it is", "places", "equal", "TV", "TV, 99 %", "KL(train, infer)", "KL(infer, train)")
-    measures = ("sampled |Δ|", "|Δ|, 99 %", "largest |Δ|, mean", "argmax flips")
-    rows = []
-    for d in distances:
-        sizes = [_cell(d.tv), short(d.tv_p99), _cell(d.kl_train_infer), _cell(d.kl_infer_train)]
-        sizes += [_cell(d.delta), short(d.delta_p99), short(d.delta_max)]
-        share = d.flip_share
-        flips = f"{d.flips} ({100 * share.mean:.2g} %) [{100 * share.low:.2g}, {100 * share.high:.2g}]"
-        rows.append([d.engine, d.what, str(d.places), str(d.equal), *sizes, flips])
-    return table((*header, *measures), rows)
-
-
-def _signature_table(signatures: Sequence[ProbabilityBin]) -> str:
-    header = ("engine", "−ln π_train", "sampled", "mean |Δ|", "mean −Δ", "mode by Prop. 4.3", "to second order")
-    places = {one.engine: sum(row.mass for row in signatures if row.engine == one.engine) for one in signatures}
-    rows = []
-    for row in signatures:
-        words = f"from {row.nats_from:g}" if math.isinf(row.nats_to) else f"{row.nats_from:g} to {row.nats_to:g}"
-        cells = [_cell(interval) for interval in (row.size, row.signed, row.paper, row.second)]
-        rows.append([row.engine, words, f"{100 * row.mass / places[row.engine]:.3g} %", *cells])
-    return table(header, rows)
-
-
-def _overlap_table(overlaps: Sequence[SetOverlap]) -> str:
-    header = ("engine", "ρ", "mean size, trainer", "engine's", "1 − Z", "sampled outside", "k3 masked")
-    agreement = ("overlap", "1st percentile", "least", "places that differ", "responses")
-    rows = []
-    for o in overlaps:
-        sizes = [f"{o.kept_train:.4g}", f"{o.kept_infer:.4g}", short(o.lost_train), _cell(o.outside), _cell(o.k3)]
-        shares = [f"{o.overlap.mean:.6g}", f"{o.overlap_p01:.4g}", f"{o.overlap_least:.4g}"]
-        rows.append([o.engine, o.rho, *sizes, *shares, f"{o.different} of {o.places}", str(o.responses_different)])
-    return table((*header, *agreement), rows)
 
 
 def _cell(interval: Interval) -> str:

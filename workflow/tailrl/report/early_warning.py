@@ -24,7 +24,6 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
-from tailrl.analysis.format import count, p_value, percent, table
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.tables import write_claims
 from tailrl.claims.decide import Verdict
@@ -38,8 +37,8 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
+from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import Interval
 
 WARNED, ALARMED = ARM_COLOURS[:2]
 
@@ -113,69 +112,30 @@ def warning_figure(judged: Sequence[Warned]) -> Figure:
 def _page(
     cases: Sequence[Case], judged: Sequence[Warned], mismatched: Sequence[Warned], verdicts: Sequence[Verdict]
 ) -> str:
-    parts = ["# Early warning", _introduction(cases)]
-    if not judged:
-        return "\n\n".join([*parts, f"No threshold can be chosen: {why_not(cases)}."]) + "\n"
-    header = ("metric", "threshold", "warned before a collapse", "alarmed without one", "median lead, steps")
     adjusted = {verdict.id: verdict.p_holm for verdict in verdicts}
-    rows = [[*_cells(one), in_steps(one.ahead), p_value(adjusted[ANNOUNCES[one.metric].id])] for one in judged]
-    rows += [[metric, UNSKILLED, *[""] * 5] for metric in unskilled(judged)]
-    best = judged[0]
-    rule = f"`training: {{stop_when: {{metric: {best.signal}, factor: {best.factor:g}}}}}`"
-    last = (
-        f"The first line had most skill where thresholds were chosen; as a rule that ends a run at its alarm: {rule}."
-    )
-    parts += [table((*header, f"ahead of the {FALLING}, steps", "p, Holm"), rows), last + _ended(cases, best)]
-    if runs := mismatched[0].collapsed + mismatched[0].others:
-        among = (
-            "A metric of the mismatch cannot move in a run that has none, such as a matched control, whose unmasked k3 "
-            "is 0 at every step: there it neither warns nor raises a false alarm, and says nothing of how well it does "
-            f"where it can. The same thresholds among the {count(runs, 'run')} of that half with a mismatch, with an "
-            "unmasked k3 other than 0; these lines decide no claim."
-        )
-        parts += ["## Among the runs with a mismatch", among, table(header, map(_cells, mismatched))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _introduction(cases: Sequence[Case]) -> str:
-    studies = ", ".join(dict.fromkeys(case.study for case in cases))
-    collapsed = sum(case.collapse is not None for case in cases)
-    return (
-        f"{count(len(cases), 'run')} of {studies}, each counted once, of which {collapsed} collapsed; none that a "
-        "rule ended is among them. An "
-        "alarm is raised at the first step at which a metric's mean over the last 5 steps is beyond so many times the "
-        "run's own level, its mean over the first tenth of the steps. Each metric's threshold is the one with most "
-        "skill (warned before a collapse, less alarmed without one) on half of the seeds, if any has skill there; what "
-        "is shown is of the other half. Runs of an arm are alike, so that arms are what intervals are over and what is "
-        "shuffled: shares have Korn and Graubard's intervals, medians Woodruff's: of the lead, and of how far a metric "
-        f"is ahead of the {FALLING}, over all collapses, an alarm that does not come counting as at the collapse. p, "
-        "by Holm over all metrics, is twice the share of shuffles with at least the skill seen, where each arm has the "
-        "alarms, seed by seed, of any arm of its study with the same seeds, and the threshold is chosen anew. Such a "
-        "test says that a metric tells arms that collapse from arms that do not, not which run of an arm will."
+    return render(
+        "early_warning.md.j2",
+        cases=cases,
+        collapsed=sum(case.collapse is not None for case in cases),
+        falling=FALLING,
+        judged=[(one, adjusted[ANNOUNCES[one.metric].id]) for one in judged],
+        why_not=why_not(cases),
+        unskilled=unskilled(judged),
+        UNSKILLED=UNSKILLED,
+        ended=_ended(cases, judged[0]) if judged else None,
+        mismatched=mismatched,
+        beyond=beyond,
+        steps=in_steps,
     )
 
 
-def _cells(one: Warned) -> list[str]:
-    shares = [f"{k} of {n}, {percent(share)}" if n else "" for k, n, share in _counts(one)]
-    return [one.metric, f"{beyond(one)} times", *shares, in_steps(one.lead)]
-
-
-def _ended(cases: Sequence[Case], rule: Warned) -> str:
-    """How the runs end that the rule would have ended for nothing, as a sentence."""
+def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
+    """Of the evaluated runs that do not collapse, `kept`, how many the rule would have ended, `false`; of those of them
+    that do not end below the untrained policy, `better`, how many, `lost`."""
     kept = [case for case in cases if not case.chooses and case.collapse is None and not math.isnan(case.gain)]
-    if not kept:
-        return ""
     better = [case for case in kept if case.gain >= 0]
     false, lost = (sum(raised(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
-    return (
-        f" Of the {count(len(kept), 'run')} without a collapse whose policies were evaluated it would have ended "
-        f"{false}, {false - lost} of them in the end below the untrained policy; of the {len(better)} that do not end "
-        f"below it, {lost}."
-    )
-
-
-def _counts(one: Warned) -> tuple[tuple[int, int, Interval], tuple[int, int, Interval]]:
-    return (one.warned, one.collapsed, one.sensitivity), (one.alarmed, one.others, one.false_alarms)
+    return {"kept": len(kept), "false": false, "better": len(better), "lost": lost} if kept else None
 
 
 def _row(case: Case) -> dict[str, Any]:

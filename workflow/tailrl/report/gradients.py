@@ -2,14 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tailrl.analysis.format import count, short, table
+from tailrl.analysis.format import short
 from tailrl.analysis.gradients import (
     COLUMNS,
     ENDS,
@@ -21,9 +21,11 @@ from tailrl.analysis.gradients import (
     summarise,
 )
 from tailrl.analysis.tables import flat_rows, write_csv
-from tailrl.artifacts.records import GradientsRecord, read_record
+from tailrl.artifacts.probes import GradientsRecord
+from tailrl.artifacts.records import read_record
 from tailrl.config.gradients import NO_MISMATCH
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.page import render
 
 PANELS = {
     "bias": "bias / |∇J|",
@@ -97,30 +99,14 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
 
 
 def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:
-    reference = summaries[0].arm
-    models, drawn = count(summaries[0].models, "random model"), count(settings.get("draws", 0), "drawn step")
-    introduction = (
-        f"Every arm's gradient ĝ of one step against the exact gradient ∇J, on {models} "
-        f"(seed {settings.get('seed')}): {settings.get('vocabulary_size')} tokens, responses of "
-        f"{settings.get('length')}, steps of {settings.get('prompts')} prompts with {settings.get('group_size')} "
-        "responses each. Lengths are in units of |∇J| (against ∇J_mp: of |∇J_mp|). Medians over models (smallest to "
-        f"largest). All but the mean cosine are exact sums; that one is over {drawn} a model, with a 95 % interval of "
-        f"at most ±{max(s.half_width for s in summaries):.2g}. The last column says in how many models the rms error "
-        f"is below that of `{reference}`."
+    doses = []
+    for (kind, dose), group in itertools.groupby(summaries, key=lambda s: (s.mismatch, s.dose)):
+        own, title = list(group), "No mismatch" if kind == NO_MISMATCH else f"{MISMATCHES.get(kind, kind)}: {dose:g}"
+        rows = [(s, [_cell(getattr(s, name)) for name in COLUMNS]) for s in own]
+        doses.append((f"{title[0].upper()}{title[1:]}", _cell(own[0].divergence), rows))
+    return render(
+        "gradient_quality.md.j2", summaries=summaries, settings=settings, columns=list(COLUMNS.values()), doses=doses
     )
-    parts = ["# Gradient quality", introduction]
-    header = ("arm", *COLUMNS.values(), f"less error than {reference}")
-    for (kind, dose), group in _by_dose(summaries):
-        title = "No mismatch" if kind == NO_MISMATCH else f"{MISMATCHES.get(kind, kind)}: {dose:g}"
-        nats = group[0].divergence
-        rows = [[s.arm, *(_cell(getattr(s, name)) for name in COLUMNS), f"{s.less_error} of {s.models}"] for s in group]
-        parts += [f"## {title[0].upper()}{title[1:]}", f"k3 per token: {_cell(nats)} nats.", table(header, rows)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _by_dose(summaries: Sequence[Summary]) -> Iterator[tuple[tuple[str, float], list[Summary]]]:
-    for key, group in itertools.groupby(summaries, key=lambda s: (s.mismatch, s.dose)):
-        yield key, list(group)
 
 
 def _cell(values: Range) -> str:

@@ -1,14 +1,17 @@
-"""Pages of HTML that need no network: their look, figures drawn inside them, and a study's summary as such a page."""
+"""Pages that need no network: their templates, and a study's summary with its figures as HTML."""
 
-import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
 
-STYLE = Path(__file__).parents[2] / "report" / "page.css"
+from tailrl.analysis.format import count, p_value, percent, points, short
+from tailrl.report.svg import inline
+from tailrl.runtime.templates import renderer
 
 CHIPS = {
     "reproduced": "good",
@@ -20,6 +23,15 @@ CHIPS = {
 """The colour of a verdict; grey for what decides nothing."""
 
 
+def colour(verdict: str) -> str:
+    """The class of a verdict's chip."""
+    return f"chip {CHIPS.get(verdict, 'none')}"
+
+
+render = renderer(Path(__file__).parent / "templates", colour, count, inline, p_value, percent, points, short)
+"""A page of the report by its template's name and values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """A figure: its SVG file, its caption, and where the tables behind it lie, as seen from the page."""
@@ -29,90 +41,81 @@ class Drawing:
     tables: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands under a heading of a page, with the heading, and the figures that belong there."""
+
+    name: str
+    anchor: str
+    body: Markup
+    figures: list[Drawing] = field(default_factory=list)
+
+
 SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
 """The section of a summary that a figure belongs to; every other one belongs to `Training`."""
 
+MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+"""HTML is text, and an image a link: a description must not make a page fetch anything."""
+
 
 def page(summary: str, figures: Sequence[Drawing]) -> str:
-    """A study's summary in Markdown with each figure in the section that it belongs to."""
-    body = _markdown(summary)
-    title = summary.partition("\n")[0].lstrip("# ")
-    first, *sections = re.split(r"(?=<h2>)", body)
-    names = [re.sub(r"</h2>.*", "", section.removeprefix("<h2>"), flags=re.DOTALL) for section in sections]
-    placed: dict[int, str] = {}
+    """A study's summary in Markdown with each figure in the section that it belongs to.
+
+    Raises:
+        StudyError: a figure cannot be drawn in a page.
+    """
+    first, *sections = _sections(summary)
     for drawing in figures:
         wanted = SECTIONS.get(drawing.path.stem, "Training")
-        place = names.index(wanted) if wanted in names else len(names) - 1
-        placed[place] = placed.get(place, "") + figure(drawing)
-    parts = [
-        section.replace("<h2>", f'<h2 id="{_anchor(name)}">', 1) + placed.get(index, "")
-        for index, (name, section) in enumerate(zip(names, sections, strict=True))
-    ]
-    links = [(f"#{_anchor(name)}", html.unescape(name)) for name in names]
-    rest = placed.get(-1, "")
-    return document(title, _framed(first) + navigation(links) + _coloured(_framed("".join(parts))) + rest)
+        last = sections[-1] if sections else first
+        next((section for section in sections if section.name == wanted), last).figures.append(drawing)
+    title = summary.partition("\n")[0].lstrip("# ")
+    return render("summary.html.j2", title=title, first=first, sections=sections)
 
 
-def document(title: str, body: str) -> str:
-    """A whole page."""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body>{body}</body></html>\n"
-    )
-
-
-def navigation(links: Sequence[tuple[str, str]]) -> str:
-    """Links to the parts of a page."""
-    inner = "".join(f'<a href="{html.escape(target)}">{html.escape(words)}</a>' for target, words in links)
-    return f"<nav>{inner}</nav>" if links else ""
-
-
-def fragment(markdown: str) -> str:
+def fragment(markdown: str) -> Markup:
     """A page in Markdown as a part of another page: without its title, its sections a size smaller."""
-    _, _, rest = markdown.partition("\n")
-    body = _markdown(rest).replace("<h2>", "<h4>").replace("</h2>", "</h4>")
-    return _coloured(_framed(body))
+    tokens = _tokens(markdown.partition("\n")[2])
+    for token in tokens:
+        token.tag = "h4" if token.tag == "h2" else token.tag
+    return _html(tokens)
 
 
-def _markdown(text: str) -> str:
-    return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+def _sections(markdown: str) -> list[Section]:
+    """The page by its headings, each with an id; first what stands before any."""
+    tokens = _tokens(markdown)
+    begins = [i for i, token in enumerate(tokens) if (token.type, token.tag) == ("heading_open", "h2")]
+    found = [Section("", "", _html(tokens[: begins[0] if begins else None]))]
+    for begin, end in zip(begins, [*begins, None][1:], strict=True):
+        name = "".join(inner.content for inner in tokens[begin + 1].children or [])
+        anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        tokens[begin].attrSet("id", anchor)
+        found.append(Section(name, anchor, _html(tokens[begin:end])))
+    return found
 
 
-def figure(drawing: Drawing, prefix: str = "") -> str:
-    """An SVG figure in the page, its caption and links to its numbers; `prefix` keeps ids of several studies apart."""
-    links = [f'<a href="{html.escape(table)}">{html.escape(Path(table).stem)}</a>' for table in drawing.tables]
-    numbers = f" The numbers (CSV): {', '.join(links)}." if links else ""
-    name = f"{prefix}{drawing.path.stem}"
-    drawn = f'<div role="img" aria-label="{html.escape(drawing.path.stem)}">{_inline(drawing.path, name)}</div>'
-    return (
-        f'<figure id="figure-{html.escape(name)}">{drawn}'
-        f"<figcaption>{html.escape(drawing.caption)}{numbers}</figcaption></figure>"
-    )
+def _tokens(markdown: str) -> list[Token]:
+    """The page's parts. Tables scroll by themselves where the page is narrow, and verdicts in them are chips."""
+    found: list[Token] = []
+    for token in MARKDOWN.parse(markdown):
+        if token.type == "table_open":
+            found.append(Token("wide_open", "div", 1, attrs={"class": "wide"}))
+        if found and found[-1].type == "td_open":
+            _colour(token.children or [])
+        found.append(token)
+        if token.type == "table_close":
+            found.append(Token("wide_close", "div", -1))
+    return found
 
 
-def chip(verdict: str) -> str:
-    """A verdict in its colour."""
-    return f'<span class="chip {CHIPS.get(verdict, "none")}">{html.escape(verdict)}</span>'
+def _colour(cell: Sequence[Token]) -> None:
+    """Makes a chip of a verdict, which stands alone in its cell, in bold."""
+    words = [token for token in cell if token.type != "text" or token.content]
+    if [token.type for token in words] == ["strong_open", "text", "strong_close"]:
+        strong, verdict, end = words
+        strong.tag = end.tag = "span"
+        strong.attrSet("class", colour(verdict.content))
 
 
-def _anchor(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", html.unescape(name).lower()).strip("-")
-
-
-def _framed(body: str) -> str:
-    """Tables that scroll by themselves where the page is narrow."""
-    return body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-
-
-def _coloured(body: str) -> str:
-    """Verdicts of the table of claims as chips."""
-    return re.sub(r"<td><strong>([a-z ]+)</strong></td>", lambda cell: f"<td>{chip(cell[1])}</td>", body)
-
-
-def _inline(path: Path, name: str) -> str:
-    """The figure's <svg> element; its ids get a name, for ids must differ within a page."""
-    svg = path.read_text(encoding="utf-8")
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1) if "viewBox" in svg else svg
+def _html(tokens: Sequence[Token]) -> Markup:
+    return Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))

@@ -1,35 +1,21 @@
 """One page over all studies: the papers' statements with their verdicts first, then each study's figures and claims."""
 
-import html
 import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from tailrl.analysis.format import p_value, table
+from tailrl.analysis.format import p_value
 from tailrl.analysis.tables import write_csv
 from tailrl.artifacts.files import read_text
 from tailrl.claims.catalogue import Statement, words_of
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
-from tailrl.report.page import Drawing, chip, document, figure, fragment, navigation
-
-TITLE = "The mismatch between training and inference, and pruning the tail: what is claimed and what was found"
+from tailrl.report.page import Drawing, fragment, render
 
 SHOWN = 4
 """Lines of a statement that the page shows at first, if it has more than one more."""
-
-LEGEND = (
-    "Reproduced: the one-sided p that the claim holds, by Holm over the tests of its family, is at most 2.5 %; "
-    "contradicted: the same of its opposite; the p shown is two-sided. A family is of one study: where a claim has "
-    "lines of many studies, one in twenty may come out by chance. Facts (exact zeros, exact sums) have no p, nor have "
-    "lines on a margin or on which metric warns first, each decided by its own 95 % interval. Not "
-    "testable at this scale: what it speaks of did not happen, or no run of this size can decide it. Premise fails: "
-    "what the theorem assumes does not hold there. A difference is shown: a question without a direction, of which "
-    "the two-sided p, by "
-    "Holm, is at most 5 %. Measured: a question whose answer is a figure. Definition: nothing to decide; a test holds "
-    "it. Not run yet: no results at hand speak to it, and the command makes some."
-)
 
 
 def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
@@ -55,48 +41,40 @@ def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
 def claims_page(studies: Sequence[Shown], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
     found = answers(studies)
-    parts = [
-        "# Claims",
-        "Every statement of the two papers and every question that they leave open, with what runs here say. "
-        + _tally(found),
-        LEGEND,
-        "Written by `tailrl claims`; each line's study has the rest: its arms, intervals and figures.",
-        "## In brief",
-        _brief(found),
-    ]
-    header = ("statement", "verdict", "study", "at", "arms", "seeds", "seen", "p, Holm", "figure", "made by", "id")
-    for part, own in itertools.groupby(found, key=lambda answer: answer.statement.part):
-        rows = []
-        for statement, claim, lines in _by_claim(own):
-            anchor = f'<a id="{statement.id}"></a>' if statement else ""
-            for answer in lines:
-                said = anchor + _said(statement, claim) if answer is lines[0] else ""
-                name = f"`{answer.line['id']}`" if answer.line else ""
-                rows.append([said, f"**{answer.verdict}**", *_cells(answer, out), name])
-        parts += [f"## {part}", table(header, rows)]
-    return "\n\n".join(parts) + "\n"
+    # How many statements have at least one line of each verdict.
+    tally = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
+    return render(
+        "claims.md.j2",
+        statements=len({answer.statement for answer in found}),
+        tally=tally.most_common(),
+        brief=_by_claim(found),
+        own=_own,
+        **_shared(found, out),
+    )
 
 
-def _brief(found: Iterable[Answer]) -> str:
-    """A line for each claim of each statement: what the study that is about it says, and what all say."""
-    rows = []
-    for statement, claim, lines in _by_claim(found):
-        own = [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
-        made_by = {answer.made_by for answer in own or lines}
-        rest = _counts(lines) if len(own) < len(lines) else ""
-        command = f"`{made_by.pop()}`" if len(made_by) == 1 else "several"
-        link = f"[{statement.id}](#{statement.id})" if statement else ""
-        rows.append([_said(statement, claim), _counts(own), rest, command, link])
-    return table(("statement", "the study made for it", "all studies", "made by", "id"), rows)
+def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
+    shown = [(study, _drawings(study, captions, out), [read_text(path) for path in study.tables]) for study in studies]
+    return render("paper.html.j2", found=found, shown=shown, limit=SHOWN, fragment=fragment, **_shared(found, out))
 
 
-def _said(statement: Statement | None, claim: str) -> str:
-    return " ".join([*([statement.text] if statement else []), *([f"*{words_of(claim, claim)}*"] if claim else [])])
+def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
+    """What both pages are made of: the claims of each part of the catalogue, and what their lines' cells say."""
+    by_part = itertools.groupby(found, key=lambda answer: answer.statement.part)
+    return {
+        "parts": [(part, list(_by_claim(own))) for part, own in by_part],
+        "arms": _arms,
+        "counted": lambda verdicts: Counter(verdicts).items(),
+        "drawn": _drawn,
+        "p": _p,
+        "words_of": words_of,
+        "relative": lambda path: _relative(Path(path), out),
+    }
 
 
-def _counts(lines: Iterable[Answer]) -> str:
-    counts = Counter(answer.verdict for answer in lines)
-    return ", ".join(f"**{verdict}** ({count})" if count > 1 else f"**{verdict}**" for verdict, count in counts.items())
+def _own(lines: Iterable[Answer]) -> list[Answer]:
+    """The lines of the study that is about the statement."""
+    return [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
 
 
 def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:
@@ -107,17 +85,6 @@ def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, 
         for claim, lines in itertools.groupby(own, key=lambda answer: answer.claim):
             yield first, claim, list(lines)
             first = None
-
-
-def _cells(answer: Answer, out: Path) -> list[str]:
-    study, line = answer.study, answer.line
-    made_by = f"`{answer.made_by}`" if answer.made_by else ""
-    if study is None or line is None:
-        return ["", "", "", "", answer.words, "", "", made_by]
-    name = f"[{study.name}]({_relative(Path(line['page']), out)})" if line["page"] else study.name
-    drawn = _drawn(answer)
-    link = f"[{drawn.stem}]({_relative(drawn, out)})" if drawn else ""
-    return [name, line["dose"], _arms(answer), line["seeds"], answer.words, _p(line), link, made_by]
 
 
 def _arms(answer: Answer) -> str:
@@ -152,116 +119,11 @@ def _csv_row(answer: Answer) -> dict[str, object]:
     }
 
 
-# --- HTML ---------------------------------------------------------------------------------------------
-
-
-def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
-    links = [("#claims", "Claims"), *((f"#{study.name}", study.name) for study in studies)]
-    tally = "".join(f"<li>{chip(verdict)} {count}</li>" for verdict, count in Counter(a.verdict for a in found).items())
-    parts = [
-        f"<h1>{html.escape(TITLE)}</h1>",
-        "<p>Every statement of arXiv 2512.23087 (Dynamic Vocabulary Pruning) and arXiv 2605.14220 (VeXact), and every "
-        "question that they leave open, beside what runs of this project say: each line is one study's. The figures of "
-        "each study follow, with the command that makes them.</p>",
-        navigation(links),
-        '<h2 id="claims">Claims</h2>',
-        f'<ul class="tally">{tally}</ul><p class="note">{html.escape(LEGEND)} The same as '
-        '<a href="statements.csv">CSV</a> and as <a href="claims.md">text</a>.</p>',
-        *(_claims(part, list(own)) for part, own in itertools.groupby(found, key=lambda a: a.statement.part)),
-        *(_study(study, captions, out) for study in studies),
-    ]
-    return document(TITLE, "".join(parts))
-
-
-def _claims(part: str, found: Sequence[Answer]) -> str:
-    header = "".join(
-        f"<th>{name}</th>" for name in ("statement", "verdict", "seen", "where", "seeds", "p, Holm", "figure")
-    )
-    bodies = []
-    for statement, claim, lines in _by_claim(found):
-        shown = SHOWN if len(lines) > SHOWN + 1 else len(lines)
-        said = html.escape(statement.text) if statement else ""
-        said += (f"<em>{html.escape(words_of(claim, claim))}</em>" if claim else "") + _more(lines[shown:])
-        rows = []
-        for index, answer in enumerate(lines):
-            first = f'<td rowspan="{len(lines)}">{said}</td>' if not index else ""
-            kind = ' class="rest"' if index >= shown else ""
-            kind += f' data-claim="{html.escape(answer.line["id"])}"' if answer.line else ""
-            rows.append(f"<tr{kind}>{first}<td>{chip(answer.verdict)}</td>{_line(answer)}</tr>")
-        anchor = f' id="{statement.id}"' if statement else ""
-        bodies.append(f"<tbody{anchor}>{''.join(rows)}</tbody>")
-    return (
-        f'<h3>{html.escape(part)}</h3><div class="wide"><table class="cards"><thead><tr>{header}</tr></thead>'
-        f"{''.join(bodies)}</table></div>"
-    )
-
-
-def _more(rest: Sequence[Answer]) -> str:
-    """What opens the lines past the first ones, with what they say: nothing where there are none."""
-    if not rest:
-        return ""
-    said = ", ".join(f"{count} {verdict}" for verdict, count in Counter(answer.verdict for answer in rest).items())
-    return f'<label class="more"><input type="checkbox"> {len(rest)} more: {html.escape(said)}</label>'
-
-
-def _line(answer: Answer) -> str:
-    study, line = answer.study, answer.line
-    seen = html.escape(answer.words)
-    if study is None or line is None:
-        command = f"<code>{html.escape(answer.made_by)}</code>" if answer.made_by else ""
-        # The path of a test may break, or it would push the last columns out of sight.
-        return f"<td>{seen.replace('/', '/<wbr>')}</td><td>{command}</td><td></td><td></td><td></td>"
-    scope = html.escape(", ".join(part for part in (line["dose"], _arms(answer)) if part))
-    where = f'<a href="#{html.escape(study.name)}">{html.escape(study.name)}</a>: {scope}'
-    drawn = _drawn(answer)
-    link = (
-        f'<a href="#figure-{html.escape(f"{study.name}-{drawn.stem}")}">{html.escape(drawn.stem)}</a>' if drawn else ""
-    )
-    seeds, p = html.escape(line["seeds"]), html.escape(_p(line))
-    numbers = f'<td data-label="seeds">{seeds}</td>' + (f'<td data-label="p, Holm">{p}</td>' if p else "<td></td>")
-    return f"<td>{seen}</td><td>{where}</td>{numbers}" + (
-        f'<td data-label="figure">{link}</td>' if link else "<td></td>"
-    )
-
-
-def _study(study: Shown, captions: Path, out: Path) -> str:
-    counts = Counter(line["verdict"] for line in study.claims if line["arms"])
-    chips = " ".join(f"{chip(verdict)} {count}" for verdict, count in counts.items())
-    whole = f' · <a href="{html.escape(_relative(study.page, out))}">all of it</a>' if study.page else ""
-    drawn = [
+def _drawings(study: Shown, captions: Path, out: Path) -> list[Drawing]:
+    return [
         Drawing(path, _caption(captions, path), tuple(_relative(table, out) for table in tables))
         for path, tables in study.figures
     ]
-    return (
-        f'<h2 id="{html.escape(study.name)}">{html.escape(study.name)}</h2>'
-        f'<p class="note">Made by <code>{html.escape(study.command)}</code>{whole}</p><p>{chips}</p>'
-        + "".join(figure(drawing, f"{study.name}-") for drawing in drawn)
-        + "".join(_table(path) for path in study.tables)
-        + _lines(study)
-    )
-
-
-def _table(path: Path) -> str:
-    """A table of an ablation, or of studies side by side."""
-    text = read_text(path)
-    title = text.partition("\n")[0].lstrip("# ")
-    return f"<details><summary>{html.escape(title)}: the table</summary>{fragment(text)}</details>"
-
-
-def _lines(study: Shown) -> str:
-    """Every claim that the study speaks to."""
-    rows = [
-        f"<tr><td>{html.escape(line['claim'])}</td><td>{chip(line['verdict'])}</td><td>{html.escape(line['seen'])}</td>"
-        f"<td>{html.escape(line['arms'])}</td><td>{html.escape(_p(line))}</td>"
-        f"<td><code>{html.escape(line['id'])}</code></td></tr>"
-        for line in study.claims
-        if line["arms"]
-    ]
-    header = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "seen", "arms", "p, Holm", "id"))
-    return (
-        f'<details><summary>What it says of each claim</summary><div class="wide"><table class="cards"><thead><tr>'
-        f"{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
-    )
 
 
 def _caption(captions: Path, drawn: Path) -> str:
@@ -276,10 +138,3 @@ def _relative(path: Path, out: Path) -> str:
 
 def _p(line: dict[str, str]) -> str:
     return p_value(float(line["p_holm"])) if line["p_holm"] else ""
-
-
-def _tally(found: Sequence[Answer]) -> str:
-    """How many statements have at least one line of each verdict."""
-    counts = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
-    said = ", ".join(f"{verdict} for {count}" for verdict, count in counts.most_common())
-    return f"Of {len({answer.statement for answer in found})} statements some line says: {said}."

@@ -7,12 +7,13 @@ import numpy as np
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import describe_arms, what_ran
-from tailrl.analysis.format import LOST, count, p_value, percent, points, spread, table
+from tailrl.analysis.format import LOST, points, spread
 from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.analysis.tables import mean_of
-from tailrl.artifacts.results import Results
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.claims.decide import Verdict
 from tailrl.config.study import Study
+from tailrl.report.page import render
 from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.stats.power import MOST
 from tailrl.tracking import metrics as keys
@@ -33,26 +34,29 @@ TRAINING_COLUMNS = {
 
 def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> str:
     """summary.md: what was asked, the papers' claims, the arms, their scores, the comparisons, and what ran."""
-    parts = [
-        f"# {study.name}",
-        _what_it_is(study, results),
-        "## Claims",
-        _claims_table(verdicts),
-        _claims_note(verdicts),
-        "## Arms",
-        _arms_table(results),
-        "## Held-out score",
-        _score_table(results),
-        _score_note(results),
-        "## Training",
-        _training_table(results),
-        _training_note(),
-        "## Differences between arms",
-        _comparisons(results),
-        "## What ran",
-        what_ran(results),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    base = results.base.scores[0]
+    problems, samples = base.correct_PK.shape
+    comparisons = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
+    k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
+    return render(
+        "summary.md.j2",
+        study=study,
+        results=results,
+        verdicts=verdicts,
+        level=LEVEL,
+        described=describe_arms(results),
+        base=base,
+        problems=problems,
+        samples=samples,
+        untrained=problem_interval(base.correct_PK),
+        gains=gains_over_base(results),
+        columns=TRAINING_COLUMNS,
+        last=LAST,
+        trained={arm: _trained(results.runs[arm]) for arm in results.arms},
+        compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
+        differences=[verdict(comparison, k3) for comparison in comparisons],
+        ran=what_ran(results),
+    )
 
 
 def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
@@ -77,127 +81,16 @@ def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
     return f"**{first} against {second}**: {found}{place}."
 
 
-def _what_it_is(study: Study, results: Results) -> str:
-    training, evaluation = study.training, study.evaluation
-    problems, samples = results.base.scores[0].correct_PK.shape
-    described = f"{study.description.rstrip('.')}. " if study.description else ""
-    return (
-        f"{described}The same policy is trained on the task `{study.task.name}` in {count(len(results.arms), 'arm')} "
-        f"with {count(len(study.seeds), 'seed')} each: {count(training.steps, 'step')} of "
-        f"{count(training.prompts, 'problem')} with {count(training.group_size, 'response')} each, unless an arm says "
-        f"otherwise. Every trained policy and the untrained "
-        f"one (base) answers the same {problems} held-out problems of `{evaluation.task.name}`, {samples} samples "
-        f"each at temperature {evaluation.temperature:g} from the same random streams. Intervals are at 95 %."
-    )
-
-
-def _claims_table(verdicts: Sequence[Verdict]) -> str:
-    header = ("claim", "source", "verdict", "at", "arms", "seeds", "seen", "p", "p, Holm", "id")
-    rows = []
-    for v in filter(lambda v: v.arms, verdicts):
-        scope = [v.dose, v.arms, str(v.seeds or "")]
-        rows.append(
-            [v.claim, v.source, f"**{v.verdict}**", *scope, v.seen, p_value(v.p), p_value(v.p_holm), f"`{v.id}`"]
-        )
-    unspoken = "; ".join(v.claim for v in verdicts if not v.arms)
-    rest = f"The study has no arms for these (`tables/claims.csv` says which it takes): {unspoken}." if unspoken else ""
-    return "\n\n".join(part for part in (table(header, rows) if rows else "", rest) if part)
-
-
-def _claims_note(verdicts: Sequence[Verdict]) -> str:
-    policy, task = verdicts[0].policy, verdicts[0].task
-    return (
-        f"Policy: {policy}; task: {task}. Intervals are over seeds. Reproduced: the p of a one-sided test that the "
-        "claim holds, by Holm over the tests of its family (the survival comparisons of a mismatch; those of scores by "
-        "question: a mismatch's harm, DVP where there is none, what DVP and DVP + MIS gain, what the other corrections "
-        f"gain, DVP against MIS, an adaptive ρ; else those of the claim), is at most {50 * LEVEL:.1f} %; "
-        "contradicted: the same of its opposite. The table's p are two-sided. They are over seeds, and one question at "
-        "a time: the differences between arms below are over seeds and problems, and over every pair of that table, so "
-        "that a claim can hold where that table shows no difference. Measured: a question whose answer is a figure. "
-        "Not testable at this scale: nothing collapsed or exploded. Endpoints, fixed beforehand, effects and their "
-        "intervals stand in `tables/claims.csv`."
-    )
-
-
-def _arms_table(results: Results) -> str:
-    words = describe_arms(results)
-    return table(
-        ("arm", "what it is", "seeds"),
-        ([arm, words[arm], ", ".join(str(run.seed) for run in results.runs[arm])] for arm in results.arms),
-    )
-
-
-def _score_table(results: Results) -> str:
-    samples = results.base.scores[0].correct_PK.shape[1]
-    base = results.base.scores[0]
-    rows = [["base", percent(problem_interval(base.correct_PK)), f"{100 * base.pass_at_k:.1f} %", "", "", ""]]
-    for gain in gains_over_base(results):
-        seeds = f"{100 * gain.single_min:+.1f} to {100 * gain.single_max:+.1f}, all above {100 * gain.single_low:+.1f}"
-        cells = [percent(gain.avg), percent(gain.passed), points(gain.gain), p_value(gain.gain_p_holm), seeds]
-        rows.append([gain.arm, *cells])
-    scores = (f"avg@{samples}", f"pass@{samples}")
-    header = ("arm", *scores, "gain over base, points", "p, Holm", "gain of single seeds, points")
-    return table(header, rows)
-
-
-def _score_note(results: Results) -> str:
-    single = all(len(runs) == 1 for runs in results.runs.values())
-    missing = " With one seed there is no such interval." if single else ""
-    return (
-        "Intervals are over seeds and problems: both kinds of repetition count as random, problems shared by all "
-        "policies (two-way analysis of variance, Satterthwaite's t). base is one policy: its interval is over "
-        "problems. p of the gains is by Holm over the arms. Of single seeds the range of the gain is given, and the "
-        f"lowest end of their own intervals, paired over problems.{missing}"
-    )
-
-
-def _training_table(results: Results) -> str:
-    rows = []
-    for arm in results.arms:
-        runs = results.runs[arm]
-        reward = spread(mean_of(runs, keys.REWARD, last=LAST))
-        means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
-        cells = [spread(1.0 - values if name == LOST else values) for name, values in means.items()]
-        rows.append([arm, reward, *cells])
-    return table(("arm", "final reward", *TRAINING_COLUMNS), rows)
-
-
-def _training_note() -> str:
-    return (
-        f"Means over seeds (smallest to largest seed). Final reward: the last {100 * LAST:.0f} % of the steps; all "
-        "else: all steps. k3 is in nats per token: masked on the pruned distributions, for tokens inside the trainer's "
-        "set, unmasked on the full ones for the same tokens: one definition in every arm, over what that arm samples. "
-        "1 − Z: mass outside the trainer's set. Outside: share of sampled tokens outside the trainer's set. Rejected "
-        "and vetoed: shares of sequences."
-    )
-
-
-def _comparisons(results: Results) -> str:
-    comparisons = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
-    if not comparisons:
-        return "The study has one arm: there is nothing to compare."
-    k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
-    compared = comparison_table(comparisons, "tables/differences.csv")
-    return "\n\n".join([compared, *(verdict(c, k3) for c in comparisons)])
-
-
 def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
     """Differences between arms, a line each, and below them what the numbers are; `others` names the table of all."""
-    rows = [
-        [c.first, c.second, c.why, points(c.both), p_value(c.both.p), p_value(c.both_p_holm), *_power(c)]
-        for c in comparisons
-    ]
-    note = (
-        "Points of avg. Each arm stands beside what it is to be held against: naive under the same mismatch, its "
-        f"matched control, itself without a mismatch; every other pair is in `{others}`. Intervals are at "
-        "95 %, each by itself, over seeds and problems. p is given raw and by Holm over the "
-        f"{count(len(comparisons), 'comparison')} of this table: a difference is claimed where that is at most "
-        f"{LEVEL:g}. Seeds needed: seeds an arm with which a true difference of the size seen is found over seeds "
-        "(Welch, level 5 %) with a chance of 80 %. Least seen: the smallest true difference that the seeds at hand "
-        "find with that chance; both rest on the variances seen, and are rough where seeds are few."
-    )
-    header = ("arm", "minus", "which is its", "difference", "p", "p, Holm", "seeds needed", "least seen, points")
-    return f"{table(header, rows)}\n\n{note}"
+    return render("comparisons.md.j2", comparisons=comparisons, others=others, power=_power, level=LEVEL)
+
+
+def _trained(runs: Sequence[TrainedRun]) -> list[str]:
+    """An arm's cells of the table of training."""
+    means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
+    final = mean_of(runs, keys.REWARD, last=LAST)
+    return [spread(final), *(spread(1.0 - values if name == LOST else values) for name, values in means.items())]
 
 
 def _power(comparison: Comparison) -> tuple[str, str]:

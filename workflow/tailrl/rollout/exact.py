@@ -59,7 +59,7 @@ class ExactSampler(LocalSampler):
             logits_SV = head_logits(step.hidden_SH, weight_VH, scoring, step.seeds, positions)
             drawn = draw(logits_SV, decoding.rule, step.threshold_S1, step.seeds, positions)
             alive = slice(step.alive)
-            responses.add(step.request_S[alive], step.index_S[alive], drawn.first(step.alive))
+            responses.add(step.request_S[alive], step.index_S[alive], drawn.at(alive))
             responses.keep(step.request_S[alive], step.seeds, positions, logits_SV, decoding.keep_every)
             stopped_S = torch.isin(drawn.token_S, self.stop)
             flight.advance(drawn.token_S, stopped_S | (step.index_S + 1 == step.limit_S))

@@ -1,7 +1,7 @@
 """What every engine of our own shares: end tokens, drawing a token, collecting responses."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,14 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from tailrl.model.forward import head_size
 from tailrl.objective.noise import gumbel
-from tailrl.objective.safe_set import log_masses, set_size
+from tailrl.objective.safe_set import Columns, log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.errors import StudyError
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Columns):
     """One sampled token of each of S rows.
 
     Attributes:
@@ -33,24 +33,6 @@ class Drawn:
     logp_S: Tensor
     log_kept_S: Tensor
     kept_vocab_S: Tensor
-
-    def first(self, count: int) -> "Drawn":
-        """The first `count` rows."""
-        return self.at(slice(count))
-
-    def at(self, rows: slice | Tensor) -> "Drawn":
-        """Some rows, by slice, index or mask."""
-        return Drawn(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    def split(self, lengths: Sequence[int]) -> list["Drawn"]:
-        """Consecutive parts with these numbers of rows."""
-        columns = (getattr(self, field.name).split(list(lengths)) for field in fields(self))
-        return [Drawn(*parts) for parts in zip(*columns, strict=True)]
-
-    @classmethod
-    def joined(cls, parts: Sequence["Drawn"]) -> "Drawn":
-        """The rows of all parts, in order."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def draw(logits_SV: Tensor, rule: str, threshold_S1: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Drawn:
@@ -107,18 +89,15 @@ class Responses:
     def rollouts(self, requests: Sequence[Request], stop: Tensor) -> list[Rollout]:
         """One rollout per request, in order; `stop` holds the end tokens."""
         ends = set(stop.tolist())
-        token_NT, logp_NT, log_kept_NT, kept_vocab_NT = (
-            tensor.cpu() for tensor in (self.token_NT, self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)
-        )
+        token_NT = self.token_NT.cpu()
+        numbers = [tensor.cpu() for tensor in (self.logp_NT, self.log_kept_NT, self.kept_vocab_NT)]
         made = []
         for index, (request, length) in enumerate(zip(requests, self.length_N.tolist(), strict=True)):
             tokens = tuple(token_NT[index, :length].tolist())
-            logp_T, log_kept_T, kept_vocab_T = (
-                tensor[index, :length].numpy() for tensor in (logp_NT, log_kept_NT, kept_vocab_NT)
-            )
-            numbers = logp_T, log_kept_T, kept_vocab_T
-            kept_logits = tuple(self.logits_NK[index])
-            made.append(Rollout(request.prompt_tokens, tokens, *numbers, tokens[-1] in ends, kept_logits))
+            logp_T, log_kept_T, kept_vocab_T = (tensor_NT[index, :length].numpy() for tensor_NT in numbers)
+            numbers_T = logp_T, log_kept_T, kept_vocab_T
+            logits_KV = tuple(self.logits_NK[index])
+            made.append(Rollout(request.prompt_tokens, tokens, *numbers_T, tokens[-1] in ends, logits_KV))
         return made
 
 

@@ -48,23 +48,14 @@ DRIFT_TOLERANCE = {"float64": 1e-5, "float32": 1e-3, "float16": 0.02, "bfloat16"
 
 @dataclass(slots=True)
 class _Rows:
-    """S sequences in flight, padded on the left to a common length L.
-
-    Attributes:
-        request_S: int64, each row's request.
-        index_S: int64, index of the next token among those sampled for the request.
-        ended_S: bool, whether the response has ended; further draws of such a row are ignored.
-        mask_SL: int64, 1 for a token that the model has seen, 0 for padding.
-        cache: keys and values [S, heads, L, d] of every layer.
-        logits_SV: the model's logits of the next token, in its dtype.
-    """
+    """S sequences in flight, padded on the left to a common length L."""
 
     request_S: Tensor
-    index_S: Tensor
-    ended_S: Tensor
-    mask_SL: Tensor
+    index_S: Tensor  # of the next token among those sampled for the request
+    ended_S: Tensor  # further draws of such a row are ignored
+    mask_SL: Tensor  # int64, 1 for a token that the model has seen, 0 for padding
     cache: DynamicCache
-    logits_SV: Tensor
+    logits_SV: Tensor  # of the next token, in the model's dtype
 
     def selected(self, row_R: Tensor) -> "_Rows":
         """Some rows, by index, without padding that they do not need."""
@@ -115,9 +106,8 @@ class TransformersSampler(LocalSampler):
         self.model.eval().requires_grad_(False).to(self.device)
         self.dtype = dtype
         self.max_length = max_length
-        self.most = min(
-            SEQUENCES_IN_FLIGHT, max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
-        )
+        fitting = max(1, CACHE_BYTES // (max_length * token_bytes(config, self.model.dtype)))
+        self.most = min(SEQUENCES_IN_FLIGHT, fitting)
         self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
 
     @torch.inference_mode()

@@ -46,7 +46,7 @@ class VerifiedSampler:
         self.trainer = trainer
         self.stop_tokens = frozenset(stop_tokens)
         self.max_length = max_length
-        self.counts = _Counts()
+        self.rounds, self.proposed, self.judged, self.agreed, self.seconds = 0, 0, 0, 0, 0.0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.load_weights`; only the proposer needs them."""
@@ -58,12 +58,18 @@ class VerifiedSampler:
 
     def metrics(self) -> dict[str, float]:
         """The cost of the last batch; see `tailrl.tracking.metrics`."""
-        return self.counts.metrics()
+        judged = max(1, self.judged)
+        return {
+            VERIFY_ROUNDS: float(self.rounds),
+            VERIFY_AGREEMENT: self.agreed / judged,
+            VERIFY_PROPOSED: self.proposed / judged,
+            VERIFY_SECONDS: self.seconds,
+        }
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
-        self.counts = _Counts()
+        self.rounds, self.proposed, self.judged, self.agreed, self.seconds = 0, 0, 0, 0, 0.0
         responses = [
             _Response(request, limit)
             for request, limit in zip(requests, response_limits(requests, decoding, self.max_length), strict=True)
@@ -74,11 +80,14 @@ class VerifiedSampler:
             proposals = self.proposer.generate([r.continued() for r in going], replace(decoding, shared_noise=True))
             begun = time.perf_counter()
             drawn = self._draw(going, proposals, shared)
-            agreed = [
-                response.accept(proposal.tokens, tokens)
-                for response, proposal, tokens in zip(going, proposals, drawn, strict=True)
-            ]
-            self.counts.add_round(agreed, [len(p.tokens) for p in proposals], time.perf_counter() - begun)
+            for response, proposal, tokens in zip(going, proposals, drawn, strict=True):
+                agreed, proposed = response.accept(proposal.tokens, tokens), len(proposal.tokens)
+                self.agreed += agreed
+                self.proposed += proposed
+                # Tokens after a difference are not judged: their context is not the trainer's.
+                self.judged += min(agreed + 1, proposed)
+            self.rounds += 1
+            self.seconds += time.perf_counter() - begun
             going = [r for r in going if not r.ended(self.stop_tokens)]
         return [response.rollout(self.stop_tokens) for response in responses]
 
@@ -86,8 +95,7 @@ class VerifiedSampler:
         """The trainer's draws at every position of every proposal, given the proposal's tokens before it."""
         requests, proposed = [r.continued() for r in responses], [p.tokens for p in proposals]
         drawn: dict[int, Drawn] = {}
-        prompts = [request.prompt_tokens for request in requests]
-        for group in micro_batches(prompts, list(map(len, proposed)), VERIFIED_TOKENS):
+        for group in micro_batches([r.prompt_tokens for r in requests], list(map(len, proposed)), VERIFIED_TOKENS):
             row = self._draw_row([requests[i] for i in group], [proposed[i] for i in group], decoding)
             drawn.update(zip(group, row.split([len(proposed[i]) for i in group]), strict=True))
         return [drawn[i] for i in range(len(requests))]
@@ -108,7 +116,7 @@ class VerifiedSampler:
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)
             of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*positions[rows], *missing]
-            parts.append(draw(logits_RV, decoding.rule, *of_row).first(count))
+            parts.append(draw(logits_RV, decoding.rule, *of_row).at(slice(count)))
         return Drawn.joined(parts)
 
 
@@ -135,7 +143,7 @@ class _Response:
         """Take the draws up to and including the first that differs from the proposal; returns how many agreed."""
         differs_T = drawn.token_S.cpu() != torch.tensor(proposed)
         agreed = int(differs_T.nonzero()[0]) if differs_T.any() else len(proposed)
-        taken = drawn.first(min(agreed + 1, len(proposed)))
+        taken = drawn.at(slice(agreed + 1))
         self.drawn.append(taken)
         self.tokens += tuple(taken.token_S.tolist())
         return agreed
@@ -155,31 +163,3 @@ class _Response:
             drawn.kept_vocab_S.to(torch.int32).cpu().numpy(),
             stopped=self.tokens[-1] in stop_tokens,
         )
-
-
-@dataclass(slots=True)
-class _Counts:
-    """The cost of one batch."""
-
-    rounds: int = 0
-    proposed: int = 0
-    judged: int = 0
-    agreed: int = 0
-    seconds: float = 0.0
-
-    def add_round(self, agreed: Sequence[int], proposed: Sequence[int], seconds: float) -> None:
-        """Count a round: each response's agreed and proposed tokens."""
-        self.rounds += 1
-        self.proposed += sum(proposed)
-        # Tokens after a difference are not judged: their context is not the trainer's.
-        self.judged += sum(min(a + 1, p) for a, p in zip(agreed, proposed, strict=True))
-        self.agreed += sum(agreed)
-        self.seconds += seconds
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            VERIFY_ROUNDS: float(self.rounds),
-            VERIFY_AGREEMENT: self.agreed / max(1, self.judged),
-            VERIFY_PROPOSED: self.proposed / max(1, self.judged),
-            VERIFY_SECONDS: self.seconds,
-        }

@@ -1,1 +1,1 @@
-"""What every room uses: errors, seeds, files, processes. Knows nothing of reinforcement learning."""
+"""Used by every room: errors, seeds, files, processes. Knows nothing of reinforcement learning."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and their checksums."""
+"""Files that are complete or absent, and their checksums."""
 
 import fcntl
 import hashlib
@@ -11,17 +11,14 @@ from pathlib import Path
 from tailrl.runtime.errors import StudyError, reason
 
 LOCK = "lock"
-"""In a run's folder of checkpoints: one process at a time has it."""
+"""A file in a run's folder of checkpoints, which one process at a time locks."""
 
 
 class DamagedError(StudyError):
-    """A file is not as it was written: that is known by its checksum."""
+    """A file's checksum shows that the file was changed after it was written."""
 
     def __init__(self, file: Path, words: str) -> None:
-        """Args:
-        file: the one that is damaged.
-        words: what is wrong.
-        """
+        """The damaged file, and a sentence that says what is wrong."""
         super().__init__(words)
         self.file = file
 
@@ -36,7 +33,7 @@ def checksum(file: Path) -> str:
 
 
 def write_whole(data: bytes, aside: Path, path: Path) -> None:
-    """Write a file aside and move it to its place in one go: whole or not there, after a power cut too."""
+    """Write a file aside, then rename it: complete or absent, after a power cut too."""
     with aside.open("wb") as file:
         file.write(data)
         file.flush()
@@ -47,9 +44,9 @@ def write_whole(data: bytes, aside: Path, path: Path) -> None:
 
 @contextmanager
 def whole_folder(path: Path, name: str) -> Iterator[Path]:
-    """Give a new folder of this name beside `path`, and move it there in the end: whole or not there, likewise.
+    """A new folder of this name beside `path`, renamed to `path` at the end: complete or absent, likewise.
 
-    What lay at `path` before goes. Where something is raised within, `path` stays as it was.
+    It replaces what lay at `path`. If the block raises, `path` keeps its earlier content.
     """
     aside = path.with_name(name)
     shutil.rmtree(aside, ignore_errors=True)
@@ -66,23 +63,20 @@ def whole_folder(path: Path, name: str) -> Iterator[Path]:
 
 
 def sync(folder: Path) -> None:
-    """Bring a folder and everything in it to the disk."""
+    """Flush a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def forget_finished(folder: Path) -> None:
-    """Remove the second names of a finished run's results, and its folder of checkpoints with them.
+    """Remove a finished run's folder `checkpoints`, with the second names of its results.
 
-    Left alone where a process trains in it, or a state of another run lies there.
-
-    Args:
-        folder: the run's `checkpoints`.
+    It stays if a process trains in it, or if it holds another run's state.
     """
     try:
         lock = (folder / LOCK).open("a+")
     except OSError:
-        return  # there is none
+        return  # no such folder
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,15 +87,12 @@ def forget_finished(folder: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """A new folder with the files of another one under second names, or copies where there are no hard links.
-
-    Their time is now, so that Snakemake takes them for newer than what they were made from.
-    """
+    """A new folder with hard links to the files of another one; copies, where the disk has no hard links."""
     shutil.copytree(source, target, copy_function=link)
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """One file likewise."""
+    """One file likewise. Its time is now, so that Snakemake takes it for newer than its inputs."""
     try:
         os.link(source, target)
     except OSError:

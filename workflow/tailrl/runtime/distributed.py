@@ -1,8 +1,7 @@
-"""The processes that share a job: which of them this one is, what they tell one another, and shares of tensors.
+"""The ranks of a job: processes that torchrun starts, which exchange values and share tensors.
 
-torchrun starts them and calls each a rank. A process of its own is the only rank: it needs no process group, and gets
-back here what it gave, so that the code that calls this is the same for any number. The ranks of a job trust one
-another: what they tell one another is pickled.
+A process that torchrun did not start is the only rank. It needs no process group, and every function here works for
+it, so that callers need no case of their own. Ranks trust one another: the values that they exchange are pickled.
 """
 
 import os
@@ -23,8 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(days=1)
-"""How long a rank waits for another. Longer than any step: a rank that ends takes the others with it (`launch`), an
-engine that hangs ends its rank, and the first rank may be waiting for a process that still trains the same run."""
+"""How long a rank waits for another. Longer than any step: a rank that ends takes the others with it (`launch`), a
+hung engine ends its rank, and the first rank may wait for a process that still trains the same run."""
 
 
 def count() -> int:
@@ -33,7 +32,7 @@ def count() -> int:
 
 
 def number() -> int:
-    """Which one this is, from 0."""
+    """The number of this rank, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -43,16 +42,16 @@ def is_first() -> bool:
 
 
 def device() -> torch.device:
-    """Where this rank computes: a GPU of its own on its machine, or the CPU where there is none."""
+    """The device of this rank: a GPU of its own, or the CPU on a machine without GPUs."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 def join() -> None:
-    """From now on the processes that torchrun started know one another; one that it did not start stays alone.
+    """Make a process group of the ranks that torchrun started; any other process stays alone.
 
-    They part when they end: a rollout engine may have groups of its own on theirs until then.
+    The group lasts until the processes end: a rollout engine may have groups of its own on top of it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         if device().type == "cuda":
@@ -68,25 +67,24 @@ def mesh() -> DeviceMesh:
 
 
 def _backend() -> str:
-    # What ranks tell one another lies on the CPU, on a machine with GPUs too.
+    # Exchanged values lie on the CPU, on a machine with GPUs too.
     return "cpu:gloo,cuda:nccl" if device().type == "cuda" else "gloo"
 
 
-# --- what ranks tell one another -----------------------------------------------------------------------
+# --- exchanged values ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """A tensor on its way: numpy pickles a small one ten times as fast."""
+    """A tensor on its way between ranks: numpy pickles small arrays ten times as fast."""
 
     values: NDArray[np.generic]
 
 
 def gathered(value: Value) -> list[Value]:
-    """All ranks' values, in rank order, without gradients; tensors on the CPU where there are several ranks.
+    """All-gather: all ranks' values, in rank order, detached; on the CPU if there are several ranks.
 
-    Args:
-        value: anything that can be pickled; tensors in it lie in lists, dicts or dataclasses.
+    The value can be pickled; its tensors lie in lists, dicts or dataclasses.
     """
     if count() == 1:
         return [_mapped(value, Tensor, Tensor.detach)]
@@ -96,7 +94,7 @@ def gathered(value: Value) -> list[Value]:
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with everything of a kind changed in it."""
+    """The value, with every part of this kind changed."""
     if isinstance(value, kind):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -107,7 +105,7 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is up on any rank."""
+    """Whether any rank's flag is true."""
     if count() == 1:
         return flag
     raised = torch.tensor([int(flag)])
@@ -115,34 +113,28 @@ def any_rank(flag: bool) -> bool:
     return bool(raised)
 
 
-# --- who does what -------------------------------------------------------------------------------------
+# --- shares of work ------------------------------------------------------------------------------------
 
 
 def share(items: Sequence[Value], together: int = 1) -> Sequence[Value]:
-    """The run of the items that is this rank's; the shares follow one another in the ranks' order.
-
-    Args:
-        items: of all ranks.
-        together: so many ranks, one after another, have the same share.
-    """
+    """This rank's contiguous share of all items, in rank order; `together` neighbouring ranks have the same share."""
     shares, own = count() // together, number() // together
     start, stop = (len(items) * part // shares for part in (own, own + 1))
     return items[start:stop]
 
 
 def dealt(items: int) -> list[tuple[int, bool]]:
-    """The items that are this rank's, dealt in turns, and whether each counts.
+    """The indices of this rank's items, dealt round robin, and whether each counts.
 
-    Every rank gets as many, for a sharded model computes on all ranks at once; one that lacks an item gets the last one
-    again, which does not count.
+    A sharded model computes on all ranks at once, so that every rank gets equally many: a rank that lacks an item gets
+    the last one again, which does not count.
     """
-    turns = -(-items // count())
-    places = [turn * count() + number() for turn in range(turns)]
-    return [(min(place, items - 1), place < items) for place in places]
+    dealt_out = range(number(), -(-items // count()) * count(), count())
+    return [(min(index, items - 1), index < items) for index in dealt_out]
 
 
 def in_turns(dealt_out: Sequence[Sequence[Value]]) -> list[Value]:
-    """The items that count, as they were before they were dealt: one of each rank in turns."""
+    """The inverse of `dealt`: the ranks' items that count, in their original order."""
     longest = max(map(len, dealt_out))
     return [items[turn] for turn in range(longest) for items in dealt_out if turn < len(items)]
 
@@ -151,14 +143,14 @@ def in_turns(dealt_out: Sequence[Sequence[Value]]) -> list[Value]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which each rank has a share, put together; every rank must ask. Any other one is whole already."""
+    """The full tensor of a sharded one, for which every rank must call this; any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Named tensors, put together one at a time, on the first rank's CPU; no others elsewhere. Every rank must ask.
+    """Named full tensors on the first rank's CPU, gathered one at a time; an empty dict elsewhere.
 
-    Those that are whole and on the CPU already are the very ones that were given.
+    Every rank must call this. A full tensor on the CPU is returned itself, not copied.
     """
     found = {}
     for name, tensor in tensors:
@@ -169,7 +161,7 @@ def on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, which every rank has, as the other one is: this rank's share of it, or all of it."""
+    """A full tensor, which every rank has, sharded like the other one: this rank's share, or all of it."""
     if not isinstance(other, DTensor):
         return tensor
     return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read: a sentence that names what is wrong and where."""
+"""The exception that a user reads: one sentence that names what is wrong and where."""
 
 import os
 import re
@@ -10,9 +10,8 @@ from pathlib import Path
 LONGEST = 300
 """Characters of a value or of another library's message that a sentence quotes."""
 
-
 SHORTEST_SECRET = 8
-"""Characters; what is shorter is no secret, and would be found in any sentence."""
+"""Characters; a shorter value is no secret, and would occur in any sentence."""
 
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
@@ -27,7 +26,7 @@ class NumericalError(StudyError):
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """For a block that writes a file; raises StudyError, which names it, where the disk is full or refuses."""
+    """Around a block that writes a file: raises StudyError, which names the file, if the disk is full or refuses."""
     try:
         yield
     except OSError as error:
@@ -40,15 +39,15 @@ def say(sentence: str) -> None:
 
 
 def one_line(text: object) -> str:
-    """The text on one line, its middle left out where it is longer than LONGEST characters."""
+    """The text on one line, without its middle if it is longer than LONGEST characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, on one line: of the system's errors the words alone, of a silent one its type.
+    """An exception's message on one line: a system error's words, or the type of an exception without a message.
 
-    Another library may quote what it was given: the values of the environment's keys and tokens are left out.
+    Another library may quote its input: the values of the environment's keys and tokens are masked.
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
     for name, value in os.environ.items():

@@ -1,8 +1,8 @@
-"""Starts the ranks of a job on this machine, and ends as they end.
+"""Starts the ranks of a job on this machine, and ends with their exit code.
 
-It is torchrun's own agent, called as a library. As a command torchrun ends with 1 whatever became of its processes, and
-the rule that trains repeats a job that was killed or hung, but none that said what must be mended. On several machines
-torchrun starts the same processes: `torchrun --no-python ... tailrl job train ...`.
+It calls torchrun's agent as a library. The command torchrun always ends with 1, but the training rule must know more:
+it repeats a job that was killed or hung, and not one that reported bad input. On several machines torchrun starts the
+same processes: `torchrun --no-python ... tailrl job train ...`.
 """
 
 import json
@@ -23,20 +23,16 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 ENDED_BY_AGENT = -15
-"""SIGTERM, which the others get when one rank has failed."""
+"""SIGTERM, which the other ranks get when one has failed."""
 
 
 def launch(ranks: int, command: Sequence[str]) -> None:
-    """Run a command as so many ranks, each of which knows its own number from the environment, as torchrun sets it.
+    """Run a command (a program and its arguments) as so many ranks, with the environment that torchrun sets.
 
-    Where one fails, the others are ended, and this process ends with its code.
-
-    Args:
-        ranks: how many, on this machine.
-        command: a program and its arguments.
+    If one fails, the others are ended, and this process ends with its code.
 
     Raises:
-        StudyError: a rank told what must be mended (`tell_launcher`).
+        StudyError: a rank reported bad input (`tell_launcher`).
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -55,16 +51,16 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         program, *arguments = command
-        logging.disable(logging.ERROR)  # what the agent says in many lines is said below in one
+        logging.disable(logging.ERROR)  # the agent's many lines; one is printed below
         try:
             elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
-            # Whoever was ended before the agent saw it fail has told too.
+            # A rank that reported bad input counts, even if it was not the first to fail.
             for file in sorted(Path(folder).rglob("error.json")):
                 raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"]) from None
             rank, failure = _cause(error.failures)
         except SignalException as error:
-            # By the same signal, not with a code: a shell then knows that it was asked to stop too.
+            # By the same signal, not with a code: the shell then stops too.
             signal.signal(error.sigval, signal.SIG_DFL)
             os.kill(os.getpid(), error.sigval)
         else:
@@ -76,8 +72,7 @@ def launch(ranks: int, command: Sequence[str]) -> None:
 
 
 def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailure"]:
-    """The failure that explains the others: a process that was killed, for those that waited for it fail with 1; or the
-    first."""
+    """The failure that explains the others: a killed process, as those that wait for it fail with 1; or the first."""
 
     def order(item: tuple[int, "ProcessFailure"]) -> tuple[bool, int]:
         return item[1].exitcode in (1, ENDED_BY_AGENT), item[1].timestamp
@@ -86,7 +81,7 @@ def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailu
 
 
 def tell_launcher(sentence: str) -> bool:
-    """Give the sentence that ends this rank to whoever launched it, who says it once; False where nobody did."""
+    """Hand the sentence that ends this rank to its launcher, which prints it once; False without a launcher."""
     if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) is None:
         return False
     Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")

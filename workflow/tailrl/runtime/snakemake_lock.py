@@ -1,4 +1,4 @@
-"""Snakemake's lock of a folder, where the Snakemake that took it was killed: SIGKILL leaves it there."""
+"""Removes the lock that a killed Snakemake leaves in its folder."""
 
 import platform
 import re
@@ -11,23 +11,22 @@ import psutil
 from tailrl.runtime.errors import StudyError, say
 
 LOCKS, HOST = Path(".snakemake/locks"), Path(".snakemake/host")
-"""Where Snakemake keeps its locks, and where the workflow notes the machine that it runs on and, in a second line, the
-executor that its jobs go to if they run elsewhere."""
+"""Snakemake's locks; and the workflow's note of its machine and, in a second line, of an executor elsewhere."""
 OPTION = re.compile(r"-[a-zA-Z]*?([mcXW])(.*)")
-"""Options of Python's that take a value, alone or behind others: -m, -Im, -Xdev, -c."""
+"""Python's options that take a value, alone or behind others: -m, -Im, -Xdev, -c."""
 PAUSE = 0.2
-"""Seconds between two looks at the jobs that are waited for."""
+"""Seconds between two checks of the running jobs."""
 
 
 def remove_stale_lock(folder: Path) -> bool:
-    """Removes the lock of a Snakemake that runs no more; says so on stderr. False where there is none.
+    """Removes the lock of a Snakemake that has ended, and says so on stderr; False if the folder has no lock.
 
-    Waits first for the jobs that outlived their Snakemake: two processes would write the same files. Not for training,
-    which keeps a second process out by itself (`Checkpoints.held`), so that other arms need not wait.
+    First it waits for jobs that outlived their Snakemake: two processes would write the same files. It does not wait
+    for training, which keeps a second process out by itself (`Checkpoints.held`), so that other arms can go on.
 
     Raises:
-        StudyError: a Snakemake runs in the folder; or it ran on another machine, or its jobs on a cluster, where nobody
-            can look from here.
+        StudyError: a Snakemake runs in the folder; or it ran on another machine, or its jobs on a cluster, whose
+            processes cannot be seen from here.
     """
     locks = sorted((folder / LOCKS).glob("*.lock"))
     if not locks:
@@ -65,7 +64,7 @@ def remove_stale_lock(folder: Path) -> bool:
 def running_snakemakes(folder: Path) -> dict[int, bool]:
     """The processes of this machine that run Snakemake in the folder and hold its lock.
 
-    False for another user's Snakemake, which may work there: the system does not tell.
+    False marks another user's Snakemake: the system does not tell in which folder it works.
     """
     return {
         process: here
@@ -75,7 +74,7 @@ def running_snakemakes(folder: Path) -> dict[int, bool]:
 
 
 def running_jobs(folder: Path) -> dict[int, str]:
-    """The processes of this machine that write results in the folder, training apart, with what they are."""
+    """The processes of this machine that write results in the folder, without training, and what each is."""
     found = {}
     for process, command, _ in _processes(folder):
         if is_snakemake(command) and "--report" in command:
@@ -86,7 +85,7 @@ def running_jobs(folder: Path) -> dict[int, str]:
 
 
 def is_snakemake(command: list[str]) -> bool:
-    """Whether the words run Snakemake: its script or its module, in a Python with whatever options."""
+    """Whether a command line runs Snakemake: its script or its module, in a Python with any options."""
     words = iter(command)
     if not Path(next(words, "")).name.startswith("python"):
         words = iter(command)
@@ -103,7 +102,7 @@ def is_snakemake(command: list[str]) -> bool:
 
 
 def _processes(folder: Path) -> Iterator[tuple[int, list[str], bool]]:
-    """The processes that work in the folder, with the words of their commands; False: another's Snakemake."""
+    """The processes that work in the folder, with their command lines; False marks another user's Snakemake."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         command, place = process.info["cmdline"], process.info["cwd"]  # None where the system does not tell
         if command and (_same(place, folder) if place else place is None and is_snakemake(command)):

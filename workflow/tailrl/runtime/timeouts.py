@@ -1,4 +1,4 @@
-"""Calls of a rollout engine under guard: one that hangs ends the process, one that fails has its name."""
+"""Guards calls of a rollout engine: a hung call ends the process, a failed call raises EngineError."""
 
 import atexit
 import faulthandler
@@ -13,27 +13,26 @@ from tailrl.runtime.errors import StudyError, say
 
 STDERR = 2
 GRACE = 10.0
-"""Seconds after the deadline until the process is ended from outside the interpreter."""
+"""Seconds from the deadline to the stacks written without the interpreter; after another half of it, SIGALRM."""
 MONTH = 30 * 86400.0
-"""The longest time that a study may give a call: about what the system's timers take."""
+"""Seconds; the longest timeout in a study, about the limit of the system's timers."""
 ENDING = 600
-"""Seconds that a process may take for its end, an engine's included."""
+"""Seconds that a process, or an engine in it, may take to end."""
 
 
 class EngineError(Exception):
-    """An engine failed: nothing in the study is wrong, and another process may succeed.
+    """An engine failed: the study is not at fault, and a new process may succeed.
 
-    The command line ends with `os.EX_SOFTWARE`, by which the rule knows that.
+    The command line then ends with `os.EX_SOFTWARE`, which tells the rule to try again.
     """
 
 
 @contextmanager
 def deadline(seconds: float, what: str) -> Iterator[None]:
-    """Ends the process, with a sentence and every thread's stack on stderr, where the block takes longer.
+    """Ends the process if the block takes longer, with a sentence and every thread's stack on stderr.
 
-    One at a time: there is one timer for what holds the interpreter's lock. Nothing gentler helps, since an engine in
-    this process that hangs cannot be told to stop. The process ends with a code that is not 1, by which the rule knows
-    that another one may succeed: `os.EX_SOFTWARE`, or by SIGALRM.
+    A hung engine in this process cannot be stopped otherwise. The process ends with `os.EX_SOFTWARE` or by SIGALRM,
+    which tells the rule to try again. Deadlines do not nest: SIGALRM has one timer.
     """
 
     def end() -> None:
@@ -44,7 +43,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    # Where the engine holds the interpreter's lock, no thread of Python's runs; these two need none.
+    # An engine that holds the interpreter's lock stops every Python thread; these two need none.
     faulthandler.dump_traceback_later(seconds + GRACE, file=STDERR)
     signal.setitimer(signal.ITIMER_REAL, seconds + 1.5 * GRACE)
     try:
@@ -57,14 +56,10 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
 
 @contextmanager
 def guarded(seconds: float, what: str) -> Iterator[None]:
-    """`deadline` around a call of an engine, of which any error that is none of ours is an EngineError.
-
-    Args:
-        seconds: that the call may take.
-        what: is called, in the words of a sentence.
+    """`deadline` around a call of an engine; `what` names the call in sentences.
 
     Raises:
-        EngineError: with the last lines of the error.
+        EngineError: the call raised anything but a StudyError; with the last lines of the error.
     """
     with deadline(seconds, what):
         try:
@@ -76,12 +71,12 @@ def guarded(seconds: float, what: str) -> Iterator[None]:
 
 
 def last_lines(error: Exception, count: int = 3) -> str:
-    """The end of what the engine said, on one line."""
+    """The last lines of the error, on one line."""
     lines = "".join(traceback.format_exception_only(error)).split("\n")
     return " | ".join([line.strip() for line in lines if line.strip()][-count:])
 
 
 def limit_the_end() -> None:
-    """Ends this process by SIGALRM where its interpreter takes longer than ENDING to end."""
-    # What was registered last runs first: before the exits of libraries, which may hang.
+    """Ends this process by SIGALRM if its interpreter takes longer than ENDING to end."""
+    # The last handler registered runs first: before the exits of libraries, which may hang.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, ENDING)

@@ -115,10 +115,7 @@ def answer_of(value: object) -> str:
 
 
 def make_problems(
-    rows: Iterable[object],
-    read_row: Callable[[dict[str, Any]], tuple[object, str, str]],
-    source: str,
-    keep: int | None,
+    rows: Iterable[object], read_row: Callable[[dict[str, Any]], tuple[object, str, str]], source: str, keep: int | None
 ) -> Loaded:
     """The first `keep` different problems, in the order of the rows.
 

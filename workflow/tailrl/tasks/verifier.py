@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tailrl.runtime.errors import StudyError
 
@@ -50,14 +48,6 @@ class MathVerifier:
         self._timeout = timeout
         self._memory_bytes = memory_bytes
         self._worker: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def equal(self, response_answer: str, gold: str) -> bool:
         """Whether math-verify takes two LaTeX answers for the same; False where it cannot tell.

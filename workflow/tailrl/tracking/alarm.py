@@ -1,5 +1,4 @@
-"""When a metric of a run is said to raise an alarm: one definition, for the report that looks for early warnings of a
-collapse and for the rule that ends a run at one."""
+"""When a metric of a run raises an alarm: one definition, for the report on early warnings and for `stop_when`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,13 @@ from numpy.typing import ArrayLike
 from tailrl.tracking.metrics import METRICS, SKEW_NEGATIVE, SKEW_POSITIVE
 
 START, FEWEST = 0.1, 5
-"""A run's own level is its mean over this share of its steps from the first on, and over so many at least."""
+"""A run's own level is the mean over this share of its first steps, and over at least so many steps."""
 
 WINDOW = 5
-"""Steps of the trailing mean that is held against it."""
+"""Steps of the trailing mean that is compared with this level."""
 
 SKEW = "c_skew"
-"""|C(r)|, summed over tokens of either sign of the advantage: 0 where the mismatch does not know that sign."""
+"""|C(r)|, summed over tokens of either sign of the advantage: 0 if the mismatch does not depend on that sign."""
 
 SKEWED = (SKEW_POSITIVE, SKEW_NEGATIVE)
 """The two parts of it."""
@@ -26,36 +25,27 @@ SIGNALS = (*METRICS, SKEW)
 
 
 def signal(metrics: Mapping[str, float | None], name: str) -> float:
-    """The size of a step's signal; NaN where the step did not record it.
-
-    Args:
-        metrics: the step's metrics, null where one is not finite.
-        name: one of SIGNALS.
-    """
+    """The size of one of SIGNALS at a step, from its metrics; NaN where the step did not record it (null)."""
     keys = SKEWED if name == SKEW else (name,)
     values = [metrics.get(key) for key in keys]
     return abs(math.fsum(math.nan if value is None else value for value in values))
 
 
 def start_steps(steps: int) -> int:
-    """The steps that a run's own level is taken from.
-
-    Args:
-        steps: of the whole run, as it was planned.
-    """
+    """How many steps a run's own level is the mean of; `steps` are those of the whole run, as planned."""
     return max(FEWEST, math.ceil(START * steps))
 
 
 def alarm_step(values_N: Sequence[float] | ArrayLike, factor: float, start: int) -> int | None:
     """The first step, from 0, at which a signal's trailing mean over WINDOW steps is beyond `factor` times its level.
 
-    Beyond is above for a factor over 1 and below for one under 1; steps that recorded nothing are left out. A level of
-    0 has no multiple that is larger, so that nothing is above it.
+    Beyond means above for a factor over 1, and below for a factor under 1. Steps that recorded nothing are left out.
+    A level of 0 raises no alarm.
 
     Args:
         values_N: (N,), the signal at each step until now.
         factor: positive, not 1.
-        start: steps that the level is the mean of; none of them raises an alarm.
+        start: the level is the mean of so many first steps; none of them raises an alarm.
     """
     values = np.asarray(values_N, dtype=np.float64)
     known = ~np.isnan(values[:start])

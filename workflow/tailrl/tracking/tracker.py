@@ -1,4 +1,4 @@
-"""Tracking: `metrics.jsonl` is the truth; a process of its own mirrors it to Weights & Biases (`wandb_mirror`)."""
+"""Writes `metrics.jsonl`, the record of a run; a separate process mirrors it to Weights & Biases (`wandb_mirror`)."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SHOWN = {REWARD: "reward", K3_MASKED: "k3", GRADIENT_NORM: "grad", STEP_SECONDS:
 
 
 class Tracker:
-    """Takes one mapping of metrics a step: a line in a file, a point in W&B, a sign of life on the terminal."""
+    """Takes one mapping of metrics a step: a line in a file, a point in W&B, progress on the terminal."""
 
     def __init__(
         self, run: Run, seed: int, out: Path, wandb_folder: Path, earlier: Sequence[Mapping[str, float]] = ()
@@ -33,11 +33,11 @@ class Tracker:
         seed: part of the run's name.
         out: folder that gets `metrics.jsonl`.
         wandb_folder: folder that gets `wandb/`, shared by the runs of a study.
-        earlier: the steps of a run that was interrupted, which goes on: they stand in the file again.
+        earlier: the steps of an interrupted run that is resumed: they are written again.
         """
         metrics = out / "metrics.jsonl"
         with writing(metrics):
-            # A file that is there may have a second name, by which a finished run still has it.
+            # A finished run may still have the old file under a second name.
             metrics.unlink(missing_ok=True)
             self.file = metrics.open("w", encoding="utf-8", buffering=1)
             for step in earlier:
@@ -57,11 +57,7 @@ class Tracker:
         return self
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Write one step; a value that is not finite becomes null (JSON has no nan).
-
-        Raises:
-            StudyError: the disk refuses.
-        """
+        """Write one step; a value that is not finite becomes null (JSON has no NaN). StudyError: the disk refuses."""
         line = metrics_line(metrics)
         try:
             self.file.write(line)
@@ -83,14 +79,14 @@ class Tracker:
         try:
             self.file.close()
         except OSError:
-            # What a full disk did not take is still to be written; of that the error in hand has spoken.
+            # A full disk refuses the buffered rest too; the exception that is being raised has said so.
             if kind is None:
                 raise
         self.mirror.close(0 if kind is None else 1)
 
 
 class Mirror:
-    """The process that mirrors a run; nothing that becomes of it reaches the training job, but for a warning."""
+    """The process that mirrors a run; its failure costs the training job a warning, and nothing else."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
         """Start it, unless WANDB_MODE is disabled; `given` is its first line of input."""
@@ -104,16 +100,16 @@ class Mirror:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # to be ended with all that it started
+                start_new_session=True,  # so that its whole group can be killed
             )
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(given) + "\n")  # far less than a pipe takes at once
+            self.process.stdin.write(json.dumps(given) + "\n")  # fits a pipe's buffer
             self.process.stdin.flush()
         except OSError as error:
             self._warn(reason(error))
 
     def close(self, exit_code: int) -> None:
-        """Let it come to an end, and end it where it has not after `FINISH_SECONDS`."""
+        """Wait for its end; kill it after `FINISH_SECONDS`."""
         if self.process is None:
             return
         try:
@@ -128,7 +124,7 @@ class Mirror:
 
     def _warn(self, why: str) -> None:
         say(
-            f"warning: W&B lacks something of this run ({why}); the whole of it is in metrics.jsonl, and "
+            f"warning: W&B lacks something of this run ({why}); metrics.jsonl has all of it, and "
             f"`tailrl mirror {self.folder}` sends it later"
         )
 

@@ -1,11 +1,10 @@
-"""A study's workspace and report on a W&B server, made by code: the same panels for every study, its arms as groups."""
+"""Makes a study's workspace and report on a W&B server: the same panels for every study, grouped by arm."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.artifacts.results import finished_jobs
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.tracking import metrics as keys
 
@@ -35,13 +34,10 @@ SECTIONS: dict[str, dict[str, tuple[str, bool]]] = {
 def make_dashboard(results: Path) -> None:
     """Makes the workspace and the report of a study on the server, and prints where they are.
 
-    Without WANDB_MODE=online nothing is sent: what shows the study without a server is printed instead.
-
-    Args:
-        results: the study's results folder, with its finished runs; `tailrl mirror` sends them.
+    Without WANDB_MODE=online nothing is sent; ways to see the study without a server are printed instead.
 
     Raises:
-        StudyError: there is no finished run, or the server refuses.
+        StudyError: there is no finished run in the results folder, or the server refuses.
     """
     study = read_record(finished_jobs(results)[0], RunRecord).study
     if os.environ.get("WANDB_MODE") != "online":
@@ -68,7 +64,7 @@ def make_dashboard(results: Path) -> None:
 
 
 def _panels(reports: Any, section: str) -> list[Any]:
-    """Line plots of one section: the mean over an arm's seeds, with a band from the smallest to the largest."""
+    """Line plots of one section: the mean over an arm's seeds, with a band from minimum to maximum."""
     return [
         reports.LinePlot(
             title=title,
@@ -100,7 +96,7 @@ def _workspace(workspaces: Any, reports: Any, study: str, place: dict[str, str])
 def _report(reports: Any, study: str, place: dict[str, str]) -> Any:
     blocks = [
         reports.P(
-            "Lines are means over an arm's seeds, bands reach from the smallest to the largest. Scores, intervals and "
+            "Lines are means over an arm's seeds, bands reach from minimum to maximum. Scores, intervals and "
             "the papers' claims are in the study's own page, summary.html."
         ),
         reports.TableOfContents(),

@@ -3,12 +3,12 @@
     python -m tailrl.tracking.wandb_mirror   started by `tracker` beside a training job: follows metrics.jsonl
     tailrl mirror results/NAME               afterwards: sends what the server lacks of the finished runs
 
-A server may be out of reach, slow or refuse the key. So W&B never shares a process with training, which writes its
-file, waits for nobody while it runs, and for this process at its end no longer than `FINISH_SECONDS`.
+A server may be out of reach, be slow or refuse the key. So W&B never shares a process with training. Training waits
+for this process only at its end, and no longer than `FINISH_SECONDS`.
 
 Offline unless WANDB_MODE says otherwise; WANDB_PROJECT and WANDB_ENTITY say where runs are filed. Runs are grouped by
-study and arm. A run's id ends with a digest of its first step, whose seconds no two runs share: what is mirrored again
-is continued after the last step that the server has, and a seed that is trained again is another run.
+study and arm. A run's id ends with a digest of its first step, whose seconds no two runs share. So a run that is
+mirrored again continues after the last step that the server has, and a seed that is trained again is another run.
 """
 
 import json
@@ -20,21 +20,21 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from tailrl.artifacts.metrics import follow_metrics, read_points
-from tailrl.artifacts.records import RunRecord, read_record
-from tailrl.artifacts.results import finished_jobs
+from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tracking.metrics import STEP
 
 FINISH_SECONDS = 60
-"""What a mirror may take after the last step of a training job, before it is ended."""
+"""How long a mirror may run after the last step of a training job."""
 
 UPLOAD_SECONDS = 600.0
-"""What `tailrl mirror` waits for one run to be taken."""
+"""How long `tailrl mirror` waits for the upload of one run."""
 
 Mode = Literal["offline", "online"]
 POLL_SECONDS = 0.5
@@ -44,7 +44,7 @@ POLL_SECONDS = 0.5
 
 
 def run_name(record: Mapping[str, Any]) -> str:
-    """Names the study, the arm and the seed in the few characters that W&B takes: no two of them alike."""
+    """A unique name of study, arm and seed, in the few characters that W&B accepts."""
     plain = f"{record['study']}-{record['arm']}-seed{record['seed']}"
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in plain)
     return safe if safe == plain else f"{safe}-{derive_seed(plain):08x}"
@@ -93,25 +93,25 @@ def mirror_run(
     mode: Mode,
     exit_code: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Makes one run in W&B, or continues it; how many steps were sent.
+    """Makes one run in W&B, or continues it; returns how many steps were sent.
 
     Args:
         record: study, arm, seed and settings, as run.json has them.
-        points: the run's steps, from the first one on; null stands for what is not finite.
+        points: the run's steps, from the first one on; null is a value that is not finite.
         folder: gets `wandb/`.
         mode: where W&B writes it.
-        exit_code: called after the last step: 0 where the training ended well.
+        exit_code: called after the last step; returns 0 if training ended well.
     """
     first = next(points, None)
     if first is None:
         return 0
     if mode == "offline":
-        # It cannot be continued: this one has all steps of the earlier one, or is of another training.
+        # An offline run cannot be continued: it is written anew, with all steps.
         for earlier in (folder / "wandb").glob(f"offline-run-????????_??????-{run_name(record)}-????????"):
             shutil.rmtree(earlier, ignore_errors=True)
     run = _start(record, first, folder, mode)
     known, sent = run.starting_step, 0
-    for number, point in enumerate(_chain(first, points)):
+    for number, point in enumerate(chain([first], points)):
         if number >= known:
             run.log({key: math.nan if value is None else value for key, value in point.items()}, step=number)
             sent += 1
@@ -119,18 +119,13 @@ def mirror_run(
     return sent
 
 
-def _chain(first: Mapping[str, Any], rest: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    yield first
-    yield from rest
-
-
 # --- afterwards ----------------------------------------------------------------------------------------
 
 
 def mirror(results: Path) -> None:
-    """Sends a server what it has not got of the finished runs under a study's results, and says so.
+    """Sends a server the steps that it lacks of a study's finished runs, and prints how many.
 
-    Nothing is sent twice. WANDB_MODE=offline writes the files that a W&B server would be sent, in `results/wandb`.
+    Nothing is sent twice. WANDB_MODE=offline writes files for a W&B server into `results/wandb`.
 
     Raises:
         StudyError: there is no finished run, its files cannot be read, or W&B does not take it.
@@ -140,7 +135,7 @@ def mirror(results: Path) -> None:
     for job in jobs:
         record, points = read_record(job, RunRecord).model_dump(), read_points(job)
         try:
-            # What W&B writes beside an online run is of no use afterwards: all of it is in our files.
+            # The files that W&B writes beside an online run repeat ours: they go.
             with tempfile.TemporaryDirectory() as scratch:
                 sent = mirror_run(record, iter(points), results if mode == "offline" else Path(scratch), mode)
         except Exception as error:  # of wandb's own, of its HTTP library, of the system
@@ -152,22 +147,22 @@ def mirror(results: Path) -> None:
 
 
 class _Caller:
-    """What the training job says on standard input after its first line: its exit code, or nothing if it was killed."""
+    """The training job's second line on standard input: its exit code, or nothing if the job was killed."""
 
     def __init__(self) -> None:
         self.code: int | None = None
 
     def ended(self) -> bool:
-        """Whether it ended by now; waits a little where it has not."""
+        """Whether the job has ended; waits up to POLL_SECONDS for it."""
         if self.code is None and select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
             self.code = int(sys.stdin.readline().strip() or 1)
-            # Nobody ends this process where the job was killed.
+            # A killed job cannot end this process.
             signal.alarm(FINISH_SECONDS + 1)
         return self.code is not None
 
 
 def main() -> None:
-    """Mirrors the run that the first line on standard input names, until the line after it."""
+    """Mirrors the run that the first line on standard input names, until the second line."""
     given = json.loads(sys.stdin.readline())
     caller = _Caller()
     mode: Mode = "online" if os.environ.get("WANDB_MODE") == "online" else "offline"

@@ -71,7 +71,7 @@ class KeptMetrics:
             DamagedError: they are missing or changed.
             StudyError: they cannot be read, but may be whole.
         """
-        lines = self._bytes(settled["length"])
+        lines = _read(self.file, settled["length"])
         if hashlib.sha256(lines).hexdigest() != settled["checksum"]:
             raise DamagedError(self.file, f"the metrics in {self.file.name} are damaged")
         return lines
@@ -82,17 +82,6 @@ class KeptMetrics:
 
     def _state(self) -> dict[str, Any]:
         return {"length": self.length, "checksum": self.hash.hexdigest()}
-
-    def _bytes(self, length: int) -> bytes:
-        if not length:
-            return b""
-        try:
-            with self.file.open("rb") as file:
-                return file.read(length)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise StudyError(f"{self.file}: cannot be read: {reason(error)}") from None
 
 
 class KeptTokens:
@@ -143,16 +132,24 @@ class KeptTokens:
 
     def _bytes(self, step: int, digest: str) -> bytes:
         file = self._file(step)
-        try:
-            data = file.read_bytes() if file.exists() else b""
-        except OSError as error:
-            raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+        data = _read(file)
         if hashlib.sha256(data).hexdigest() != digest:
             raise DamagedError(file, f"the tokens of step {step} in {file.name} are damaged")
         return data
 
     def _file(self, step: int) -> Path:
         return self.folder / f"tokens-{step:08d}-{self.name}.safetensors"
+
+
+def _read(file: Path, length: int = -1) -> bytes:
+    """The first bytes of a file, by default all; none where it is missing. Raises StudyError where it is unreadable."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(length)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
 def response_arrays(
@@ -193,10 +190,9 @@ def write_batch(samples: Sequence[Sample], file: Path) -> None:
         "seed_N": np.array([sample.seed for sample in samples]),
         "prompt_tokens": np.concatenate([np.array(rollout.prompt_tokens) for rollout in rollouts]),
         "tokens_T": np.concatenate([np.array(rollout.tokens) for rollout in rollouts]),
-        "logp_infer_T": np.concatenate([rollout.logp_infer_T for rollout in rollouts]),
-        "log_kept_infer_T": np.concatenate([rollout.log_kept_infer_T for rollout in rollouts]),
-        "kept_vocab_infer_T": np.concatenate([rollout.kept_vocab_infer_T for rollout in rollouts]),
     }
+    for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T"):
+        arrays[name] = np.concatenate([getattr(rollout, name) for rollout in rollouts])
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(file, allow_pickle=False, **arrays)

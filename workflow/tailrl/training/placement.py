@@ -71,9 +71,7 @@ def as_forward(model: PreTrainedModel, function: Callable[[], Result]) -> Result
 
     So the head's weight can be used beside the backbone, and its gradient is reduced like all others.
     """
-    return (
-        cast(Callable[[Callable[[], Result]], Result], model.as_forward)(function) if is_sharded(model) else function()
-    )
+    return cast(Result, model.as_forward(function)) if is_sharded(model) else function()
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

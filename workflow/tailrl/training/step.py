@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -145,28 +144,20 @@ def _forward(
     """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
     logprobs, batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
-    logp_infer_T = _concatenate([s.rollout.logp_infer_T for s in chosen], device)
+    names = ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
+    recorded = (np.concatenate([getattr(s.rollout, name) for s in chosen]) for name in names)
+    logp_infer_T, log_kept_infer_T, kept_vocab_infer_T = (torch.from_numpy(array).to(device) for array in recorded)
     advantage_T = torch.tensor([s.advantage for s in chosen], device=device)[batch.sequence_T]
     before = None if old is None else TokenLogprobs.joined(old)
-    scored = surrogate(
-        logprobs,
-        logp_infer_T,
-        advantage_T,
-        batch.sequence_T,
-        len(chosen),
-        samples,
-        run.correction,
-        run.clip,
-        None if before is None else before.in_set().to(device),
-    )
+    old_T = None if before is None else before.in_set().to(device)
+    infer = (logp_infer_T, advantage_T, batch.sequence_T)
+    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T)
     loss = scored.loss.detach().double()
     # A nan logit is in no safe set, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
     if not loss.isfinite():
         raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
-    log_kept_infer_T = _concatenate([s.rollout.log_kept_infer_T for s in chosen], device)
-    kept_vocab_infer_T = _concatenate([s.rollout.kept_vocab_infer_T for s in chosen], device)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
     return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers))
@@ -264,7 +255,3 @@ def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) 
     lengths = [len(rollout.tokens) for rollout in rollouts]
     groups = micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
     return [[indices[i] for i in group] for group in groups]
-
-
-def _concatenate(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(device)

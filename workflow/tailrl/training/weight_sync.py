@@ -11,8 +11,6 @@ from tailrl.model.policy import named_weights
 from tailrl.objective.disturbance import round_weights
 from tailrl.rollout import Sampler
 
-Weights = list[tuple[str, Tensor]]
-
 
 class Handover:
     """Loads the policy's weights of `staleness` calls ago into a sampler, or the first call's where there were fewer.
@@ -24,7 +22,7 @@ class Handover:
     def __init__(self, sampler: Sampler, disturbance: Disturbance) -> None:
         self.sampler = sampler
         self.disturbance = disturbance
-        self.past: deque[Weights] = deque(maxlen=disturbance.staleness + 1)
+        self.past: deque[list[tuple[str, Tensor]]] = deque(maxlen=disturbance.staleness + 1)
 
     def __call__(self, model: PreTrainedModel) -> None:
         """Call once before the first step and once after every step; raises StudyError for weights beyond the dtype."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.artifacts.manifest import NAME, policy_digest, write_manifest
-from tailrl.artifacts.records import DistributionsRecord, write_record
+from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance

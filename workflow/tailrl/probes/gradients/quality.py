@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tailrl.artifacts.manifest import NAME, write_manifest
-from tailrl.artifacts.records import GradientsRecord, write_record
+from tailrl.artifacts.probes import GradientsRecord
+from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.objective.loss import surrogate

@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
-from tailrl.rollout.sampling import LocalSampler, stop_tokens
+from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
@@ -94,35 +94,30 @@ class VllmSampler(LocalSampler):
         self.stop_tokens = stop_tokens(policy_folder)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        """See `Sampler.generate`; raises StudyError for a prompt that leaves no room for a response."""
+        """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
         self.check_weights()
         if not requests:
             return []
-        longest = max(len(request.prompt_tokens) for request in requests)
-        if longest >= self.max_length:
-            raise StudyError(f"a prompt of {longest} tokens leaves no room in the policy's {self.max_length} tokens")
-        disturbance = decoding.disturbance.model_dump()
+        limits = response_limits(requests, decoding, self.max_length)
+        same = {
+            "rule": decoding.rule,
+            "disturbance": decoding.disturbance.model_dump(),
+            "shared_noise": decoding.shared_noise,
+            "keep_every": decoding.keep_every,
+        }
         params = [
             SamplingParams(
                 temperature=decoding.temperature,
-                max_tokens=min(decoding.max_new_tokens - request.start, self.max_length - len(request.prompt_tokens)),
+                max_tokens=limit,
                 seed=request.seed,
                 stop_token_ids=self.stop_tokens,
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                extra_args={
-                    "request": index,
-                    "seed": request.seed,
-                    "start": request.start,
-                    "rule": decoding.rule,
-                    "threshold": request.threshold,
-                    "disturbance": disturbance,
-                    "shared_noise": decoding.shared_noise,
-                    "keep_every": decoding.keep_every,
-                },
+                extra_args=same
+                | {"request": i, "seed": request.seed, "start": request.start, "threshold": request.threshold},
             )
-            for index, request in enumerate(requests)
+            for i, (request, limit) in enumerate(zip(requests, limits, strict=True))
         ]
         prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_tokens)) for request in requests]
         outputs = self.llm.generate(prompts, params, use_tqdm=False)

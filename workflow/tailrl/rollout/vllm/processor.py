@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from tailrl.config.sampler import Disturbance
-from tailrl.objective.disturbance import disturb
+from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import logit_cut
 from tailrl.rollout import is_kept
@@ -21,15 +21,15 @@ from tailrl.rollout import is_kept
 class _Row:
     """A row of the engine's batch: its request, its decoding, and vLLM's running list of its sampled tokens."""
 
-    request: int
-    seed: int
-    start: int
-    rule: str
-    threshold: float
-    disturbance: Disturbance
-    shared_noise: bool
-    keep_every: int
     tokens: list[int]
+    request: int = -1
+    seed: int = 0
+    start: int = 0
+    rule: str = "full"
+    threshold: float = 0.0
+    disturbance: Disturbance = UNDISTURBED
+    shared_noise: bool = False
+    keep_every: int = 0
 
     @property
     def position(self) -> int:
@@ -74,18 +74,8 @@ class SafeSetProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not ty
         for index in batch_update.removed:
             self.rows.pop(index, None)
         for index, params, _, tokens in batch_update.added:
-            given = params.extra_args or {}
-            self.rows[index] = _Row(
-                request=given.get("request", -1),
-                seed=given.get("seed", 0),
-                start=given.get("start", 0),
-                rule=given.get("rule", "full"),
-                threshold=given.get("threshold", 0.0),
-                disturbance=Disturbance.model_validate(given.get("disturbance", {})),
-                shared_noise=given.get("shared_noise", False),
-                keep_every=given.get("keep_every", 0),
-                tokens=tokens,
-            )
+            row = self.rows[index] = _Row(tokens, **(params.extra_args or {}))
+            row.disturbance = Disturbance.model_validate(row.disturbance)
         for source, target, direction in batch_update.moved:
             moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
             if moved is not None:
