@@ -1,4 +1,4 @@
-"""The parts that arms play, by their settings."""
+"""Kinds of arms, by their settings."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ ROLES = (arm_kinds.is_naive, arm_kinds.is_dvp, arm_kinds.is_dvp_mis)
         ({**DVP_MIS, "clip": {"ratio": "bypass"}}, None),
     ],
 )
-def test_an_arm_plays_a_part_by_all_its_settings(changes: dict[str, Any], role: arm_kinds.Role | None) -> None:
+def test_the_kind_of_an_arm_follows_from_all_its_settings(changes: dict[str, Any], role: arm_kinds.Role | None) -> None:
     settings = arm_kinds.settings_of(results_of(arm=made(changes)), "arm")
     assert [known for known in ROLES if known(settings)] == ([role] if role else [])
 
@@ -72,16 +72,16 @@ def test_where_the_mismatch_comes_from(changes: dict[str, Any], places: tuple[bo
     assert tuple(place(settings) for place in PLACES) == places
 
 
-def test_every_cause_of_the_dial_is_known() -> None:
+def test_every_cause_of_the_disturbance_is_known() -> None:
     assert {key for key in settings_of({})["disturbance"] if key != "side"} == {*arm_kinds.CAUSES}
 
 
-def test_an_arm_with_a_setting_of_another_version_plays_no_part() -> None:
+def test_an_arm_with_a_setting_of_another_version_is_of_no_kind() -> None:
     results = results_of(old=made({"correction": {"weight": "mis"}}), new=made(NAIVE), clipped=made({"clip": CLIP}))
     assert arm_kinds.arms_as(results, arm_kinds.is_naive) == ["new", "clipped"]
 
 
-def test_an_arm_without_a_record_of_the_dial_is_undisturbed() -> None:
+def test_an_arm_without_a_recorded_disturbance_is_undisturbed() -> None:
     results = results_of(a=made(NAIVE))
     del results.runs["a"][0].record.settings["disturbance"]
     assert arm_kinds.has_own_mismatch(arm_kinds.settings_of(results, "a"))

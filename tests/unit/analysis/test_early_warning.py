@@ -38,7 +38,7 @@ def without_mismatch(one: Case) -> Case:
     return replace(one, signals={**one.signals, K3: np.zeros(STEPS)})
 
 
-def test_what_a_threshold_does() -> None:
+def test_the_results_of_a_threshold() -> None:
     cases = [
         case(1, collapses=True, rise=20, arm="a"),  # mean over 5 above 3 at step 21: 1, 1, 1, 10, 10
         case(3, collapses=True, rise=30, arm="a"),
@@ -58,8 +58,8 @@ def test_what_a_threshold_does() -> None:
     assert math.isnan(with_p(found, cases).p), "no run that chooses collapses"
 
 
-def test_how_far_a_metric_is_ahead_of_another() -> None:
-    """Over all collapses that are judged; who has no alarm by then has it at the collapse."""
+def test_the_lead_of_a_metric_over_another() -> None:
+    """Over all judged collapses; a missing alarm counts as one at the collapse."""
 
     def falling(one: Case, step: int) -> Case:
         return replace(one, signals={**one.signals, REWARD: np.where(np.arange(STEPS) >= step, 0.0, 1.0)})
@@ -80,8 +80,8 @@ def test_how_far_a_metric_is_ahead_of_another() -> None:
     assert ahead(k3, reward, []).n == 0
 
 
-def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:
-    """Eight arms with a seed in each half: one way in 70 to hand the alarms on keeps them all."""
+def test_alarms_of_collapsing_arms_alone_are_significant() -> None:
+    """Eight arms with a seed in each half: one permutation in 70 keeps all alarms with collapsing arms."""
     cases = [
         case(seed, collapses=arm < "e", rise=20 if arm < "e" else None, arm=arm)
         for arm in "abcdefgh"
@@ -89,12 +89,12 @@ def test_arms_that_collapse_are_told_from_arms_that_do_not() -> None:
     ]
     found = warned(cases, "k3", 3.0, False)
     assert with_p(found, cases).p == pytest.approx(2 / 70, abs=0.01)
-    # The threshold that is chosen is what p is of, whichever of the metric's is asked about.
+    # p belongs to the chosen threshold, even if another threshold of the metric is given.
     assert with_p(replace(found, factor=10.0), cases).p == with_p(found, cases).p
-    # Arms that were to run for other numbers of steps do not change places, nor do those of other studies.
+    # Arms with other planned steps are not exchanged, nor are arms of other studies.
     assert with_p(found, [replace(one, steps=STEPS + (one.arm < "e")) for one in cases]).p == 1
     assert with_p(found, [replace(one, study=str(one.arm < "e")) for one in cases]).p == 1
-    # One arm in two studies is one: it moves in both at once, and changes places with those that both studies have.
+    # An arm in two studies moves in both at once, and is exchanged with arms that both studies have.
     twice = [*cases, *(replace(one, study="t") for one in cases)]
     assert with_p(found, twice).p == with_p(found, cases).p
     assert with_p(found, [replace(one, settings=one.study + one.arm) for one in twice]).p < 2 / 1000
@@ -109,8 +109,8 @@ def test_an_arm_of_two_studies_is_one() -> None:
     assert warned(apart, "k3", 3.0, False).sensitivity.n == 2
 
 
-def test_runs_without_a_mismatch_are_counted_apart() -> None:
-    """A k3 of 0 at every step is none; NaN and infinities are not taken for one."""
+def test_runs_without_a_mismatch_are_counted_separately() -> None:
+    """A k3 of 0 at every step is no mismatch, nor are NaN and infinities."""
     cases = [case(seed, collapses=seed < 5, rise=20 if seed < 5 else None) for seed in (1, 3, 5, 7)]
     cases[0], cases[3] = without_mismatch(cases[0]), without_mismatch(cases[3])
     cases[3].signals[K3][:2] = math.nan, math.inf
@@ -126,7 +126,7 @@ def all_of(cases: list[Case]) -> list[Warned]:
 
 
 def test_a_threshold_is_chosen_without_the_runs_that_judge_it() -> None:
-    """k3 announces collapses in both halves, the entropy in the one that chooses alone."""
+    """k3 announces collapses in both halves, the entropy only in the half that chooses."""
     cases = [case(seed, collapses=seed % 4 < 2, rise=20 if seed % 4 < 2 else None) for seed in range(16)]
     for index, one in enumerate(cases):
         if one.chooses and one.collapse is not None:
@@ -167,13 +167,13 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_a_rule_ended_is_left_out(study: Path) -> None:
-    """Its collapse, if one was coming, did not come."""
+    """Whether it would have collapsed is unknown."""
     write_run(study, "ended", 200, collapses=False, stopped="step 31: reward/mean is below 0.5 times its start")
     assert {one.arm for one in read_cases(study)} == {"falls", "stays"}
 
 
-def test_what_makes_an_arm(study: Path) -> None:
-    """Neither its name, nor its study, seed or steps."""
+def test_the_settings_that_make_an_arm(study: Path) -> None:
+    """Not among them: its name, study, seed and steps."""
     first, *others = read_cases(study)
     assert {one.settings for one in others if one.arm == first.arm} == {first.settings}
     assert {one.settings for one in others if one.arm != first.arm}.isdisjoint({first.settings})
@@ -189,7 +189,7 @@ def test_what_makes_an_arm(study: Path) -> None:
     assert {one.settings for one in read_cases(study) if one.arm == "other"} == {first.settings}
 
 
-def test_runs_are_read_as_they_are(study: Path) -> None:
+def test_runs_are_read_unchanged(study: Path) -> None:
     cases = read_cases(study)
     assert [c.seed for c in cases if c.chooses and c.arm == "falls"] == [200, 202, 204, 206]
     # The mean over 6 steps is below half of 0.8 from the fourth zero on.
@@ -199,7 +199,7 @@ def test_runs_are_read_as_they_are(study: Path) -> None:
 
 
 def test_a_run_counts_once_however_many_studies_have_it(study: Path) -> None:
-    """Another arm with the same training is the same run; another seed is another, whatever its training."""
+    """Another arm with the same training is the same run; another seed is always another run."""
     write_run(study, "again", 200, collapses=True)
     cases = read_cases(study)
     assert (len(cases), len(distinct([*cases, *cases]))) == (17, 16)
@@ -215,7 +215,7 @@ def test_a_run_counts_once_however_many_studies_have_it(study: Path) -> None:
 
 
 def test_of_two_records_of_a_training_the_one_that_measures_the_mismatch_first_is_kept(study: Path) -> None:
-    """Bypass measures k3 after the updates of a step: where the engine is exact that is all there is of it."""
+    """Bypass measures k3 after the updates of a step: with the exact engine, they alone cause it."""
     write_run(study, "bypass", 300, collapses=False, mismatch=0.1, ratio="bypass")
     write_run(study, "recompute", 300, collapses=False, mismatch=0.0, ratio="recompute")
     after, before = (one for one in read_cases(study) if one.seed == 300)
@@ -227,7 +227,7 @@ def test_of_two_records_of_a_training_the_one_that_measures_the_mismatch_first_i
     assert distinct([begun, after]) == [after], "else the longest"
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"nothing: holds no finished run, train/<arm>/seed<seed>/run.json"):
         write_early_warning([tmp_path / "nothing"], tmp_path / "out")
     write_run(tmp_path / "x", "a", 0, collapses=False)

@@ -1,4 +1,4 @@
-"""Held-out scores of arms, and the pairs that a report puts side by side."""
+"""Held-out scores of arms, and the pairs that a report compares."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_gain_over_base() -> None:
 
 
 def study(**more: dict[str, object]) -> Results:
-    """Naive and DVP at a mismatch of noise, its matched control, and no mismatch."""
+    """Naive and DVP with noise, with its matched control, and without mismatch."""
     arms = {
         "zero": {**EXACT},
         "naive": {**EXACT, **NOISE},
@@ -55,7 +55,7 @@ def study(**more: dict[str, object]) -> Results:
     return results_of(**{arm: made(changes, score=around(scores.get(arm, 0.6), 0.02)) for arm, changes in arms.items()})
 
 
-def test_each_arm_is_held_against_what_it_is_a_variant_of() -> None:
+def test_each_arm_is_compared_with_its_references() -> None:
     read = study(other={"sampler": {"engine": "transformers"}, "estimator": "grpo"})
     assert arm_kinds.references(read) == [
         ("naive", "control", "matched control"),
@@ -67,7 +67,7 @@ def test_each_arm_is_held_against_what_it_is_a_variant_of() -> None:
     ]
 
 
-def test_arms_that_nothing_ties_are_held_against_the_first() -> None:
+def test_arms_without_a_reference_are_compared_with_the_first() -> None:
     read = results_of(a=made(NAIVE), b=made({"estimator": "grpo"}), c=made({"estimator": "reinforce"}))
     assert arm_kinds.references(read) == [("b", "a", "first arm"), ("c", "a", "first arm")]
     assert arm_kinds.references(results_of(a=made(NAIVE))) == []
@@ -102,7 +102,7 @@ def test_a_comparison_has_every_kind_of_error() -> None:
     assert (found.seeds_needed, found.least_seen) == (seeds_needed(*seeds), pytest.approx(least_effect(*seeds)))
 
 
-def test_single_seeds_have_no_error_but_that_of_problems() -> None:
+def test_single_seeds_have_only_the_error_of_problems() -> None:
     read = results(base=[[[0, 0], [1, 0]]], x=[[[1, 0], [1, 1]]])
     (gain,) = gains_over_base(read)
     assert gain.gain.mean == 0.5 and math.isnan(gain.gain.low) and math.isnan(gain.gain_p_holm)

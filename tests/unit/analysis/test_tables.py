@@ -61,7 +61,7 @@ def test_curve_over_seeds_with_different_steps_and_gaps() -> None:
     }  # fmt: skip
 
 
-def test_curve_of_what_is_lost_and_of_an_absent_metric() -> None:
+def test_curve_of_lost_mass_and_of_an_absent_metric() -> None:
     runs = [run({"train/step": [0, 1], "z": [0.75, 1.0]})]
     lost = curve(runs, "z", lost=True)
     assert lost.metric == "1 - z"
@@ -114,8 +114,8 @@ STATES = [[0.5, 0.2, 0.1, 0.1, 0.1], [0.05] * 20, [0.9, 0.02, 0.02, 0.02, 0.02, 
 
 
 def test_predictions_from_sampled_tokens_are_those_of_the_whole_states() -> None:
-    """Each state draws every token as often as its probability says, with Δ² at its mean σ²[(1-p)² + Σ_{k≠a} p_k²]:
-    what is predicted from p, Δ² and σ alone is then the form that needs all probabilities."""
+    """Each state has every token as often as its probability, with Δ² at its mean σ²[(1-p)² + Σ_{k≠a} p_k²]. The
+    prediction from p, Δ² and σ alone then equals the form that needs all probabilities."""
     sigma, drawn = 0.03, []
     for probs in STATES:
         for a, p in enumerate(probs):
@@ -136,9 +136,9 @@ def test_predictions_from_sampled_tokens_are_those_of_the_whole_states() -> None
         assert (b.size_normal_low, b.size_normal_high) == pytest.approx((normal, math.sqrt(2) * normal), rel=1e-12)
 
 
-def test_predictions_meet_what_noise_on_the_logits_does() -> None:
-    """Tokens sampled from noisy states: the corrected mean of -Δ lies within four standard errors of the measured one
-    in every bin, and the mean |Δ| within its two ends; the paper's form is excluded where it differs most."""
+def test_predictions_agree_with_simulated_noise_on_the_logits() -> None:
+    """Tokens sampled from noisy states: in every bin the corrected mean of -Δ is within four standard errors of the
+    measured mean, and the mean |Δ| within its two ends. The paper's form is excluded where it differs most."""
     rng, sigma, count, gaps = np.random.default_rng(5), 0.1, 60_000, []
     parts = []
     for probs in STATES:
@@ -161,7 +161,7 @@ def test_predictions_meet_what_noise_on_the_logits_does() -> None:
 
 
 def test_epsilon_is_that_of_the_worst_case() -> None:
-    """ε_a = -e and +e elsewhere give |Δ_a| = ln(p + (1-p) e^{2e}) for every probability: e comes back in every bin."""
+    """ε_a = -e and +e elsewhere give |Δ_a| = ln(p + (1-p) e^{2e}) for every probability: every bin recovers e."""
     e = 0.2
     probs = np.array([0.999, 0.7, 0.3, 0.05, 1e-3, 1e-6])
     delta = np.log(probs + (1 - probs) * math.exp(2 * e))
@@ -174,7 +174,7 @@ def test_epsilon_is_that_of_the_worst_case() -> None:
     )
 
 
-def test_predictions_without_tokens_or_for_sure_ones() -> None:
+def test_predictions_without_tokens_or_for_certain_ones() -> None:
     sure = delta_bins([run({}, 0, Tokens(np.zeros(2, dtype=np.int32), np.zeros(2), np.zeros(2)))])
     assert all(math.isnan(x) for x in (sure[0].epsilon, sure[0].sigma, sure[0].signed_corrected))
     assert (sure[0].size, sure[0].signed_paper) == (0.0, 0.0)
@@ -192,7 +192,7 @@ def test_time_shares() -> None:
     assert sum(share.seconds for share in found.values()) == pytest.approx(2)
 
 
-def test_time_that_was_not_recorded_or_overlaps() -> None:
+def test_unrecorded_or_overlapping_time() -> None:
     assert all(math.isnan(share.share) for share in time_shares([run({"train/step": [0]})]))
     overlap = time_shares([run({"train/step": [0], "time/step": [1], "time/rollout": [1], "time/forward": [1]})])
     assert sum(share.share for share in overlap) == pytest.approx(1)
@@ -206,7 +206,7 @@ def test_mean_of_the_last_steps_and_of_absent_metrics() -> None:
 
 
 def test_two_fields_of_one_column() -> None:
-    """Or one would hide the other, and an interval lose its end."""
+    """Otherwise one field would overwrite the other."""
     inner = Interval(1.0, 0.0, 2.0, 3)
     with pytest.raises(ValueError, match="two fields of Twice give the column gain_low"):
         flat_rows([make_dataclass("Twice", ["gain", "gain_low"])(inner, 0.5)])

@@ -27,7 +27,7 @@ def make_policy(folder: Path) -> Path:
 
 
 def make_run(folder: Path) -> Path:
-    """A run's folder with its policy and one on the way."""
+    """A run's folder with its policy and a snapshot."""
     make_policy(folder / "policy")
     make_policy(folder / "snapshots" / "step-00000010")
     (folder / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
@@ -36,7 +36,7 @@ def make_run(folder: Path) -> Path:
 
 
 def flip(file: Path) -> None:
-    """One bit of the last byte."""
+    """Flip one bit of the last byte."""
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
@@ -104,8 +104,8 @@ def test_a_file_too_many_or_too_few_is_noticed_and_a_card_is_not(tmp_path: Path)
         policy_digest(folder)
 
 
-def test_a_policy_of_others_needs_no_manifest(tmp_path: Path) -> None:
-    """Nor is one that does not speak of it held against it."""
+def test_a_third_party_policy_needs_no_manifest(tmp_path: Path) -> None:
+    """A manifest that does not list it is not checked either."""
     run = make_run(tmp_path / "run")
     shutil.copytree(run / "policy", tmp_path / "elsewhere" / "policy")
     assert policy_digest(tmp_path / "elsewhere" / "policy") == policy_digest(run / "policy")
@@ -124,7 +124,7 @@ def test_the_digest_in_the_manifest_is_that_of_the_folder(tmp_path: Path, monkey
         policy_digest(Path("policy"))
 
 
-def test_outputs_may_lie_apart(tmp_path: Path) -> None:
+def test_outputs_may_be_in_several_folders(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     for name in ("a", "b"):

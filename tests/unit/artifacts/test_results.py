@@ -48,7 +48,7 @@ def test_metrics_are_arrays_with_nan_where_absent_or_null(tmp_path: Path) -> Non
     np.testing.assert_array_equal(metrics["b"], [math.nan, math.nan, 4.5])
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_metrics_are_read_back(tmp_path: Path) -> None:
     points = [{"train/step": 0.0, "a": math.nan, "b": 0.1}, {"train/step": 1.0, "a": -math.inf, "b": 2.0}]
     job = metrics_in(tmp_path, "".join(map(metrics_line, points)))
     assert read_points(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
@@ -232,8 +232,8 @@ def test_a_seed_or_problems_that_do_not_fit(make_study: Callable[..., tuple[Stud
         read_results(study, folder, study.arms)
 
 
-def test_what_changes_no_number_may_differ(make_study: Callable[..., tuple[Study, Path]]) -> None:
-    """A study may be reported with other timeouts and checkpoints, and with fewer seeds, than it was trained with."""
+def test_operational_settings_may_differ(make_study: Callable[..., tuple[Study, Path]]) -> None:
+    """A report may have other timeouts and checkpoints, and fewer seeds, than the training."""
     study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
     training = study.training.model_copy(update={"checkpoint_every": 7, "keep_checkpoints": 3, "max_skipped": 9})
     evaluation = study.evaluation.model_copy(update={"rollout_timeout": 1.0})
@@ -256,7 +256,7 @@ def test_a_run_may_end_early_by_a_rule_alone(tmp_path: Path, steps: int, stopped
             read_results(study, tmp_path, ["a"])
 
 
-def test_the_first_step_that_is_kept_may_be_any(tmp_path: Path) -> None:
+def test_the_first_kept_step_may_be_any(tmp_path: Path) -> None:
     """Those before it were skipped."""
     study = parse_study({"name": "s", "seeds": [0], "arms": {"a": {}}, "training": {"steps": 12}})
     points = [{"train/step": float(step)} for step in range(12)]

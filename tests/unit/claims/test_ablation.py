@@ -1,4 +1,4 @@
-"""What an ablation says of its field, from scores that were written and from points made by hand."""
+"""Verdicts of an ablation, from written scores and from points made by hand."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
     assert text.count("\n- dvp, naive: 0.0") == 2
 
 
-def test_values_that_make_runs_collapse_sooner(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+def test_values_that_shorten_runs(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     """Welch's tests on the steps that the runs were made to last, by Holm over those of all base arms; an arm of which
     none collapses is not tested."""
     dose = {"base": ["naive", "dvp", "mis"], "field": "disturbance.floor", "values": [0.0, 0.01, 0.02]}
@@ -140,7 +140,7 @@ def test_a_margin_adds_a_line_for_each_other_value(
     assert page.count("\n- naive+dose=0.0") == page.count("\n- dvp+dose=0.0") == 2
 
 
-def test_what_is_as_good_within_a_margin() -> None:
+def test_a_value_as_good_within_a_margin() -> None:
     """A value is as good where all of its interval lies above the margin, worse where all of it lies below."""
     changes = {
         "start": NO_DIFFERENCE,

@@ -65,7 +65,7 @@ def test_a_claim_is_added_by_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change", [{"rule": "guess"}, {"direction": "sideways"}, {"colour": "red"}, {"unit": None}, {"limit": "high"}]
 )
-def test_an_entry_that_fits_nothing_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_entry_is_refused(change: dict[str, Any]) -> None:
     entries = yaml.safe_load(ENTRY)
     entries["open.shorter.score"] |= change
     with pytest.raises(ValidationError):
@@ -139,7 +139,7 @@ def test_each_rule(rule: str, finding: Finding, verdict: str) -> None:
     assert math.isnan(found.p) == math.isnan(found.p_holm) == (rule not in TESTED or math.isnan(finding.p_for))
 
 
-def test_families_are_corrected_by_themselves_and_what_shows_no_p_can_count() -> None:
+def test_families_are_corrected_separately_and_untestable_lines_can_count() -> None:
     lines = [
         line(with_p(0.01, 0.99), family="one"),
         line(with_p(0.01, 0.99)),

@@ -1,4 +1,4 @@
-"""Claims, statements and questions are known by their ids; their words are for the reader and decide nothing."""
+"""Claims, statements and questions are known by their ids; their text decides nothing."""
 
 import csv
 import re
@@ -35,7 +35,7 @@ def ids(path: Path) -> list[str]:
         return [row["id"] for row in csv.DictReader(file)]
 
 
-def test_every_id_is_one_of_its_own() -> None:
+def test_every_id_is_unique() -> None:
     every = [*OWN, *(statement.id for statement in STATEMENTS)]
     assert len(every) == len(set(every))
     for own in (*every, *CATALOGUE):

@@ -1,4 +1,4 @@
-"""Each claim in each outcome, the arms that may speak to it, and how often it is reproduced where it is false."""
+"""Each claim in each outcome, the arms to which it applies, and how often it is reproduced if false."""
 
 import math
 from collections import Counter
@@ -150,7 +150,7 @@ def test_every_claim_is_seen_in_every_outcome() -> None:
     }
 
 
-def test_a_line_says_where_it_holds_and_what_was_seen() -> None:
+def test_a_line_has_its_scope_and_what_was_seen() -> None:
     (line,) = verdicts("dvp.with_mis.score", a=made(NOISE, score=LOW), b=made({**DVP_MIS, **NOISE}, score=HIGH))
     assert (line.arms, line.seeds, line.task) == ("b, a", SEEDS, "arithmetic")
     assert line.dose == "vllm in bfloat16, disturbed sampler: noise of 0.5 nats"
@@ -183,7 +183,7 @@ def test_small_means_small_in_every_tenth() -> None:
     assert line.effect == pytest.approx(1e-2 * np.prod(SPREAD) ** (1 / SEEDS))
 
 
-def test_what_is_not_testable_says_the_largest_effect() -> None:
+def test_an_untestable_line_gives_the_largest_effect() -> None:
     sunk = [[0.5] * (STEPS - 5) + [0.4] * 5, *ALIVE[1:]]
     (line,) = verdicts("vexact.a.collapse", a=made(NAIVE, reward=sunk), b=made(EXACT, reward=ALIVE))
     assert line.seen == "no run collapsed; the deepest loss is 20 % of a run's best reward"
@@ -307,7 +307,7 @@ def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
     }
 
 
-def test_where_no_claim_holds_few_are_decided() -> None:
+def test_few_claims_are_decided_if_none_holds() -> None:
     """At the level of 2.5 % for either verdict in each family of tests, within 3.3 standard errors of 400 studies."""
     rng, trials = np.random.default_rng(11), 400
     # In these studies DVP's k3 is not naive's, which the claim on the unmasked one is about.

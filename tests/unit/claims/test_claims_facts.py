@@ -1,4 +1,4 @@
-"""The claims that exact gradients and whole distributions speak to: each outcome, from numbers made for it."""
+"""The claims about exact gradients and whole distributions: each outcome, from synthetic numbers."""
 
 import math
 from typing import Any
@@ -96,7 +96,7 @@ def test_a_flat_objective_says_nothing_of_the_theorem() -> None:
         ((5, 0.01), CONTRADICTED, "bias against ∇J_mp of up to 0.12 |∇J_mp|"),
     ],
 )
-def test_a_theorem_is_set_aside_where_its_premise_fails(nested: tuple[int, float], verdict: str, seen: str) -> None:
+def test_a_theorem_is_set_aside_if_its_premise_fails(nested: tuple[int, float], verdict: str, seen: str) -> None:
     lines = [
         summary("safe_is", "none", 0.0, ZERO, ZERO),
         summary("safe_is", "noise", 0.1, ZERO, ZERO),
@@ -107,7 +107,7 @@ def test_a_theorem_is_set_aside_where_its_premise_fails(nested: tuple[int, float
     assert seen in own[1].seen and "nan" not in own[1].seen
 
 
-def test_lines_say_where_they_are_from() -> None:
+def test_lines_have_their_scope() -> None:
     lines = judge_gradients(gradients(plain=(ZERO, 0.1, 1.0)), SETTINGS)
     (line,) = [line for line in lines if line.id == BIASED]
     assert (line.arms, line.seeds, line.effect) == ("plain", 12, 1.0)
@@ -177,7 +177,7 @@ def test_a_single_problem_is_no_test() -> None:
         assert math.isnan(line.p) and math.isnan(line.p_holm) and line.verdict == UNDECIDED
 
 
-def test_the_size_is_what_is_predicted_or_told_from_it() -> None:
+def test_the_size_agrees_with_the_prediction_or_differs() -> None:
     """Whichever way it differs; of the tail alone."""
     fine = compared()
     assert verdict(MODE, fine) == [("coarse", CONTRADICTED)]

@@ -217,7 +217,7 @@ def test_one_run_has_no_p_and_no_place_in_a_family() -> None:
     assert math.isnan(line.p) and math.isnan(line.p_holm)
 
 
-def test_a_flat_k3_and_a_falling_reward_have_to_hold_both() -> None:
+def test_a_flat_k3_and_a_falling_reward_must_both_hold() -> None:
     change, powers = np.array([-0.3, -0.1, -0.2, -0.25]), np.array([0.05, 0.2, 0.15, 0.1])
     (line,) = verdicts("vexact.b.reward", a=made(RECOMPUTE, reward=rising(*change), unmasked=grown(*powers)))
     parts = [
@@ -258,7 +258,7 @@ def test_above_both_takes_the_larger_p_and_below_one_the_smaller() -> None:
     assert line.effect == pytest.approx(np.mean(WIDE) - np.mean(NEAR), abs=1e-4)
 
 
-def test_what_has_nothing_to_test_has_no_p() -> None:
+def test_a_finding_with_nothing_to_test_has_no_p() -> None:
     """A reward that rises in every run counts in no family."""
     arms = {"a": made(RECOMPUTE, reward=rising(*around(0.2, 0.01)), unmasked=[1.0] * SEEDS)}
     (line,) = verdicts("vexact.b.reward", **arms)

@@ -1,4 +1,4 @@
-"""Intervals over arms whose runs are alike, and the test that shuffles arms: against enumeration and simulation."""
+"""Intervals for runs clustered in arms, and the permutation test over arms: against enumeration and simulation."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ ERROR = 3 * math.sqrt(0.05 * 0.95 / TRIALS)
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 9), (9, 9), (1, 1), (1, 2), (3, 10), (7, 50), (199, 200)])
-def test_runs_that_are_each_their_own_arm_have_clopper_and_pearsons_interval(hits: int, n: int) -> None:
+def test_one_run_per_arm_gives_clopper_and_pearsons_interval(hits: int, n: int) -> None:
     found = clustered_share([1] * hits + [0] * (n - hits), range(n))
     exact = stats.binomtest(hits, n).proportion_ci(0.95, method="exact")
     assert (found.mean, found.n) == (hits / n, n)
@@ -29,7 +29,7 @@ def test_runs_that_are_each_their_own_arm_have_clopper_and_pearsons_interval(hit
 
 
 def test_the_effective_number_of_runs_is_korn_and_graubards() -> None:
-    """Arms with as many runs each: the variance of a share is that of the arms' shares over their number."""
+    """With equal arms, the variance of a share is the variance of the arms' shares divided by their number."""
     hits_AR = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]])
     share, n = hits_AR.mean(), hits_AR.size
     design = hits_AR.mean(axis=1).var(ddof=1) / 6 / (share * (1 - share) / (n - 1))
@@ -41,8 +41,8 @@ def test_the_effective_number_of_runs_is_korn_and_graubards() -> None:
     assert 3 < size < 6 and found.n == 6
 
 
-def test_an_arm_counts_once_where_there_is_no_variance_to_see() -> None:
-    """So it does where one arm alone has a hit, or a miss: a second hit there narrows nothing."""
+def test_each_arm_counts_once_if_the_variance_is_unknown() -> None:
+    """This is so if a single arm has all hits, or all misses: a second hit in it narrows nothing."""
     arm = np.repeat(np.arange(4), 5)
     for hits in (1, 2, 5):
         found = clustered_share(np.arange(20) < hits, arm)
@@ -61,8 +61,8 @@ def test_an_arm_counts_once_where_there_is_no_variance_to_see() -> None:
 
 
 @pytest.mark.parametrize(("arms", "share", "alike"), [(8, 0.5, 0.5), (14, 0.7, 0.8), (42, 0.2, 0.9), (25, 0.1, 0.95)])
-def test_intervals_of_shares_hold_the_truth(arms: int, share: float, alike: float) -> None:
-    """Beta-binomial arms of 1 to 5 runs, whose runs correlate by `alike`; Wilson's, of independent runs, would not."""
+def test_intervals_of_shares_cover(arms: int, share: float, alike: float) -> None:
+    """Beta-binomial arms of 1 to 5 runs with the correlation `alike`. Wilson's interval would not cover."""
     rng, both = np.random.default_rng(arms), 1 / alike - 1  # of the beta distribution, its two parameters together
     held = np.zeros((TRIALS, 2))
     for trial in range(TRIALS):
@@ -75,8 +75,8 @@ def test_intervals_of_shares_hold_the_truth(arms: int, share: float, alike: floa
 
 
 @pytest.mark.parametrize("n", [1, 5, 6, 7, 8, 9, 15, 16, 40])
-def test_medians_of_runs_that_are_each_their_own_arm_have_order_statistics(n: int) -> None:
-    """The outermost values that the median is beyond with a chance of at most 2.5 % each."""
+def test_one_run_per_arm_gives_order_statistics_for_the_median(n: int) -> None:
+    """The outermost values beyond which the median lies with a probability of at most 2.5 % each."""
     values = np.random.default_rng(n).permutation(np.arange(1.0, n + 1))
     found = clustered_median(values, range(n))
     cuts = [cut for cut in range(1, n) if sum(math.comb(n, k) for k in range(cut)) / 2**n <= 0.025]
@@ -87,8 +87,8 @@ def test_medians_of_runs_that_are_each_their_own_arm_have_order_statistics(n: in
         assert n < 6 and math.isnan(found.low) and math.isnan(found.high)
 
 
-def test_the_effective_number_of_runs_of_a_median_is_that_of_the_share_below_it() -> None:
-    """A value is an end where the share beyond it, with that many runs, could still be a half."""
+def test_a_median_has_the_effective_number_of_runs_of_the_share_below_it() -> None:
+    """A value is an end if the share beyond it could still be a half, given the effective number of runs."""
     values_AR = np.random.default_rng(2).normal(size=(12, 30)) + np.linspace(-0.2, 0.2, 12)[:, None]
     below_A, n = (values_AR <= np.median(values_AR)).mean(axis=1), values_AR.size
     size = 0.25 / (below_A.var(ddof=1) / 12) * (n / (n - 1)) * (stats.t.ppf(0.975, n - 1) / stats.t.ppf(0.975, 11)) ** 2
@@ -99,7 +99,7 @@ def test_the_effective_number_of_runs_of_a_median_is_that_of_the_share_below_it(
     assert (found.low, found.high) == (ordered[cut - 1], ordered[n - cut])
 
 
-def test_copies_of_a_value_within_an_arm_add_nothing() -> None:
+def test_copies_of_a_run_within_an_arm_add_nothing() -> None:
     values = np.random.default_rng(0).normal(size=17)
     once, often = clustered_median(values, range(17)), clustered_median(np.repeat(values, 6), np.repeat(range(17), 6))
     assert (often.mean, often.n) == (once.mean, 17)
@@ -109,9 +109,9 @@ def test_copies_of_a_value_within_an_arm_add_nothing() -> None:
 
 
 @pytest.mark.parametrize(("arms", "alike"), [(9, 0.7), (14, 0.8), (30, 0.8)])
-def test_intervals_of_medians_hold_the_truth(arms: int, alike: float) -> None:
-    """Leads of whole steps, skewed, in arms of 1 to 5 runs, where there is an interval; order statistics of independent
-    runs would not."""
+def test_intervals_of_medians_cover(arms: int, alike: float) -> None:
+    """Skewed leads of whole steps in arms of 1 to 5 runs, if there is an interval. Order statistics of independent runs
+    would not cover."""
     rng = np.random.default_rng(arms)
     held = np.zeros((TRIALS, 2))
     for trial in range(TRIALS):
@@ -131,7 +131,7 @@ def test_intervals_of_medians_hold_the_truth(arms: int, alike: float) -> None:
 
 NEVER = math.inf
 Runs = dict[tuple[str, int], tuple[tuple[float, ...], float]]
-"""Of an arm: for each study and seed the steps of the alarms, by threshold, and of the collapse. Even seeds choose."""
+"""An arm: by study and seed, the steps of its alarms, by threshold, and of its collapse. Even seeds choose."""
 
 TINY: dict[str, Runs] = {
     "early": {("one", 0): ((20.0, 30.0), 40.0), ("one", 1): ((25.0, 31.0), 45.0)},
@@ -156,7 +156,7 @@ def p_of(arms: Mapping[str, Runs]) -> float:
 
 
 def skill(runs: Iterable[tuple[float, float]]) -> float:
-    """Sensitivity less false alarms, run by run."""
+    """Sensitivity minus false alarms, run by run."""
     early: dict[bool, list[bool]] = {True: [], False: []}
     for alarm, collapse in runs:
         fell = collapse < math.inf
@@ -165,7 +165,7 @@ def skill(runs: Iterable[tuple[float, float]]) -> float:
 
 
 def judged(runs: Sequence[tuple[int, tuple[float, ...], float]]) -> float:
-    """The skill, on odd seeds, of the threshold with most of it on even ones; minus infinity where none has any."""
+    """The skill on odd seeds of the threshold with most skill on even seeds; minus infinity if none has any."""
     even, odd = (
         [skill((alarms[f], collapse) for seed, alarms, collapse in runs if seed % 2 == half) for f in range(2)]
         for half in (0, 1)
@@ -174,7 +174,7 @@ def judged(runs: Sequence[tuple[int, tuple[float, ...], float]]) -> float:
 
 
 def enumerated(arms: Mapping[str, Runs]) -> float:
-    """The share of all ways to hand whole arms' alarms on among those with runs at the same places."""
+    """The share of all permutations of whole arms' alarms among arms with runs at the same places."""
     found = []
     for way in itertools.permutations(arms):
         if all(arms[source].keys() == arms[own].keys() for source, own in zip(way, arms, strict=True)):
@@ -186,7 +186,7 @@ def enumerated(arms: Mapping[str, Runs]) -> float:
     return float(np.mean([one >= seen - 1e-12 for one in found]))
 
 
-def test_p_is_that_of_all_ways_to_shuffle() -> None:
+def test_p_agrees_with_enumeration_of_all_shuffles() -> None:
     exact = enumerated(TINY)
     assert 0.02 < exact < 0.5
     assert p_of(TINY) == pytest.approx(exact, abs=4 * math.sqrt(exact / clustered.SPLITS))
@@ -210,8 +210,8 @@ def test_p_is_never_0_and_needs_runs_of_both_kinds_and_skill_to_choose_by() -> N
 
 
 def made(rng: np.random.Generator, arms: int, seeds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Alarms of eight thresholds and collapses, (8, A, S) and (A, S), that know nothing of one another: of each an
-    arm's runs have all or none, but a few."""
+    """Independent alarms of eight thresholds, (8, A, S), and collapses, (A, S). Mostly all runs of an arm have them, or
+    none."""
     alarms = (rng.random((8, arms)) < 0.5)[:, :, None] ^ (rng.random((8, arms, seeds)) < 0.05)
     collapses = (rng.random(arms) < 0.5)[:, None] ^ (rng.random((arms, seeds)) < 0.05)
     return (
@@ -220,9 +220,9 @@ def made(rng: np.random.Generator, arms: int, seeds: int) -> tuple[NDArray[np.fl
     )
 
 
-def test_alarms_that_know_nothing_of_collapses_have_no_skill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 2.5 % of them. A test that takes the chosen threshold for given finds twice as many at least, and
-    Fisher's, which takes runs for independent too, ten times."""
+def test_alarms_independent_of_collapses_have_no_skill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 2.5 % are significant: half or less of those with a test that ignores the choice of the threshold, and a
+    tenth of those with Fisher's test, which also assumes independent runs."""
     monkeypatch.setattr(clustered, "SPLITS", 399)
     rng, trials, arms, seeds = np.random.default_rng(5), 800, 12, 8
     arm, seed = np.repeat(np.arange(arms), seeds).tolist(), np.tile(np.arange(seeds), arms).tolist()

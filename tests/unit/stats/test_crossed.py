@@ -27,7 +27,7 @@ def drawn(rng: np.random.Generator, seeds: int, problem_P: np.ndarray, seed: flo
 
 
 def test_the_variance_is_that_of_the_two_way_analysis() -> None:
-    """Mean squares by loops; the three components they estimate, put together again as the variance of the mean."""
+    """Mean squares by loops, then the three variance components, then the variance of the mean."""
     x = RNG(0).normal(size=(3, 5)) + np.arange(3)[:, None] + np.arange(5)
     mean = x.mean()
     ms_seeds = 5 * sum((row.mean() - mean) ** 2 for row in x) / 2
@@ -55,7 +55,7 @@ def test_the_interval_covers(seeds: int, problems: int, seed: float, problem: fl
     assert covers(covered / trials, trials)
 
 
-def test_the_interval_covers_shares_of_right_samples_where_one_kind_of_repetition_does_not() -> None:
+def test_the_interval_covers_shares_of_correct_samples_where_seeds_alone_or_problems_alone_do_not() -> None:
     """Three seeds of four samples on 60 problems whose difficulty varies, as avg@4 is measured."""
     rng, trials = RNG(2), 600
     both = seeds = 0
@@ -76,7 +76,7 @@ def test_the_interval_covers_shares_of_right_samples_where_one_kind_of_repetitio
 def test_the_difference_covers_and_holds_its_level(
     sizes: tuple[int, int], seed: tuple[float, float], problem: float
 ) -> None:
-    """Problems of shared difficulty, on which the arms differ besides."""
+    """Problems of shared difficulty, with another effect of each arm on each problem."""
     rng, trials, covered, rejected = RNG(3), 600, 0, 0
     for _ in range(trials):
         shared_P = rng.normal(size=200)
@@ -91,8 +91,8 @@ def test_the_difference_covers_and_holds_its_level(
     assert covers(rejected / trials, trials, 0.05)
 
 
-def test_neither_kind_of_repetition_is_undercut() -> None:
-    """Chance can put the rest's mean square above the others: the difference of the three would be too small."""
+def test_the_error_is_never_below_that_of_seeds_alone_or_problems_alone() -> None:
+    """By chance the rest's mean square can exceed the others; the combined variance would be too small."""
     same = RNG(5).normal(size=(1, 50)) + np.zeros((4, 1))  # every seed alike: what is left is the problems' error
     alone, found = mean_interval(same[0]), crossed_interval(same)
     assert (found.low, found.high) == pytest.approx((alone.low, alone.high), rel=1e-9)
@@ -103,7 +103,7 @@ def test_neither_kind_of_repetition_is_undercut() -> None:
     assert found.high - found.low >= 2 * 1.96 * math.sqrt(square)
 
 
-def test_a_gain_over_a_fixed_policy_has_no_seeds_on_the_other_side() -> None:
+def test_a_gain_over_a_fixed_policy_has_one_arms_seeds() -> None:
     scores, base = RNG(6).normal(size=(3, 20)), RNG(7).normal(size=20)
     found, wanted = crossed_gain(scores, base), crossed_interval(scores - base)
     assert (found.mean, found.low, found.high, found.n) == (wanted.mean, wanted.low, wanted.high, 3)

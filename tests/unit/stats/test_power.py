@@ -22,12 +22,12 @@ def simulated(effect: float, spread: tuple[float, float], sizes: tuple[int, int]
 
 
 def near(rate: float, trials: int) -> float:
-    """3.3 standard errors: a right number fails once in a thousand seeds, and the seed is fixed."""
+    """3.3 standard errors: a correct number fails once in a thousand seeds, and the seed is fixed."""
     return 3.3 * math.sqrt(rate * (1 - rate) / trials)
 
 
 def test_seeds_needed_have_the_power_and_one_fewer_has_not() -> None:
-    """Unequal variances: standard deviations of 1 and 3, seen exactly."""
+    """Unequal variances: observed standard deviations of exactly 1 and 3."""
     first, second = [1.0, -1.0, 0.0], [3 + 3.0, 3 - 3.0, 3 + 0.0]
     n, trials = int(seeds_needed(first, second)), 20_000
     assert 8 <= n <= 14
@@ -36,7 +36,7 @@ def test_seeds_needed_have_the_power_and_one_fewer_has_not() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (4, 6), (10, 5)])
-def test_the_least_effect_is_seen_with_that_chance(sizes: tuple[int, int]) -> None:
+def test_the_least_effect_is_detected_with_that_power(sizes: tuple[int, int]) -> None:
     rng, trials = np.random.default_rng(1), 20_000
     first, second = rng.normal(size=sizes[0]), 2 * rng.normal(size=sizes[1])
     spread = float(first.std(ddof=1)), float(second.std(ddof=1))

@@ -108,7 +108,7 @@ def test_cluster_interval_covers_with_unequal_clusters() -> None:
 
 
 def test_ratio_interval_covers() -> None:
-    """Σ above / Σ below with terms alike within a cluster, against the ratio that they were drawn around."""
+    """Σ above / Σ below with clustered terms, against the true ratio."""
     rng, trials, covered = np.random.default_rng(5), 1000, 0
     for _ in range(trials):
         cluster = np.repeat(np.arange(40), rng.integers(5, 15, 40))
@@ -205,13 +205,13 @@ def test_arm_difference_where_the_seeds_of_one_arm_agree() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
 def test_holm_is_the_closed_test_of_bonferroni(p_M: list[float]) -> None:
-    """An hypothesis is rejected where Bonferroni rejects every set of hypotheses that it belongs to."""
+    """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that contains it."""
     sets = [s for size in range(1, len(p_M) + 1) for s in itertools.combinations(range(len(p_M)), size)]
     expected = [max(min(1.0, len(s) * min(p_M[j] for j in s)) for s in sets if i in s) for i in range(len(p_M))]
     assert holm(p_M) == pytest.approx(expected)
 
 
-def test_holm_leaves_out_what_was_not_tested() -> None:
+def test_holm_leaves_out_nan() -> None:
     assert holm([0.02, math.nan, 0.03]) == pytest.approx([0.04, math.nan, 0.04], nan_ok=True)
 
 
@@ -252,7 +252,7 @@ def test_survival_without_a_collapse_is_empty() -> None:
 
 
 def excess(first: list[int | None], second: list[int | None]) -> float:
-    """Observed minus expected collapses of the first arm: at each step, of as many collapses, its share at risk."""
+    """Observed minus expected collapses of the first arm: per step, the collapses times its share of runs at risk."""
     total = 0.0
     for step in {s for s in (*first, *second) if s is not None}:
         at_risk = [sum((30 if s is None else s) >= step for s in steps) for steps in (first, second)]
@@ -296,7 +296,7 @@ def test_log_rank_of_many_runs_is_near_the_normal_approximation() -> None:
 
 
 def test_log_rank_of_few_runs_holds_its_level() -> None:
-    """Where scipy's, by chi-square, does not: three runs an arm, all of one and none of the other."""
+    """scipy's chi-square test does not: three runs per arm, where all of one arm collapse and none of the other."""
     assert log_rank(([5, 6, 7], [30] * 3), ([None] * 3, [30] * 3)) == pytest.approx(1 / 20)
     rng, trials, level = np.random.default_rng(1), 600, 0.05
     p = [
@@ -331,7 +331,7 @@ def test_difference_from_a_number() -> None:
     assert difference_from([math.nan], 1.0).n == 0
 
 
-def test_one_sided_halves_the_side_that_was_seen() -> None:
+def test_one_sided_halves_p_on_the_observed_side() -> None:
     assert one_sided(Difference(1.0, 0.5, 1.5, 0.02, 3)) == pytest.approx((0.01, 0.99))
     assert one_sided(Difference(-1.0, -1.5, -0.5, 0.02, 3)) == pytest.approx((0.99, 0.01))
     assert one_sided(Difference(0.0, -1.0, 1.0, 1.0, 3)) == (0.5, 0.5)

@@ -89,7 +89,7 @@ def curve(runs: Sequence[TrainedRun], key: str, *, window: int = 1, lost: bool =
         values = run.metric(key)
         row[np.searchsorted(step_N, run.metric(STEP))] = moving_mean(1.0 - values if lost else values, window)
     known_N = ~np.isnan(value_SN).all(axis=0)
-    mean_N, low_N, high_N = (np.full(step_N.size, math.nan) for _ in range(3))
+    mean_N, low_N, high_N = np.full((3, step_N.size), math.nan)
     mean_N[known_N] = np.nanmean(value_SN[:, known_N], axis=0)
     low_N[known_N] = np.nanmin(value_SN[:, known_N], axis=0)
     high_N[known_N] = np.nanmax(value_SN[:, known_N], axis=0)

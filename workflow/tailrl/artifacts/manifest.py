@@ -1,7 +1,6 @@
 """manifest.json: digests of a job's outputs and inputs. The only reader and writer of these files.
 
-A small file of results is checked against its manifest at each reading. A policy is checked once by each job that reads
-it.
+Small files are checked against their manifest at each reading, a policy once by each job that reads it.
 """
 
 import hashlib
@@ -85,11 +84,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
-    """A small file's content, checked against its manifest (by default the one beside it).
-
-    Raises:
-        StudyError: either file is missing or cannot be read, or the file was changed after its job.
-    """
+    """A small file's content, checked against its manifest (by default beside it); raises StudyError if it differs."""
     data, beside = read_bytes(path), manifest or path.with_name(NAME)
     known = read_manifest(beside).outputs.get(path.name)
     if known is None or known.sha256 != hashlib.sha256(data).hexdigest():
@@ -98,11 +93,7 @@ def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
 
 
 def read_digests(folder: Path, home: Path) -> dict[str, str]:
-    """SHA-256 of each file in a folder, by its path relative to it.
-
-    Raises:
-        StudyError: a file cannot be read, or differs from the manifest in `home`, the folder itself or one above it.
-    """
+    """SHA-256 of each file in a folder, by its path; raises StudyError if any differs from the manifest in `home`."""
     found = {str(file.relative_to(folder)): checksum(file) for file in files_in(folder)}
     known = read_manifest(home / NAME).digests(folder.relative_to(home).as_posix())
     for name in sorted(known.keys() | found.keys()):

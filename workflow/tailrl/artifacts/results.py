@@ -74,10 +74,10 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
 
 
 def read_job(job: Path) -> tuple[RunRecord, Metrics]:
-    """The record and metrics of a finished run; raises StudyError if a file is unusable, another run's, or lacks steps.
+    """The record and metrics of a finished run, in train/<arm>/seed<seed>.
 
-    Args:
-        job: train/<arm>/seed<seed>.
+    Raises:
+        StudyError: a file cannot be used, belongs to another run, or lacks steps.
     """
     record, metrics = read_record(job, RunRecord), read_metrics(job)
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):

@@ -42,11 +42,7 @@ def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Poin
 def as_good(field: str, points_B: Sequence[Point], scopes_B: Sequence[Scope], margin: float) -> list[Verdict]:
     """For each other value of one base arm, whether it is as good: the interval of its change is above -margin.
 
-    Args:
-        field: the field that the ablation varies.
-        points_B: the base arm's values.
-        scopes_B: the scope of each value.
-        margin: allowed loss of avg@k, as a share of 1.
+    The margin is the allowed loss of avg@k, as a share of 1; scopes_B holds the scope of each value.
     """
     start = _start(points_B).value
     claim = CATALOGUE["ablation.{field}.as_good"].filled(field=field, start=start, points=f"{-100 * margin:g}")

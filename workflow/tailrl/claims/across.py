@@ -13,13 +13,7 @@ from tailrl.config.study import Study
 
 
 def judge_across(studies: Sequence[Study], read: Sequence[Results], places: Sequence[Place]) -> list[Verdict]:
-    """The verdicts, by quantity, arm and later study.
-
-    Args:
-        studies: the first is the reference.
-        read: the results of each study.
-        places: every quantity of every arm in every study.
-    """
+    """The verdicts, by quantity, arm and later study; the first study is the reference."""
     results = {study.name: own for study, own in zip(studies, read, strict=True)}
     first, claims, lines = studies[0].name, named("across.*"), []
     for place in places:

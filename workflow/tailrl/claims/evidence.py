@@ -97,13 +97,9 @@ class Answer:
 
 
 def read_shown(roots: Iterable[Path]) -> list[Shown]:
-    """The studies with claims under some folders of results, without searches for a dose.
+    """The studies with claims under folders such as results and docs/results, without searches for a dose.
 
-    Args:
-        roots: folders such as results and docs/results, with one folder per study; the first with a study's name wins.
-
-    Raises:
-        StudyError: a table of claims cannot be read.
+    The first folder with a study's name wins. Raises StudyError if a table of claims cannot be read.
     """
     found: dict[str, Shown] = {}
     for root in roots:

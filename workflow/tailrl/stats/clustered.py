@@ -23,9 +23,7 @@ def clustered_share(hit_R: ArrayLike, arm_R: ArrayLike) -> Interval:
 
     Source: Korn and Graubard, Survey Methodology 24 (1998), 193-201.
 
-    Args:
-        hit_R: (R,), 0 or 1.
-        arm_R: (R,), numbers or strings, the arm of each run; n counts arms.
+    hit_R is 0 or 1, (R,), and arm_R each run's arm, (R,), numbers or strings; n counts arms.
     """
     hit, arm = np.asarray(hit_R, dtype=np.float64), np.asarray(arm_R)
     if not hit.size:
@@ -44,9 +42,7 @@ def clustered_median(values_R: ArrayLike, arm_R: ArrayLike) -> Interval:
 
     Source: Woodruff, JASA 47 (1952), 635-646; Francisco and Fuller, Annals of Statistics 19 (1991), 454-469.
 
-    Args:
-        values_R: (R,), any unit; with five independent runs or fewer there is no 95 % interval (NaN).
-        arm_R: (R,), numbers or strings, the arm of each run; n counts arms.
+    Values are (R,), in any unit; arm_R as in `clustered_share`. Five independent runs or fewer give no interval (NaN).
     """
     values, arm = np.asarray(values_R, dtype=np.float64), np.asarray(arm_R)
     if not values.size:

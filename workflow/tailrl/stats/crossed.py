@@ -29,10 +29,9 @@ class _Errors:
 
 
 def crossed_interval(scores_SP: ArrayLike) -> Interval:
-    """The interval of an arm's mean score over seeds and problems.
+    """The interval of an arm's mean score over seeds and problems; n counts seeds, and one has no interval (NaN).
 
-    Args:
-        scores_SP: (S, P), each policy's mean over its samples of a problem; n counts seeds; one has no interval (NaN).
+    scores_SP is each policy's mean over its samples of a problem, (S, P), also in the functions below.
     """
     scores = np.asarray(scores_SP, dtype=np.float64)
     mean = float(scores.mean())
@@ -44,22 +43,15 @@ def crossed_interval(scores_SP: ArrayLike) -> Interval:
 
 
 def crossed_gain(scores_SP: ArrayLike, reference_P: ArrayLike) -> Difference:
-    """An arm's mean score minus that of one fixed policy, such as the untrained one, on the same problems.
-
-    Args:
-        scores_SP: (S, P), as `crossed_interval` takes them.
-        reference_P: (P,), the fixed policy's.
-    """
+    """An arm's mean score minus reference_P, (P,), the scores of one fixed policy, such as the untrained one."""
     scores = np.asarray(scores_SP, dtype=np.float64) - np.asarray(reference_P, dtype=np.float64)
     return _difference(float(scores.mean()), [_errors(scores)], None, len(scores))
 
 
 def crossed_difference(first_SP: ArrayLike, second_SP: ArrayLike) -> Difference:
-    """The mean score of one arm minus that of another: each arm has its own seeds, and problems are shared.
+    """The mean score of one arm, (S, P), minus that of another, (S', P): own seeds, the same problems.
 
-    Args:
-        first_SP: (S, P), as `crossed_interval` takes them.
-        second_SP: (S', P), the same problems; n is the smaller number of seeds.
+    n is the smaller number of seeds.
     """
     first, second = np.asarray(first_SP, dtype=np.float64), np.asarray(second_SP, dtype=np.float64)
     by_problem_P = first.mean(axis=0) - second.mean(axis=0)

@@ -35,25 +35,18 @@ NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def mean_interval(values_N: ArrayLike) -> Interval:
-    """The t interval of a mean over N independent values, such as one score per seed.
-
-    Args:
-        values_N: (N,), any unit; NaN entries (nothing was measured) are left out.
-    """
+    """The t interval of a mean over independent values, (N,), any unit; NaN entries (not measured) are left out."""
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     return _t_interval(float(values.mean()), _standard_error(values), values.size) if values.size else NO_INTERVAL
 
 
 def problem_interval(correct_PK: ArrayLike) -> Interval:
-    """The interval of one policy's avg@k over P problems with k samples each; problems are the clusters.
+    """The interval of one policy's avg@k, from K samples of P problems, (P, K), 0 or 1; problems are the clusters.
 
     This is the t interval of the per-problem means. With equal k it equals the cluster-robust interval, and it needs no
     random numbers. If all samples are right, or all wrong, the variance cannot be estimated. The exact binomial
     interval of P problems then stands in.
-
-    Args:
-        correct_PK: (P, K), 0 or 1.
     """
     score_P = np.asarray(correct_PK, dtype=np.float64).mean(axis=1)
     score = float(score_P.mean())
@@ -67,11 +60,7 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
     """The interval of a mean over T values that are clustered, such as tokens of one step.
 
     The mean is a ratio, sum of values over number of values. Its error comes from the clusters' residual sums, and t
-    has (clusters - 1) degrees of freedom.
-
-    Args:
-        values_T: (T,), any unit.
-        clusters_T: (T,), the cluster of each value; n counts clusters.
+    has (clusters - 1) degrees of freedom. Values are (T,), in any unit, with each value's cluster; n counts clusters.
     """
     values = np.asarray(values_T, dtype=np.float64)
     return ratio_interval(values, np.ones_like(values), clusters_T)
@@ -80,10 +69,7 @@ def cluster_interval(values_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
 def ratio_interval(above_T: ArrayLike, below_T: ArrayLike, clusters_T: ArrayLike) -> Interval:
     """The interval of a ratio of two sums, Σ above / Σ below, whose terms are clustered.
 
-    Args:
-        above_T: (T,), any unit.
-        below_T: (T,), such as weights; NaN where they sum to 0.
-        clusters_T: (T,), the cluster of each term; n counts clusters.
+    Terms are (T,), in any unit, with each term's cluster; n counts clusters. NaN if `below_T` sums to 0.
     """
     above, below = np.asarray(above_T, dtype=np.float64), np.asarray(below_T, dtype=np.float64)
     names, cluster_T = np.unique(np.asarray(clusters_T), return_inverse=True)

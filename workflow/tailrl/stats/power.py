@@ -48,14 +48,9 @@ def welch_power(effect: float, squares: tuple[float, float], sizes: tuple[int, i
 
 
 def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:
-    """Seeds per arm to detect a true difference of the observed size with probability POWER.
+    """Seeds per arm to detect a true difference of the observed size with probability POWER; inf beyond MOST.
 
-    Args:
-        first_S: (S,), one score per seed; any unit.
-        second_S: (S',), the other arm's.
-
-    Returns:
-        A whole number; inf beyond MOST; NaN where an arm has a single seed, or all scores of both arms are equal.
+    Each arm has one score per seed, (S,) and (S',), any unit. NaN if an arm has a single seed or all scores are equal.
     """
     effect, squares = _effect(first_S, second_S)
     if math.isnan(effect) or not (effect or sum(squares)):
@@ -74,14 +69,9 @@ def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:
 
 
 def least_effect(first_S: ArrayLike, second_S: ArrayLike) -> float:
-    """The smallest true difference that these seeds detect with probability POWER.
+    """The smallest true difference that these seeds detect with probability POWER, in the scores' unit.
 
-    Args:
-        first_S: (S,), one score per seed; any unit, also that of the result.
-        second_S: (S',), the other arm's.
-
-    Returns:
-        The difference; NaN where an arm has a single seed, or neither arm's seeds vary.
+    Each arm has one score per seed, (S,) and (S',). NaN if an arm has a single seed, or neither arm's scores vary.
     """
     _, squares = _effect(first_S, second_S)
     sizes = np.size(first_S), np.size(second_S)

@@ -84,12 +84,7 @@ def log_rank(sooner: Collapses, later: Collapses) -> float:
     at most SPLITS, else of SPLITS random ones. Unlike the chi-square test, this holds with few runs, whose p is never
     small. scipy's `permutation_test` rejects an arm of one run, and its random splits differ from the published ones.
 
-    Args:
-        sooner: the first arm's runs; at least one. Lengths must not depend on the arm.
-        later: the second arm's runs.
-
-    Returns:
-        p; NaN where no run of either arm collapsed.
+    The first arm has at least one run. Lengths must not depend on the arm. p is NaN if no run of either arm collapsed.
     """
     died = [step for step in (*sooner[0], *later[0]) if step is not None]
     if not died:

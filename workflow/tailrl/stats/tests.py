@@ -39,22 +39,12 @@ NO_DIFFERENCE = Difference(math.nan, math.nan, math.nan, math.nan, 0)
 
 
 def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
-    """Two policies on the same P problems, paired; the interval is over problems, for *these policies*.
-
-    Args:
-        first_P: (P,), the score of each problem under the first policy.
-        second_P: (P,), the same problems under the second.
-    """
+    """Two policies' scores on the same problems, (P,), paired: the interval is over problems, for *these policies*."""
     return difference_from(np.asarray(first_P, dtype=np.float64) - np.asarray(second_P, dtype=np.float64), 0.0)
 
 
 def difference_from(values_N: ArrayLike, reference: float) -> Difference:
-    """The mean of N independent values, such as one a seed, minus a fixed number.
-
-    Args:
-        values_N: (N,), any unit; NaN entries (not measured) are left out.
-        reference: the number, in the same unit.
-    """
+    """The mean of independent values, (N,), any unit, minus a fixed number; NaN entries (not measured) are left out."""
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     if not values.size:
@@ -69,14 +59,10 @@ def difference_from(values_N: ArrayLike, reference: float) -> Difference:
 
 
 def arm_difference(first_S: ArrayLike, second_S: ArrayLike) -> Difference:
-    """Two arms by their seeds' scores; the interval is over training runs (Welch's test).
+    """Two arms by one score per seed, (S,) and (S',): Welch's test over seeds; n is the smaller number of seeds.
 
     Runs with the same seed start from the same rollouts, but diverge after a few updates. Pairing them would gain
     little and halve the degrees of freedom. The remaining positive correlation can only make Welch's interval too wide.
-
-    Args:
-        first_S: (S,), one score per seed of the first arm.
-        second_S: (S',), the same for the second; n is the smaller number.
     """
     first, second = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
     mean, n = float(first.mean() - second.mean()), min(first.size, second.size)
@@ -93,11 +79,8 @@ def arm_contrast(scores_A: Sequence[ArrayLike], weights_A: Sequence[float]) -> D
     """A weighted sum of arms' means, such as a difference of two differences, by their seeds' scores.
 
     This is Welch's test for any number of arms: squared errors add up, with Satterthwaite's degrees of freedom. With
-    two arms and weights 1 and -1 it equals `arm_difference`.
-
-    Args:
-        scores_A: for each arm (S,), one score per seed; n is the smallest number of seeds.
-        weights_A: for each arm, not 0.
+    two arms and weights 1 and -1 it equals `arm_difference`. scores_A has for each arm (S,), one score per seed;
+    weights_A must not be 0; n is the smallest number of seeds.
     """
     scores = [np.asarray(scores_S, dtype=np.float64) for scores_S in scores_A]
     mean = float(sum(w * s.mean() for s, w in zip(scores, weights_A, strict=True)))
