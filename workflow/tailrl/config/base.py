@@ -20,5 +20,6 @@ def told_apart_by(field: str, default: str) -> Discriminator:
         return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
 
     # `config.messages` lists the kinds there are.
-    context = {"field": field}
-    return Discriminator(kind, custom_error_type="kind", custom_error_message="another", custom_error_context=context)
+    return Discriminator(
+        kind, custom_error_type="kind", custom_error_message="another kind", custom_error_context={"field": field}
+    )
