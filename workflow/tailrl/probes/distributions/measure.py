@@ -66,12 +66,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     with in_time("the hand-over of the weights"):
         Handover(sampler, settings.engine.disturbance)(model)
-    decoding = Decoding(
-        settings.temperature,
-        settings.max_new_tokens,
-        disturbance=settings.engine.disturbance,
-        keep_every=0 if settings.engine.rescored else settings.every,
-    )
+    every, disturbance = 0 if settings.engine.rescored else settings.every, settings.engine.disturbance
+    decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
     with in_time("the engine's self-test"):
         tested = sampler.self_test(requests[:8], decoding)
