@@ -87,9 +87,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             kept = _kept(request, rollout, settings.every)
             where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
     if not where:
-        raise StudyError(
-            f"distributions: none of {settings.responses} responses has a position to compare; lower every"
-        )
+        raise StudyError(f"distributions: none of {settings.responses} responses has a position kept; lower every")
     columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
