@@ -17,15 +17,7 @@ from matplotlib.text import Text
 from tailrl.analysis.scores import Gain, PolicyScore
 from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare, lacking
 from tailrl.report import figures
-from tailrl.report.axes import (
-    ARM_COLOURS,
-    arm_legend,
-    arm_styles,
-    make_panels,
-    save_svg,
-    set_magnitude_scale,
-    style,
-)
+from tailrl.report.axes import ARM_COLOURS, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 from tailrl.tracking.metrics import VETOED

@@ -18,7 +18,7 @@ from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
 from tailrl.config.study import Study
 from tailrl.report.page import page
-from tailrl.report.summary import summarize, verdict
+from tailrl.report.summary import difference_sentence, summarize
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference
 
@@ -44,10 +44,10 @@ def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> C
     ],
 )
 def test_verdict(both: Difference, p_holm: float, words: str) -> None:
-    text = verdict(compared(both, p_holm), {"dvp": 0.001, "naive": 0.02})
+    text = difference_sentence(compared(both, p_holm), {"dvp": 0.001, "naive": 0.02})
     assert text.startswith(f"**dvp against naive**: {words}")
     assert "(unmasked k3: naive 0.02, dvp 0.001 nats)" in text
-    assert "k3" not in verdict(compared(both, p_holm), {"dvp": NAN, "naive": NAN})
+    assert "k3" not in difference_sentence(compared(both, p_holm), {"dvp": NAN, "naive": NAN})
     assert (points(ABOVE) in text) == (both is SINGLE)
 
 

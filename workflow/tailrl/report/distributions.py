@@ -79,9 +79,6 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
     return compared
 
 
-# --- figure -------------------------------------------------------------------------------------------
-
-
 def distribution_figure(
     distances: Sequence[Distance],
     overlaps: Sequence[SetOverlap],
@@ -205,9 +202,6 @@ def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
     ax.set_ylim(10.0**low, 10.0 ** (low + (high - low) / (1 - ABOVE)))
     ax.set_yticks([10.0**power for power in range(low, high + 1, math.ceil((high - low) / 4))])
     ax.yaxis.set_minor_locator(NullLocator())
-
-
-# --- words --------------------------------------------------------------------------------------------
 
 
 def _page(

@@ -28,15 +28,7 @@ from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.tables import write_claims
 from tailrl.claims.decide import Verdict
 from tailrl.claims.early_warning import ANNOUNCES, UNSKILLED, beyond, in_steps, judge_warnings, unskilled, why_not
-from tailrl.report.axes import (
-    ARM_COLOURS,
-    GREY,
-    make_panels,
-    save_svg,
-    say_nothing_to_show,
-    set_percent_axis,
-    style,
-)
+from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
 from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
 

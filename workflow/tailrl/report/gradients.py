@@ -10,16 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import (
-    COLUMNS,
-    ENDS,
-    LINE,
-    MISMATCHES,
-    Range,
-    Summary,
-    read_qualities,
-    summarise,
-)
+from tailrl.analysis.gradients import COLUMNS, ENDS, LINE, MISMATCHES, Range, Summary, read_qualities, summarise
 from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import read_record
@@ -93,9 +84,6 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
         drawn += [*low_X, *high_X]
     ax.set_xticks(range(len(doses)), [f"{dose:g}" for dose in doses], fontsize=6)
     return drawn
-
-
-# --- words ----------------------------------------------------------------------------------------------
 
 
 def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:

@@ -10,14 +10,7 @@ from tailrl.analysis.scores import by_problem
 from tailrl.analysis.tables import Curve
 from tailrl.artifacts.evaluation import Score
 from tailrl.artifacts.results import Results
-from tailrl.report.axes import (
-    arm_legend,
-    arm_styles,
-    make_panels,
-    set_magnitude_scale,
-    set_percent_axis,
-    style,
-)
+from tailrl.report.axes import arm_legend, arm_styles, make_panels, set_magnitude_scale, set_percent_axis, style
 from tailrl.report.figures import draw_curves
 from tailrl.stats.crossed import crossed_interval
 from tailrl.stats.intervals import Interval, problem_interval

@@ -54,12 +54,12 @@ def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> st
         last=LAST,
         trained={arm: _trained(results.runs[arm]) for arm in results.arms},
         compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
-        differences=[verdict(comparison, k3) for comparison in comparisons],
+        differences=[difference_sentence(comparison, k3) for comparison in comparisons],
         ran=what_ran(results),
     )
 
 
-def verdict(comparison: Comparison, k3: Mapping[str, float]) -> str:
+def difference_sentence(comparison: Comparison, k3: Mapping[str, float]) -> str:
     """What one comparison allows to say, with p by Holm over those that are reported.
 
     Args:

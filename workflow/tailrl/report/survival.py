@@ -6,14 +6,7 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis.survival import collapses, survival_curve
 from tailrl.artifacts.results import Results
-from tailrl.report.axes import (
-    arm_legend,
-    arm_styles,
-    make_panels,
-    say_nothing_to_show,
-    set_percent_axis,
-    style,
-)
+from tailrl.report.axes import arm_legend, arm_styles, make_panels, say_nothing_to_show, set_percent_axis, style
 
 
 def survival_figure(results: Results) -> Figure:

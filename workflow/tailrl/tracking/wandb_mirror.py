@@ -1,4 +1,4 @@
-"""Weights & Biases, as a mirror of the files that training writes. The only module that imports wandb.
+"""Weights & Biases, as a mirror of the files that training writes.
 
     python -m tailrl.tracking.wandb_mirror   started by `tracker` beside a training job: follows metrics.jsonl
     tailrl mirror results/NAME               afterwards: sends what the server lacks of the finished runs

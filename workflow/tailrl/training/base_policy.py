@@ -30,7 +30,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     """Write the base policy as a Hugging Face folder; raises StudyError where that fails.
 
     It is created and warm-started here, with its losses in warm_start.json, or loaded from a folder or the hub. Its
-    manifest lies beside it.
+    manifest lies in the folder.
     """
     if not isinstance(settings, ScratchPolicy):
         tokenizer = load_tokenizer(settings.path)

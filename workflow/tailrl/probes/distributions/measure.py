@@ -66,12 +66,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     with in_time("the hand-over of the weights"):
         Handover(sampler, settings.engine.disturbance)(model)
-    decoding = Decoding(
-        settings.temperature,
-        settings.max_new_tokens,
-        disturbance=settings.engine.disturbance,
-        keep_every=0 if settings.engine.rescored else settings.every,
-    )
+    every, disturbance = 0 if settings.engine.rescored else settings.every, settings.engine.disturbance
+    decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
     with in_time("the engine's self-test"):
         tested = sampler.self_test(requests[:8], decoding)
@@ -87,7 +83,9 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             kept = _kept(request, rollout, settings.every)
             where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
     if not where:
-        raise StudyError(f"distributions: none of {settings.responses} responses has a position kept; lower every")
+        raise StudyError(
+            f"distributions: none of {settings.responses} responses has a position to compare; lower every"
+        )
     columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
