@@ -185,7 +185,8 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
 )
 def test_an_edit_plans_what_depends_on_it(finished: Workflow, file: str, expected: list[str]) -> None:
     path = finished.folder / file
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    text = path.read_text(encoding="utf-8")
+    first = next(line for line in text.splitlines() if text.count(f"{line}\n") == 1)
     with finished.edited(file, f"{first}\n", f"{first} \n"):
         planned = finished.plan()
     assert planned == sorted(expected)

@@ -39,8 +39,8 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
 
 def test_the_copy_runs_its_own_package(workflow: Workflow) -> None:
     """Else every other test here would look at the installed package."""
-    with workflow.edited("workflow/tailrl/config/study.py", "A whole study: what", "The copy's study: what"):
-        assert '"description": "The copy\'s study: what' in workflow.run("tailrl", "schema").stdout
+    with workflow.edited("workflow/tailrl/config/study.py", "A study: the content", "The copy's study: the content"):
+        assert '"description": "The copy\'s study: the content' in workflow.run("tailrl", "schema").stdout
     imported = workflow.run("python", "-c", "import tailrl; print(tailrl.__file__)").stdout
     assert imported.strip() == str(workflow.folder / "workflow" / "tailrl" / "__init__.py")
 
