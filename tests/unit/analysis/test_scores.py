@@ -8,9 +8,9 @@ from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, around, m
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.scores import by_problem, compare_arms, gains_over_base
-from tailrl.analysis.tables import flat_rows
 from tailrl.artifacts.evaluation import Evaluation, Score
 from tailrl.artifacts.results import Results
+from tailrl.artifacts.tables import flat_rows
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.power import least_effect, seeds_needed
 from tailrl.stats.tests import arm_difference, holm, paired_difference

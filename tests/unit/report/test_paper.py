@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrl.analysis.tables import BEHIND, write_csv
+from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import STATEMENTS, TRAINED_CLAIMS, WORDS
 from tailrl.claims.decide import Verdict
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import TrainedRun
 from tailrl.artifacts.tables import Row
-from tailrl.artifacts.tables import flat_rows as flat_rows
-from tailrl.artifacts.tables import write_csv as write_csv
 from tailrl.stats.intervals import cluster_interval
 from tailrl.tracking.metrics import PHASES, STEP, STEP_SECONDS, TIME, in_group
 

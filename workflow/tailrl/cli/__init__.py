@@ -13,7 +13,7 @@ from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from tailrl.cli import commands, jobs
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import tell_launcher
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
@@ -49,7 +49,7 @@ def main() -> None:
         _end(str(error))
     except EngineError as error:
         traceback.print_exception(error)
-        print(f"tailrl: {error}", file=sys.stderr)
+        say(str(error))
         sys.exit(os.EX_SOFTWARE)
     except OSError as error:
         # The system refuses a file, or the disk is full; a library's own error has no number.

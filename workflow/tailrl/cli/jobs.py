@@ -17,7 +17,7 @@ from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
 from tailrl.config.load import parse_settings
 from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
@@ -73,7 +73,7 @@ def train(
     try:
         write_card(out)
     except (StudyError, OSError) as error:
-        print(f"tailrl: {out}: no model card: {reason(error)}", file=sys.stderr)
+        say(f"{out}: no model card: {reason(error)}")
 
 
 @app.command()

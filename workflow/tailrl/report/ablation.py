@@ -13,9 +13,8 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.format import LOST
 from tailrl.analysis.scores import compare_arms
-from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import write_claims
+from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
 from tailrl.claims.ablation import judge_ablation
 from tailrl.config.study import Study
 from tailrl.report.axes import (

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis.across import GAIN, QUANTITIES, Place, places_of
 from tailrl.analysis.format import p_value
-from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import write_claims
+from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
 from tailrl.claims.across import judge_across
 from tailrl.config.study import Study
 from tailrl.report.axes import (

@@ -24,7 +24,7 @@ from tailrl.analysis.distributions import (
     signature,
 )
 from tailrl.analysis.format import short
-from tailrl.analysis.tables import flat_rows, write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.report.axes import (
     GREY,
     arm_legend,

@@ -24,8 +24,7 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
-from tailrl.analysis.tables import flat_rows, write_csv
-from tailrl.artifacts.tables import write_claims
+from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
 from tailrl.claims.decide import Verdict
 from tailrl.claims.early_warning import ANNOUNCES, UNSKILLED, beyond, in_steps, judge_warnings, unskilled, why_not
 from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style

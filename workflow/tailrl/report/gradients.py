@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis.format import short
 from tailrl.analysis.gradients import COLUMNS, ENDS, LINE, MISMATCHES, Range, Summary, read_qualities, summarise
-from tailrl.analysis.tables import flat_rows, write_csv
 from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import read_record
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.gradients import NO_MISMATCH
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render

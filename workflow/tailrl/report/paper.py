@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.analysis.format import p_value
-from tailrl.analysis.tables import write_csv
 from tailrl.artifacts.files import read_text
+from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, fragment, render

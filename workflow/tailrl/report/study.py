@@ -12,7 +12,7 @@ from tailrl.analysis.describe import arm_rows
 from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.results import Results, read_results
-from tailrl.artifacts.tables import write_claims
+from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
 from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
@@ -62,17 +62,17 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     read = read_results(study, results, study.arms)
     pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
     _write_curves(read, pruned, out)
-    tables.write_csv(out / "tables" / "arms.csv", arm_rows(read))
+    write_csv(out / "tables" / "arms.csv", arm_rows(read))
     bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
-    tables.write_csv(out / "tables" / "delta.csv", tables.flat_rows(bins))
+    write_csv(out / "tables" / "delta.csv", flat_rows(bins))
     save_svg(figures.delta_figure(bins, read.arms), out / "figures" / "delta.svg")
     shares = [row for arm in read.arms for row in tables.time_shares(read.runs[arm])]
-    tables.write_csv(out / "tables" / "time.csv", tables.flat_rows(shares))
+    write_csv(out / "tables" / "time.csv", flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
     _write_evaluation(read, out)
     drawn_too = _write_snapshots(read, out)
     survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]
-    tables.write_csv(out / "tables" / "survival.csv", tables.flat_rows(survival))
+    write_csv(out / "tables" / "survival.csv", flat_rows(survival))
     save_svg(survival_figure(read), out / "figures" / "survival.svg")
     verdicts = judge(read)
     write_claims(out / "tables" / "claims.csv", verdicts)
@@ -137,7 +137,7 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
         "kept": (kept, figures.kept_figure),
     }
     for name, (curves, draw) in drawn.items():
-        tables.write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
+        write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
         save_svg(draw(curves, results.arms), out / "figures" / f"{name}.svg")
 
 
@@ -146,7 +146,7 @@ def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
     if not any(evaluation.snapshots for evaluation in results.evaluations.values()):
         return ()
     points = snapshots.score_points(results)
-    tables.write_csv(out / "tables" / "figure1.csv", tables.flat_rows(points))
+    write_csv(out / "tables" / "figure1.csv", flat_rows(points))
     window = tables.window_of(results.all_runs())
     curves = [
         tables.curve(results.runs[arm], key, window=window) for key in (REWARD, K3_MASKED) for arm in results.arms
@@ -160,9 +160,9 @@ def _write_evaluation(results: Results, out: Path) -> None:
     gains = scores.gains_over_base(results)
     base = results.base.scores[0]
     policies = scores.policy_scores(results)
-    tables.write_csv(out / "tables" / "evaluation.csv", tables.flat_rows(gains))
-    tables.write_csv(out / "tables" / "policies.csv", tables.flat_rows(policies))
+    write_csv(out / "tables" / "evaluation.csv", flat_rows(gains))
+    write_csv(out / "tables" / "policies.csv", flat_rows(policies))
     comparisons = scores.compare_arms(results, arm_kinds.references(results))
-    tables.write_csv(out / "tables" / "differences.csv", tables.flat_rows(comparisons))
+    write_csv(out / "tables" / "differences.csv", flat_rows(comparisons))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")
