@@ -72,7 +72,8 @@ def test_make_knows_every_name() -> None:
     made = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert {*NAMES, *COMPARED, "figure1", "early_warning", "distributions", "gradients", "overview"} <= set(made)
     for name in ("stress", "ablate_length", "early_warning"):
-        said = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = ["make", "--no-print-directory", "-n", name]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert said.rstrip().endswith(f"tailrl unlock && snakemake --cores all {name}")
 
 

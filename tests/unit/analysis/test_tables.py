@@ -14,14 +14,13 @@ from tailrl.analysis.tables import (
     NATS,
     curve,
     delta_bins,
-    flat_rows,
     mean_of,
     moving_mean,
     time_shares,
     window_of,
-    write_csv,
 )
 from tailrl.artifacts.results import TrainedRun
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
