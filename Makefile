@@ -5,6 +5,8 @@ PINS ?= envs/cpu.txt
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
+# Of all kinds together. A million take two cores about two hours.
+FUZZ_CASES ?= 1000000
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
 MEMORY ?= 80GB
@@ -24,7 +26,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos bench soak lint format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos fuzz bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -56,6 +58,9 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 
 chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
+
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: two hours or more
+	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tailrl.artifacts.files import read_text
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, one_line, reason
 
 Row = Mapping[str, object]
 
@@ -42,15 +42,26 @@ def _cell(value: object) -> object:
     return "" if math.isnan(value) else format(value, ".9g")
 
 
-def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """A table's rows, as text; raises StudyError if a row lacks one of the columns or has surplus cells."""
-    rows = list(csv.DictReader(read_text(path).splitlines()))
+def read_csv(path: Path, columns: Iterable[str] = (), numbers: Iterable[str] = ()) -> list[dict[str, str]]:
+    """A table's rows, as text.
+
+    Raises StudyError if a row lacks one of the columns, has surplus cells, or has words in a column of numbers.
+    """
+    try:
+        rows = list(csv.DictReader(read_text(path).splitlines()))
+    except csv.Error as error:
+        raise StudyError(f"{path}: cannot be read as CSV: {reason(error)}") from None
     for row in rows:
         missing = [name for name in columns if row.get(name) is None]
         if missing:
             raise StudyError(f"{path}: a line has no {missing[0]}")
         if None in row:
             raise StudyError(f"{path}: a line has more cells than the header")
+        for name in numbers:
+            try:
+                float(row[name] or 0)
+            except ValueError:
+                raise StudyError(f"{path}: {name} is {one_line(repr(row[name]))}, not a number") from None
     return rows
 
 

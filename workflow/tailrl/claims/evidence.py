@@ -175,12 +175,12 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
         {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
         for place, page in pages.items()
         for path in _tables(place)
-        for row in read_csv(path, COLUMNS)
+        for row in read_csv(path, COLUMNS, ("p_holm",))
     ]
     remedies: dict[str, str] = {}
     for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
         if path.is_file():
-            remedies |= {row["arm"]: row["remedy"] for row in read_csv(path)}
+            remedies |= {row["arm"]: row["remedy"] for row in read_csv(path, ("arm", "remedy"))}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
     drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
