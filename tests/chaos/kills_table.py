@@ -1,0 +1,72 @@
+"""Prints the tables of docs/reliability.md from the rows of kills.
+
+python tests/chaos/kills_table.py docs/results/chaos.csv
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from kills import AIMS, TWO_JOBS
+from rows import EQUAL, Struck, read
+
+COLUMNS = ("everything", "Snakemake", "one job", TWO_JOBS)
+
+
+def table(struck: Sequence[Struck]) -> str:
+    """How many kills of each kind, who died, and what followed, as Markdown: a line a kind and engine."""
+    lines = [
+        "| aim | engine | kills | everything | Snakemake alone | one job | two jobs | left half-written | runs that "
+        "went on from a state | as undisturbed |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    engines = sorted({row.engine for row in struck})
+    order = [*dict.fromkeys(AIMS), *sorted({row.aim for row in struck} - set(AIMS))]
+    for aim in order:
+        for engine in engines:
+            if rows := [row for row in struck if (row.aim, row.engine) == (aim, engine)]:
+                lines.append(f"| {aim} | {engine} | {_cells(rows)} |")
+    return "\n".join([*lines, f"| all | | {_cells(struck)} |"])
+
+
+def _cells(rows: Sequence[Struck]) -> str:
+    died = Counter(_died(row) for row in rows)
+    cells = [len(rows), *(died[column] for column in COLUMNS), sum(row.half_written for row in rows)]
+    settled = [row for row in rows if row.followed]
+    equal = sum(row.followed == EQUAL for row in settled)
+    cells.append(sum(row.interrupted for row in settled if row.followed == EQUAL))
+    return " | ".join(map(str, cells)) + f" | {equal} of {len(settled)}"
+
+
+def _died(row: Struck) -> str:
+    if row.killed in COLUMNS:
+        return row.killed
+    return TWO_JOBS if " + " in row.killed else "one job"
+
+
+def provenance_line(struck: Sequence[Struck]) -> str:
+    """One sentence: how many kills and studies, on which commits, machines and seeds, in how many minutes."""
+    parts = []
+    for engine in sorted({row.engine for row in struck}):
+        rows = [row for row in struck if row.engine == engine]
+        minutes = max(row.seconds for row in rows) / 60
+        commits, machines = (sorted({getattr(row, name) for row in rows}) for name in ("commit", "hardware"))
+        studies = len({row.study for row in rows if row.followed == EQUAL})
+        seeds = ", ".join(sorted({str(row.seed) for row in rows}))
+        parts.append(
+            f"{engine}: {len(rows)} kills in {minutes:.0f} minutes, {studies} studies finished as undisturbed; "
+            f"commit {', '.join(commits)}, seed {seeds}, {', '.join(machines)}."
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    struck = [row for file in parser.parse_args().files for row in read(file)]
+    print(f"{table(struck)}\n\n{provenance_line(struck)}")
+
+
+if __name__ == "__main__":
+    main()
