@@ -22,13 +22,12 @@ import tempfile
 from pathlib import Path
 
 import hub
+from chaos_tables import table
 from disturbed import Disturbed
 from kills import plan
-from kills_table import table
 from outcome import final
 from rows import EQUAL, Rows, Struck
-from small_study import SmallStudy, make_base
-from victims import kill_all
+from small_study import SmallStudy, end_with_the_study, make_base
 
 
 def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = None) -> list[Struck]:
@@ -39,12 +38,8 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     if left:
         with hub.serve(make_base(folder / "base")) as address:
             undisturbed = SmallStudy(folder / "undisturbed", engine, address)
-            try:
-                spans = undisturbed.finish()
-            finally:
-                kill_all(undisturbed.folder)
-            study = SmallStudy(folder / "disturbed", engine, address)
-            disturbed = Disturbed(study, rows, spans, final(undisturbed.results))
+            spans, expected = undisturbed.finish(), final(undisturbed.results)
+            disturbed = Disturbed(undisturbed.copied(folder / "disturbed"), rows, spans, expected)
             disturbed.disturb(left)
         if not disturbed.resumed and any(row.at == "checkpoint" for row in rows.rows):
             sys.exit("training was killed beside its checkpoints, and no run has gone on from one")
@@ -68,6 +63,7 @@ def main() -> None:
         "--out", type=Path, help="a CSV file, a row a kill; where it has rows already, the script goes on"
     )
     arguments = parser.parse_args()
+    end_with_the_study()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         run(Path(folder), arguments.kills, arguments.engine, arguments.seed, arguments.out)
 

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,7 +17,7 @@ import hub
 from kills import STARTS
 from learning import LEARNS, WARM_START, demand_learning
 from study_fixture import Workflow, copy_workflow
-from victims import MARK, cpu_seconds, jobs
+from victims import MARK, cpu_seconds, jobs, kill_all
 
 ARMS = ("budget", "difficulty")
 """Between them they have all that a run carries from step to step: weights, moments, weights that a stale engine still
@@ -98,10 +100,22 @@ class SmallStudy:
             )
 
     def begin_anew(self) -> None:
-        """Remove everything that a finished study has left, the downloaded model too."""
+        """Remove everything that a finished study has left; of one that ends with its training, the training alone."""
+        if self.targets:
+            for left in ("train", "wandb"):
+                shutil.rmtree(self.results / left)
+            return
         shutil.rmtree(self.results)
         shutil.rmtree(self.folder / "hub")
         (self.folder / "downloaded").unlink()
+
+    def copied(self, folder: Path) -> "SmallStudy":
+        """This finished study in a new folder, begun anew, with what Python has compiled and Snakemake has noted."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        other = copy(self)
+        other.folder, other.workflow = folder, Workflow(folder)
+        other.begin_anew()
+        return other
 
     def fail(self) -> None:
         """Ends the script with the study's last words, its own sentence first."""
@@ -118,12 +132,15 @@ class SmallStudy:
         begun, process = time.monotonic(), self.start()
         first_job: float | None = None
         used: dict[tuple[str, int], list[float]] = {}
-        while process.poll() is None:
-            for job in jobs(self.folder):
-                first_job = first_job or time.monotonic() - begun
-                if (cpu := cpu_seconds(job.process)) is not None:
-                    used.setdefault((job.stage, job.process), [cpu, cpu])[1] = cpu
-            time.sleep(0.1)
+        try:
+            while process.poll() is None:
+                for job in jobs(self.folder):
+                    first_job = first_job or time.monotonic() - begun
+                    if (cpu := cpu_seconds(job.process)) is not None:
+                        used.setdefault((job.stage, job.process), [cpu, cpu])[1] = cpu
+                time.sleep(0.1)
+        finally:
+            kill_all(self.folder)
         if process.returncode:
             self.fail()
         shares = demand_learning(self.results, self.runs())
@@ -138,6 +155,12 @@ class SmallStudy:
         )
         print(f"of CPU time; in all {time.monotonic() - begun:.1f} by the clock", flush=True)
         return seconds | {STARTS: first_job or 0.0}
+
+
+def end_with_the_study() -> None:
+    """From now on a signal that ends the script is an exception, so that the study's processes are ended too."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def make_base(folder: Path) -> Path:

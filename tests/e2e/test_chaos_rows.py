@@ -1,19 +1,25 @@
-"""What the harness that strikes a study (tests/chaos) plans and notes."""
+"""What the harness that strikes a study (tests/chaos) plans, notes, publishes and plants."""
 
+import ast
+import csv
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import chaos_tables
+import faults
 import kills
-import kills_table
+import planted
 import pytest
 import rows
 import victims
 from kills import AIMS, RECORDS, STARTS, TRAINING_AIMS, TWO_JOBS, Kill
 from rows import EQUAL, Rows, Struck
+from study_fixture import ROOT
 
 # --- what is planned ---------------------------------------------------------------------------------
 
@@ -132,13 +138,89 @@ def test_the_table_counts_every_kill() -> None:
         make_row(aim=TWO_JOBS, killed="train budget seed0 + train difficulty seed0"),
         make_row(aim=STARTS, killed="Snakemake", followed=""),
     ]
-    assert kills_table.table(struck).splitlines()[2:] == [
+    assert chaos_tables.table(struck).splitlines()[2:] == [
         f"| {STARTS} | exact | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 of 0 |",
         "| training | exact | 2 | 1 | 0 | 1 | 0 | 1 | 2 | 2 of 2 |",
         "| training | vllm | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 of 1 |",
         f"| {TWO_JOBS} | exact | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 of 1 |",
         "| all | | 5 | 1 | 2 | 1 | 1 | 1 | 2 | 3 of 4 |",
     ]
-    assert kills_table.provenance_line(struck[:2]) == (
-        "exact: 2 kills in 1 minutes, 1 studies finished as undisturbed; commit c0ffee, seed 0, 2 x CPU."
+    assert chaos_tables.provenance_line(struck[:2]) == (
+        "- exact: 2 kills in 1 minutes; 1 studies finished as undisturbed. Commit c0ffee, seed 0, 2 x CPU."
     )
+
+
+# --- what is published -------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_tables_of_the_published_files() -> None:
+    """Where it fails: `python tests/chaos/chaos_tables.py docs/results --into docs/reliability.md`."""
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    for name, text in chaos_tables.tables(ROOT / "docs/results").items():
+        assert chaos_tables.put(page, name, text) == page
+    with pytest.raises(ValueError, match="the page has 0 blocks"):
+        chaos_tables.put(page, "other.csv", "")
+
+
+def test_each_fault_was_planted_and_caught_within_ten_kills() -> None:
+    """In the published run; and the study without a fault passed all ten."""
+    with (ROOT / "docs/results/planted.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [row["fault"] for row in found] == [planted.NONE, *faults.FAULTS]
+    assert (found[0]["caught_by"], int(found[0]["kills"])) == ("", planted.KILLS)
+    assert all(row["caught_by"] and 0 < int(row["kills"]) <= planted.KILLS for row in found[1:])
+
+
+# --- what is planted ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with all faults."""
+    package = tmp_path_factory.mktemp("planted") / "tailrl"
+    shutil.copytree(ROOT / "workflow" / "tailrl", package, ignore=shutil.ignore_patterns("__pycache__"))
+    faults.plant(package)
+    return package
+
+
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_a_fault_is_in_the_copy_and_off(package: Path, name: str) -> None:
+    """The old line is still there once, for where the fault is off; and the package knows nothing of it."""
+    for edit in faults.FAULTS[name]:
+        text = (package / edit.file).read_text(encoding="utf-8")
+        ast.parse(text)
+        assert f'.get("{faults.SWITCH}") == "{name}":' in text
+        assert [line.strip() for line in text.splitlines()].count(edit.old) == 1
+        assert faults.SWITCH not in (ROOT / "workflow" / "tailrl" / edit.file).read_text(encoding="utf-8")
+
+
+def test_a_fault_whose_line_is_gone_is_refused(package: Path) -> None:
+    file = package / "training" / "optimizer.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("optimizer.step()", "optimizer.step( )"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"training/optimizer.py has 0 times the line 'optimizer.step\(\)'"):
+        faults.plant(package)
+
+
+def test_a_sentence_names_no_run() -> None:
+    """Which run was struck first is chance."""
+    said = "not as undisturbed: train/budget/seed0/manifest.json (outputs), train/budget/seed0/metrics.jsonl, a/b.npz"
+    assert planted.shortened(said) == "not as undisturbed: b.npz, manifest.json, metrics.jsonl"
+    said = "train/budget/seed0: went on from step 4, though it had a state of step 6\nmore"
+    assert planted.shortened(said) == "a run: went on from an older state than its newest"
+
+
+NAMED = (
+    "no moment is restored",
+    "the saved weights are one step old",
+    "the engine keeps the base policy's weights",
+    "the stale engine gets fresh weights",
+    "the kept tokens are another run's",
+)
+
+
+@pytest.mark.slow
+def test_planted_faults_are_caught(tmp_path: Path) -> None:
+    """All faults: `make planted`."""
+    found = list(planted.run_faults(tmp_path, [planted.NONE, *NAMED], seed=0))
+    assert [(row.fault, bool(row.caught_by)) for row in found] == [(planted.NONE, False), *((n, True) for n in NAMED)]
+    assert all(row.kills <= planted.KILLS for row in found)
