@@ -17,7 +17,7 @@ rule measure_gradients:
         conda_env
     threads: 1
     params:
-        settings=study.gradients().model_dump_json(),
+        settings=plain(study.gradients().model_dump_json()),
         out=subpath(output.qualities, parent=True),
     message:
         "gradient estimators on tiny models"
@@ -131,7 +131,7 @@ rule equal_mass:
         conda_env
     threads: 1
     params:
-        settings=study.trainers_own().model_dump_json(),
+        settings=plain(study.trainers_own().model_dump_json()),
     message:
         "thresholds of equal kept mass"
     shell:
