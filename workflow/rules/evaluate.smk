@@ -8,7 +8,7 @@ rule evaluate:
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
         snapshots=lambda wildcards: snapshot_folders(wildcards.arm),
-        task="workflow/eval_tasks/boxed.yaml",
+        task=home / "workflow/eval_tasks/boxed.yaml",
         code=sampling_files(
             study.evaluation.sampler.engine,
             "tailrl.evaluation.evaluate",
