@@ -44,7 +44,13 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-conda_env = f"{workflow.basedir}/envs/cpu.yaml"
+# Snakemake formats this path.
+conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+
+
+# Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
+def plain(text):
+    return lambda wildcards: text
 
 
 REPORT_FILES = job_files("report")
@@ -128,12 +134,8 @@ def finished_results(studies):
 
 
 def known_claims(wildcards):
-    roots = ("results", "docs/results")
-    return [
-        str(path)
-        for root in roots
-        for path in sorted(Path(root).glob("**/*claims.csv"))
-    ]
+    roots = (Path("results"), home / "docs/results")
+    return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
 
 
 # The command of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once

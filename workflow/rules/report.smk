@@ -12,7 +12,7 @@ reported = study.model_copy(
 )
 study_json = compared(reported.model_copy(update={"ablations": {}}))
 
-CAPTIONS = [f"workflow/report/{figure}.rst" for figure in FIGURES]
+CAPTIONS = [home / f"workflow/report/{figure}.rst" for figure in FIGURES]
 
 
 rule summarise:
@@ -65,7 +65,7 @@ rule summarise:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
         sources=sources([*REPORT_FILES, *CAPTIONS]),
         results=subpath(output.summary, parent=True),
     message:
@@ -86,7 +86,7 @@ rule html:
     input:
         rules.summarise.output,
         [
-            f"workflow/report/{name}.rst"
+            home / f"workflow/report/{name}.rst"
             for name in ("workflow", "summary", "differences", "claims")
         ],
         page=rules.summarise.output.page,
@@ -97,13 +97,14 @@ rule html:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
+        snakefile=os.path.relpath(workflow.main_snakefile),
     message:
         "report.html"
     shell:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
-        '&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile "$config" '
-        "-- {input.page:q} > {log:q} 2>&1"
+        "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
+        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1'
 
 
 # These look at what is there: they compute nothing that a study has to.
@@ -156,7 +157,7 @@ rule dashboard:
 rule overview:
     input:
         claims=known_claims,
-        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
+        captions=sorted(home.glob("workflow/report/*.rst")),
         code=REPORT_FILES,
     output:
         page="results/overview/index.html",
@@ -167,7 +168,7 @@ rule overview:
     conda:
         conda_env
     params:
-        roots=["results", "docs/results"],
+        roots=["results", str(home / "docs/results")],
         sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
@@ -195,7 +196,7 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=compared(reported),
+            study=plain(compared(reported)),
             name=ablation,
             sources=sources(REPORT_FILES),
             results=subpath(output.table, ancestor=2),

@@ -68,7 +68,7 @@ class Training(Settings):
     minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     temperature: float = Field(
-        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM's minimum is 0.01"
+        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM takes 0.01 to 2"
     )
     optimizer: Literal["adamw", "sgd"] = Field(
         "adamw", description="sgd: with momentum; its steps shrink with the gradient, AdamW's do not"
