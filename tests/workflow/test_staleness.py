@@ -88,23 +88,23 @@ def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> Non
 
 def test_what_runs_again_and_why_is_said_before_it_does(finished: Workflow) -> None:
     assert sentences(finished) == []
-    counted = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 summarise, 1 html)"
+    counted = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 html, 1 summarise)"
     with finished.edited("workflow/tailrl/objective/loss.py", '"""The loss', '"""A loss'):
         assert sentences(finished) == [f"{counted}: workflow/tailrl/objective/loss.py changed"]
     with finished.edited(TINY, "steps: 3", "steps: 4"):
         assert sentences(finished) == [f"{counted}: the study's training.steps changed"]
-    counted = "finished jobs run again, 9 in all (4 train, 3 evaluate, 1 summarise, 1 html)"
+    counted = "finished jobs run again, 9 in all (4 train, 3 evaluate, 1 html, 1 summarise)"
     with finished.edited(TINY, "steps: 3", "steps: 4"), finished.edited(TINY, "  samples: 2", "  samples: 3"):
         (sentence,) = sentences(finished)
     assert sentence == f"{counted}: the study's samples, training.steps changed"
     forced = said(finished.run("snakemake", "--dry-run", "--forcerun", "summarise", "--configfile", TINY))
-    assert forced == ["finished jobs run again, 2 in all (1 summarise, 1 html): the command line forces it"]
+    assert forced == ["finished jobs run again, 2 in all (1 html, 1 summarise): the command line forces it"]
 
 
 def test_what_is_new_does_not_run_again(finished: Workflow) -> None:
     with finished.edited(TINY, "arms:\n", "arms:\n  more: {}\n"):
         (sentence,) = sentences(finished)
-    assert sentence.startswith("finished jobs run again, 2 in all (1 summarise, 1 html): ")
+    assert sentence.startswith("finished jobs run again, 2 in all (1 html, 1 summarise): ")
 
 
 # --- the guides of docs/studies.md ---------------------------------------------------------------------

@@ -18,8 +18,8 @@ def again(dag: Any, persistence: Any) -> str:
     jobs = [job for job in dag.needrun_jobs() if job.output and all(Path(file).exists() for file in job.output)]
     if not jobs:
         return ""
-    kinds = Counter(job.rule.name for job in jobs)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    kinds = Counter(sorted(job.rule.name for job in jobs)).most_common()
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds)
     files, keys, others = (dict[str, None]() for _ in range(3))
     for job in jobs:
         reason = dag.reason(job)
