@@ -89,7 +89,7 @@ def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> Non
 def test_what_runs_again_and_why_is_said_before_it_does(finished: Workflow) -> None:
     assert sentences(finished) == []
     counted = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 html, 1 summarise)"
-    with finished.edited("workflow/tailrl/objective/loss.py", '"""The loss', '"""A loss'):
+    with finished.edited("workflow/tailrl/objective/loss.py", '"""The loss of an arm', '"""A loss of an arm'):
         assert sentences(finished) == [f"{counted}: workflow/tailrl/objective/loss.py changed"]
     with finished.edited(TINY, "steps: 3", "steps: 4"):
         assert sentences(finished) == [f"{counted}: the study's training.steps changed"]
