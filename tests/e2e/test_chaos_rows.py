@@ -221,6 +221,6 @@ NAMED = (
 @pytest.mark.slow
 def test_planted_faults_are_caught(tmp_path: Path) -> None:
     """All faults: `make planted`."""
-    found = list(planted.run_faults(tmp_path, [planted.NONE, *NAMED], seed=0))
+    found = list(planted.run_faults(tmp_path, [planted.NONE, *NAMED], planted.SEED))
     assert [(row.fault, bool(row.caught_by)) for row in found] == [(planted.NONE, False), *((n, True) for n in NAMED)]
     assert all(row.kills <= planted.KILLS for row in found)
