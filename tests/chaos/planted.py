@@ -3,9 +3,9 @@
     python tests/chaos/planted.py --out docs/results/planted.csv          # all faults: what `make planted` runs
     python tests/chaos/planted.py --faults "no moment is restored"
 
-The study ends with its training, on the exact engine, and each kill strikes that (`kills.TRAINING_AIMS`). It is
-let finish after every third, and compared. One study without a fault, which must pass the same kills, goes first. The script ends
-with 1 where a fault was not caught.
+The study ends with its training, on the exact engine, and each kill strikes that (`kills.TRAINING_AIMS`). It is let
+finish after every third kill, and compared. One study without a fault, which must pass all kills, goes first. The
+script ends with 1 where a fault was not caught.
 """
 
 import argparse
