@@ -136,7 +136,7 @@ class Disturbed:
             if kill_.aim == RECORDS and before - processes:
                 return kill_.share * RECORDING
             if kill_.aim == TWO_JOBS:
-                aimed = now[:1] if len(now) > 1 else []
+                aimed = now[:1] if len(processes & before) > 1 else []  # twice: a killed job may still be about to end
             else:
                 stages = (kill_.aim, *PASSING) if kill_.aim == "training" else (kill_.aim,)
                 aimed = [job for job in now if job.stage in stages and kill_.aim != "download"]
