@@ -1,5 +1,6 @@
 """The exception that a user reads: one sentence that names what is wrong and where."""
 
+import errno
 import os
 import re
 import sys
@@ -14,6 +15,10 @@ SHORTEST_SECRET = 8
 """Characters; a shorter value is no secret, and would occur in any sentence."""
 
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
+"""The shell's names of limits, which the system's words leave out."""
 
 
 class StudyError(Exception):
@@ -50,6 +55,8 @@ def reason(error: Exception) -> str:
     Another library may quote its input: the values of the environment's keys and tokens are masked.
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        words += f" ({LIMITS[error.errno]})"
     for name, value in os.environ.items():
         if len(value) >= SHORTEST_SECRET and _SECRET.search(name):
             words = words.replace(value, f"${name}")
