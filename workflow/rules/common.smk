@@ -172,7 +172,8 @@ def before_the_first_job(record):
             say(str(error))
             if not workflow.dryrun:
                 sys.exit(1)
-        if sentence := again(workflow.dag, workflow.persistence):
+        sentence = again(workflow.dag, workflow.persistence)
+        if sentence and not workflow.touch:
             say(sentence)
     return True
 
