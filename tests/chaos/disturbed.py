@@ -21,6 +21,8 @@ SECOND_START = ("engine starts", "training", "checkpoint", "results", "evaluatio
 WRITING, SENDING = 0.01, 1.5
 """Seconds after the file of a checkpoint, or the folder of the results, or that of a download appeared within which its
 writer is struck."""
+IN_VAIN = 3
+"""Studies that may finish before an aim is met: one may have been past it, and more are bad luck."""
 PATIENCE = 1800
 """Seconds that an aim or the end of a study is waited for."""
 
@@ -68,6 +70,7 @@ class Disturbed:
         process = self._start()
         harmed: set[str] = set()
         for kill_ in planned:
+            in_vain = 0
             while not self.reach(kill_, process):
                 # A study may fail because a job of it was killed that nothing starts again, and for no other reason.
                 if process.returncode and not harmed:
@@ -75,6 +78,9 @@ class Disturbed:
                 if not process.returncode:
                     self.compare()
                     self.study.begin_anew()
+                    in_vain += 1
+                if in_vain > IN_VAIN:
+                    sys.exit(f"kill {len(self.rows.rows) + 1}: {in_vain} studies finished, and none met {kill_.aim!r}")
                 process, harmed = self._start(), set()
             harmed |= self.strike(kill_, process)
             if process.poll() is not None:

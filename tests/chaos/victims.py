@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,13 +93,8 @@ def snakemake(folder: Path) -> int | None:
 
 
 def downloading(folder: Path) -> set[Path]:
-    """Files in the hub's cache that hold a part of a download: under way, or left by a process that was killed."""
-    found = set()
-    for file in (folder / "hub").rglob("*.incomplete"):
-        with suppress(FileNotFoundError):  # it has become whole
-            if file.stat().st_size:
-                found.add(file)
-    return found
+    """Files in the hub's cache for parts of a download: under way, or left by a process that was killed."""
+    return set((folder / "hub").rglob("*.incomplete"))
 
 
 def half_written(run: Path, stage: str) -> bool:
