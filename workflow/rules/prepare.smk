@@ -3,19 +3,21 @@
 
 rule problems:
     input:
-        code=source_files("tailrl.tasks.prepare"),
+        code=job_files("problems", study.problems()),
         data=study.local_files(),
     output:
         train=f"{results}/data/train.jsonl",
         evaluation=f"{results}/data/evaluation.jsonl",
         warm_start=f"{results}/data/warm_start.jsonl",
         report=f"{results}/data/problems.json",
+        manifest=f"{results}/data/manifest.json",
     log:
         f"{results}/logs/problems.log",
     conda:
         conda_env
     params:
-        settings=study.problems().model_dump_json(),
+        settings=plain(study.problems().model_dump_json()),
+        sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
         "problems of the study {results}"
@@ -31,7 +33,7 @@ rule policy:
             if made_here
             else study.local_policy()
         ),
-        code=source_files("tailrl.training.base_policy"),
+        code=job_files("policy", study.policy),
     output:
         directory(f"{results}/base"),
     log:
@@ -43,7 +45,8 @@ rule policy:
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
     params:
-        settings=PolicyFile(policy=study.policy).model_dump_json(),
+        settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
+        sources=sources(job_files("policy", study.policy)),
     message:
         "base policy"
     shell:
@@ -53,8 +56,8 @@ rule policy:
 # A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
 rule smollm2_model:
     input:
-        script=ancient("benchmarks/smollm2.py"),
-        pins=ancient("envs/bench.txt"),
+        script=ancient(home / "benchmarks/smollm2.py"),
+        pins=ancient(home / "envs/bench.txt"),
     output:
         [f"results/models/{{model}}/{file}" for file in MODEL_FILES],
     log:
@@ -81,7 +84,7 @@ rule download:
     conda:
         conda_env
     params:
-        study=study.model_dump_json(),
+        study=plain(study.model_dump_json()),
     message:
         "data sets and model into the Hugging Face cache"
     shell:
