@@ -22,7 +22,6 @@ _SECRET = re.compile(
 _USER = re.compile(r"://([^/?#\s$]+)@")
 """The credentials in a URL."""
 
-
 LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
 """The shell's names of limits, which the system's words leave out."""
 
