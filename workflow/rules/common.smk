@@ -28,6 +28,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+runs = study.runs()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
@@ -151,6 +152,6 @@ onsuccess:
 
 wildcard_constraints:
     model="|".join(Path(path).name for path in MADE_MODELS),
-    arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
+    arm="|".join(map(re.escape, [BASE_ARM, *runs])),
     seed=r"\d+",
     engine="|".join(map(re.escape, study.distributions.engines)),

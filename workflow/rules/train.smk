@@ -5,7 +5,7 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: training_files(study.run(wildcards.arm).sampler.engine),
+        code=lambda wildcards: training_files(runs[wildcards.arm].sampler.engine),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
@@ -28,7 +28,7 @@ rule train:
     resources:
         ranks=1,
     params:
-        settings=lambda wildcards: study.run(wildcards.arm).model_dump_json(),
+        settings=lambda wildcards: runs[wildcards.arm].model_dump_json(),
         out=subpath(output.metrics, parent=True),
         wandb=subpath(output.metrics, ancestor=4),
     message:

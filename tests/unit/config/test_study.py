@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,13 @@ def test_what_stands_in_the_wrong_place_is_said_in_words(changes: dict[str, Any]
     with pytest.raises(StudyError) as caught:
         parse_study({"name": "s", "arms": {"a": {}}} | changes)
     assert str(caught.value) == f"the study: {sentence}"
+
+
+def test_a_thousand_arms_are_read_in_seconds() -> None:
+    """Each once: 200 values took 16 s when every arm was compared with every other, anew for each run."""
+    values = [rate / 1e7 for rate in range(1, 1000)]
+    ablation = {"base": "a", "field": "training.learning_rate", "values": values}
+    started = time.monotonic()
+    study = parse_study({"name": "s", "arms": {"a": {}}, "ablations": {"x": ablation}})
+    assert [run.training.learning_rate for run in study.runs().values()] == [1e-4, *values]
+    assert time.monotonic() - started < 30
