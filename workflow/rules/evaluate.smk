@@ -26,7 +26,8 @@ rule evaluate:
         conda_env
     threads: 1
     params:
-        settings=plain(study.evaluation.model_dump_json()),
+        settings=lambda wildcards, output: study.evaluation.model_dump_json(),
+        compared=lambda wildcards: compared(study.evaluation),
         policies=lambda wildcards, input: [
             f"--policy={seed}={folder}"
             for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)

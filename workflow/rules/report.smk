@@ -10,7 +10,7 @@ reported = study.model_copy(
         "distributions": DistributionSettings(),
     }
 )
-study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
+study_json = compared(reported.model_copy(update={"ablations": {}}))
 
 
 rule summarise:
@@ -191,7 +191,7 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=plain(reported.model_dump_json()),
+            study=plain(compared(reported)),
             name=ablation,
             results=subpath(output.table, ancestor=2),
         message:
