@@ -20,7 +20,7 @@ rule problems:
     message:
         "problems of the study {results}"
     shell:
-        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> >(tee {log:q} >&2)"
 
 
 rule policy:

@@ -14,7 +14,7 @@ from tailrl.config.distributions import ComparedEngine, Distributions, Distribut
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy
+from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.task import ArithmeticTask, DataSetTask, GeneratedTask, Task
 from tailrl.config.training import Training
@@ -177,6 +177,8 @@ class Study(Settings):
             there = _lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
+            if there and path not in MADE_MODELS and (words := lacking(Path(path))):
+                raise StudyError(f"policy.path: {one_line(path)}: {words}")
         for key, files in (("task.path", self.local_files()), ("policy.path", self.local_policy())):
             for file in filter(WILDCARD.search, files):
                 raise StudyError(f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it")
