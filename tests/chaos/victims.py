@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +94,13 @@ def snakemake(folder: Path) -> int | None:
 
 
 def downloading(folder: Path) -> set[Path]:
-    """Files of the hub's cache that have been begun and are not whole, and how far: a file, one a length."""
-    return {file for file in (folder / "hub").rglob("*.incomplete") if file.stat().st_size}
+    """Files in the hub's cache that hold a part of a download: under way, or left by a process that was killed."""
+    found = set()
+    for file in (folder / "hub").rglob("*.incomplete"):
+        with suppress(FileNotFoundError):  # it has become whole
+            if file.stat().st_size:
+                found.add(file)
+    return found
 
 
 def half_written(run: Path, stage: str) -> bool:

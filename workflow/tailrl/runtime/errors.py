@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -48,6 +48,12 @@ def one_line(text: object) -> str:
     """The text on one line, without its middle if it is longer than LONGEST characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    rest = [f"{len(names) - most} more"] if len(names) > most else []
+    return " and ".join([", ".join(names[:most]), *rest])
 
 
 def reason(error: Exception) -> str:
