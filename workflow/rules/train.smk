@@ -36,7 +36,7 @@ rule train:
         out=subpath(output.metrics, parent=True),
         wandb=subpath(output.metrics, ancestor=4),
     message:
-        "train {wildcards.arm}, seed {wildcards.seed}"
+        "train {wildcards.arm}, seed {wildcards.seed}\nlog: {log}"
     # Started once more, it goes on from its last checkpoint.
     shell:
         once_more(
