@@ -154,7 +154,9 @@ def once_more(command):
 
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json", "manifest.json")
 
-check_writable(results)
+# Snakemake ends with a traceback where it may not remove an old result or write its own notes.
+for folder in (".snakemake", results, *Path(results).glob("*/")):
+    check_writable(folder)
 
 
 def study_note():

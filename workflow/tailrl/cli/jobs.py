@@ -22,8 +22,10 @@ from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
+from tailrl.runtime.limits import enough_address_space
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
+app.callback(help=app.info.help)(enough_address_space)
 
 Settings = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]

@@ -1,5 +1,6 @@
 """The exception that a user reads: one sentence that names what is wrong and where."""
 
+import errno
 import os
 import re
 import sys
@@ -20,6 +21,10 @@ _SECRET = re.compile(
 """Within the name of a variable: API_KEY_2, hf_token, AWS_ACCESS_KEY_ID; not TOKENIZERS_PARALLELISM or PWD."""
 _USER = re.compile(r"://([^/?#\s$]+)@")
 """The credentials in a URL."""
+
+
+LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
+"""The shell's names of limits, which the system's words leave out."""
 
 
 class StudyError(Exception):
@@ -62,6 +67,8 @@ def reason(error: Exception) -> str:
     Another library may quote its input, which is `masked`.
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        words += f" ({LIMITS[error.errno]})"
     return one_line(masked(words)) or type(error).__name__
 
 
