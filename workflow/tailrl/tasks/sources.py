@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.runtime.limits import limited_memory
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, canonical
@@ -60,6 +61,7 @@ def fetch(hub_name: str, split: str) -> Any:
     """The hub's `datasets.Dataset`; from the Hugging Face cache if the hub is out of reach."""
     import datasets
 
+    use_cache_without_hub()
     try:
         return datasets.load_dataset(hub_name, split=split)
     # The hub's client, its HTTP library and each file format's reader raise their own exceptions.
