@@ -307,7 +307,7 @@ def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ({"estimator": "ppo"}, "arms.a.estimator: Input should be 'rloo', 'reinforce' or 'grpo'"),
+        ({"estimator": "ppo"}, "arms.a.estimator: must be one of rloo, reinforce, grpo"),
         ({"clip": {}}, "arms.a.clip.ratio is missing"),
         ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
         ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),
@@ -337,3 +337,10 @@ def test_the_trainers_own_bits_are_float32(sampler: dict[str, Any]) -> None:
     own = {"sampler": sampler, "training": {"dtype": "float32"}}
     assert study_with(own, dtype="bfloat16").run("a").training.dtype == "float32"
     assert study_with({}, dtype="bfloat16").run("a").training.dtype == "bfloat16"
+
+
+def test_a_temperature_that_vllm_refuses() -> None:
+    for engine in ({"engine": "transformers"}, {"engine": "exact", "dtype": "float32"}):
+        assert study_with({"sampler": engine}, temperature=7.0)
+    assert study_with({}, temperature=2.0)
+    assert refusal({}, temperature=2.5).startswith("arms.a: training.temperature: 2.5 is above 2, the largest that")

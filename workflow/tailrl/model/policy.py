@@ -19,11 +19,12 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from tailrl.config.policy import ScratchPolicy
+from tailrl.config.policy import ScratchPolicy, lacking
 from tailrl.kernels.packing import pack
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
 
 
@@ -53,6 +54,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     Weights come from safetensors only, since a pickle can run code. The model's class comes from transformers.
     """
     try:
+        _ask_hub(path)
         _refuse_pickle(path)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
@@ -85,12 +87,19 @@ def _refuse_pickle(path: str | Path) -> None:
             raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
 
 
+def _ask_hub(path: str | Path) -> None:
+    if not Path(path).is_dir():
+        use_cache_without_hub()
+
+
 def _why(path: str | Path, error: Exception) -> str:
     if Path(path).is_absolute() and not Path(path).is_dir():
         return "there is no such folder"
     if "trust_remote_code" in str(error):
         return "it needs code of its own, and code that comes with a model is not run"
-    return reason(error)
+    if not Path(path).is_dir():
+        return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
+    return lacking(Path(path)) or reason(error)
 
 
 @torch.no_grad()
@@ -108,6 +117,7 @@ def _check_head(model: PreTrainedModel, path: str | Path) -> None:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a policy's folder; raises StudyError where there is none or it has no end token."""
     try:
+        _ask_hub(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         tokenizer.encode("1 + 1 =")
     # Its files are JSON of many kinds, read without a schema.
@@ -121,6 +131,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 def load_config(path: str | Path) -> PreTrainedConfig:
     """The configuration in a policy's folder; raises StudyError where transformers finds or knows none."""
     try:
+        _ask_hub(path)
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
