@@ -13,7 +13,8 @@ import pyarrow.parquet
 from kinds import Case, Kind
 from mutations import mutated, mutated_bytes, to_json
 
-from tailrl.config.task import Aime25Task, DapoMathTask
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.tasks.problem import read_problems, write_problems
 from tailrl.tasks.registry import load_task
 
