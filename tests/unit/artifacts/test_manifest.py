@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tailrl.artifacts.manifest import (
-    NAME,
+    MANIFEST,
     digest_of,
     files_in,
     policy_digest,
@@ -31,7 +31,7 @@ def make_run(folder: Path) -> Path:
     make_policy(folder / "policy")
     make_policy(folder / "snapshots" / "step-00000010")
     (folder / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
-    write_manifest(folder / NAME, files_in(folder), inputs={"problems": "0"}, steps=20)
+    write_manifest(folder / MANIFEST, files_in(folder), inputs={"problems": "0"}, steps=20)
     return folder
 
 
@@ -42,7 +42,7 @@ def flip(file: Path) -> None:
 
 
 def test_what_a_manifest_holds(tmp_path: Path) -> None:
-    made = read_manifest(make_run(tmp_path / "run") / NAME)
+    made = read_manifest(make_run(tmp_path / "run") / MANIFEST)
     assert made.steps == 20 and made.inputs == {"problems": "0"}
     policies = {f"{folder}/{name}" for folder in ("policy", "snapshots/step-00000010")
                 for name in (WEIGHTS, "config.json", "tokenizer.json")}  # fmt: skip
@@ -82,7 +82,7 @@ def test_a_byte_flipped_in_a_policy_is_noticed(tmp_path: Path, where: str, name:
 
 def test_the_base_policy_has_a_manifest_of_its_own(tmp_path: Path) -> None:
     base = make_policy(tmp_path / "base")
-    write_manifest(base / NAME, files_in(base))
+    write_manifest(base / MANIFEST, files_in(base))
     policy_digest(base)
     flip(base / WEIGHTS)
     with pytest.raises(StudyError, match=rf"{WEIGHTS}: is not as its job left it"):
@@ -114,7 +114,7 @@ def test_a_third_party_policy_needs_no_manifest(tmp_path: Path) -> None:
 
 def test_the_digest_in_the_manifest_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
-    known = read_manifest(run / NAME)
+    known = read_manifest(run / MANIFEST)
     assert digest_of(known.digests("policy")) == policy_digest(run / "policy")
     assert digest_of(known.digests("snapshots/step-00000010")) == policy_digest(run / "snapshots" / "step-00000010")
     monkeypatch.chdir(run)
@@ -129,11 +129,11 @@ def test_outputs_may_be_in_several_folders(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("a", "b"):
         (tmp_path / name / f"{name}.json").write_text(name)
-    write_manifest(tmp_path / "a" / NAME, [tmp_path / "a" / "a.json", tmp_path / "b" / "b.json"])
-    assert read_manifest(tmp_path / "a" / NAME).outputs.keys() == {"a.json", "../b/b.json"}
+    write_manifest(tmp_path / "a" / MANIFEST, [tmp_path / "a" / "a.json", tmp_path / "b" / "b.json"])
+    assert read_manifest(tmp_path / "a" / MANIFEST).outputs.keys() == {"a.json", "../b/b.json"}
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    (tmp_path / NAME).symlink_to("/dev/full")
+    (tmp_path / MANIFEST).symlink_to("/dev/full")
     with pytest.raises(StudyError, match=r"manifest\.json: could not be written: No space left on device"):
-        write_manifest(tmp_path / NAME, [])
+        write_manifest(tmp_path / MANIFEST, [])

@@ -12,8 +12,8 @@ import pytest
 from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
 from tailrl.artifacts.evaluation import read_evaluation
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
-from tailrl.artifacts.metrics import metrics_line, read_metrics, read_points
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, read_record, write_record
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import read_csv, write_claims
@@ -36,7 +36,7 @@ class Line:
 def metrics_in(job: Path, text: str) -> Path:
     """The folder of a run with these metrics."""
     (job / "metrics.jsonl").write_text(text)
-    write_manifest(job / NAME, files_in(job))
+    write_manifest(job / MANIFEST, files_in(job))
     return job
 
 
@@ -51,7 +51,7 @@ def test_metrics_are_arrays_with_nan_where_absent_or_null(tmp_path: Path) -> Non
 def test_written_metrics_are_read_back(tmp_path: Path) -> None:
     points = [{"train/step": 0.0, "a": math.nan, "b": 0.1}, {"train/step": 1.0, "a": -math.inf, "b": 2.0}]
     job = metrics_in(tmp_path, "".join(map(metrics_line, points)))
-    assert read_points(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
+    assert read_steps(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_metrics_that_cannot_be_used(tmp_path: Path, text: str, sentence: str) -
 def tokens_in(job: Path, arrays: dict[str, Any]) -> Path:
     """The folder of a run with these tokens."""
     write_tokens(job, arrays)
-    write_manifest(job / NAME, files_in(job))
+    write_manifest(job / MANIFEST, files_in(job))
     return job
 
 
@@ -118,7 +118,7 @@ def test_tokens_that_cannot_be_used(tmp_path: Path, arrays: dict[str, list[float
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short"])
 def test_tokens_in_a_broken_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npz").write_bytes(content)
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     with pytest.raises(StudyError, match="cannot be read as an npz file"):
         read_tokens(tmp_path)
 
@@ -273,7 +273,7 @@ def test_the_first_kept_step_may_be_any(tmp_path: Path) -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = record_of(STUDY.run("naive"), 4, commit=None, sampler_self_test=None, stopped="a rule")
     write_record(tmp_path, record)
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     assert read_record(tmp_path, RunRecord) == record
     assert record.run == STUDY.run("naive")
 
@@ -294,7 +294,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_a_record_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], None], words: str) -> None:
     write_record(tmp_path, record_of(STUDY.run("naive"), 4))
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     edit(tmp_path / "run.json", change)
     with pytest.raises(StudyError) as error:
         read_record(tmp_path, RunRecord)

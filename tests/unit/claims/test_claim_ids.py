@@ -11,7 +11,7 @@ from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, made, resu
 
 from tailrl.analysis import across, early_warning
 from tailrl.claims import catalogue, distributions, gradients
-from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TRAINED_CLAIMS, WORDS, named, words_of
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TEXTS, TRAINED_CLAIMS, named, words_of
 from tailrl.claims.evidence import COLUMNS, Shown, answers
 from tailrl.claims.study import judge
 from tailrl.report.study import claims_page, read_shown
@@ -49,7 +49,7 @@ def test_every_claim_has_words_of_its_own_and_no_words_are_left_over() -> None:
     assert len({claim.text for claim in CATALOGUE.values()}) == len(CATALOGUE)
     assert list(across.QUANTITIES) == list(named("across.*"))
     for asked in ("collapse", "before_reward"):
-        assert list(early_warning.METRICS) == list(named(f"warning.*.{asked}"))
+        assert list(early_warning.TRIED) == list(named(f"warning.*.{asked}"))
 
 
 def test_the_words_of_an_ablation_are_made_from_its_field() -> None:
@@ -86,7 +86,7 @@ def test_a_line_on_a_claim_that_is_not_known_keeps_its_words(tmp_path: Path) -> 
         for own in ("open.of_tomorrow", "dvp.score"):
             writer.writerow(dict.fromkeys(COLUMNS, "") | {"id": own, "claim": "as it was said"})
     (study,) = read_shown([tmp_path])
-    assert [line["claim"] for line in study.claims] == ["as it was said", WORDS["dvp.score"]]
+    assert [line["claim"] for line in study.claims] == ["as it was said", TEXTS["dvp.score"]]
 
 
 def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +105,13 @@ def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.Monke
 
     decided, lines = judge(results), matched()
     page = claims_page(published(), DOCS)
-    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(WORDS) if not claim.startswith("ablation.")}
-    monkeypatch.setattr(catalogue, "WORDS", {**WORDS, **new})
+    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(TEXTS) if not claim.startswith("ablation.")}
+    monkeypatch.setattr(catalogue, "TEXTS", {**TEXTS, **new})
     assert matched() == lines
     again = judge(results)
     assert [verdict.claim for verdict in again] == [new[verdict.id] for verdict in decided]
     other, shown = claims_page(published(), DOCS), {line["claim"] for study in published() for line in study.claims}
-    assert f"*{WORDS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
+    assert f"*{TEXTS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
     assert f"*{new['dvp.prop4_2.bound']}*" in other and f"*{new['warning.*.collapse*']}*" in other
     assert shown - set(new.values()) == {claim for claim in shown if claim.startswith("ablation of ")}
     monkeypatch.undo()

@@ -24,7 +24,7 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.distributions import ComparedEngine, Distributions
@@ -53,7 +53,7 @@ def arrays(size: float) -> dict[str, Any]:
     return {
         "response_P": where,
         "problem_P": where % 20,
-        "place_P": np.zeros(P, int),
+        "position_P": np.zeros(P, int),
         "token_P": np.zeros(P, int),
         "logp_train_P": np.full(P, -1.0),
         "logp_infer_P": -1.0 + apart * rng.choice([-1, 1], P),
@@ -98,7 +98,7 @@ def write(folder: Path, engine: str, size: float, **changes: Any) -> None:
 
 def write_arrays(folder: Path, given: dict[str, Any]) -> None:
     np.savez_compressed(folder / "positions.npz", **given)
-    write_manifest(folder / NAME, files_in(folder))
+    write_manifest(folder / MANIFEST, files_in(folder))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from artifacts_fixture import RAN, vouch_again
 
 from tailrl.analysis.gradients import read_qualities, summarise
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
@@ -42,7 +42,7 @@ def results(tmp_path: Path) -> Path:
     quality = GradientQuality(draws=7, seed=0, vocabulary_size=5, length=2, prompts=3, group_size=4)
     settings = Gradients(arms={}, quality=quality).model_dump(mode="json")
     write_record(tmp_path, GradientsRecord.model_validate(RAN | {"settings": settings}))
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     return tmp_path
 
 

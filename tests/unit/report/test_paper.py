@@ -10,13 +10,13 @@ import pytest
 
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.tables import write_csv
-from tailrl.claims.catalogue import STATEMENTS, TRAINED_CLAIMS, WORDS
+from tailrl.claims.catalogue import STATEMENTS, TEXTS, TRAINED_CLAIMS
 from tailrl.claims.decide import Verdict
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.claims.evidence import DEFINITION, OPEN, SEARCH, answers
 from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.report.paper import SHOWN
+from tailrl.report.paper import MOST_SHOWN
 from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper
 from tailrl.runtime.errors import StudyError
 
@@ -101,8 +101,8 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
     (here / "stress" / "distributions" / "distributions.md").write_text("")
     page = claims_page(read_shown(roots), here)
     brief, _, page = page.partition("\n## Dynamic")
-    assert f"\n| *{WORDS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
-    assert f"\n| Missing there: DVP against MIS *{WORDS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
+    assert f"\n| *{TEXTS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
+    assert f"\n| Missing there: DVP against MIS *{TEXTS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
     assert (
         f"\n| DVP ends above naive | **{REPRODUCED}** | **{REPRODUCED}**, **{UNDECIDED}** | `make stress` | "
         "[statement.dvp.score](#statement.dvp.score) |\n" in brief
@@ -110,8 +110,8 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     said = {re.sub(r'^\| |<a id="[a-z0-9_.]*"></a>', "", row[0]): row for row in rows}
     assert said["DVP ends above naive"][4] == "dvp (the min-p set, rho = e-13), naive"
-    assert said[f"Missing there: DVP against MIS *{WORDS[HIGHER]}*"][1] == f"**{REPRODUCED}**"
-    assert said[f"*{WORDS[MIS_ABOVE]}*"][1] == f"**{UNDECIDED}**"
+    assert said[f"Missing there: DVP against MIS *{TEXTS[HIGHER]}*"][1] == f"**{REPRODUCED}**"
+    assert said[f"*{TEXTS[MIS_ABOVE]}*"][1] == f"**{UNDECIDED}**"
     (nested,) = [row for text, row in said.items() if text.startswith("Safe set")]
     assert nested[2] == "[stress](stress/distributions/distributions.md)"
     (definition,) = [row for text, row in said.items() if text.startswith("Constrained policy")]
@@ -198,7 +198,7 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     assert '&lt;script>alert("1")&lt;/script> !\\[x](http://a/b.png)' in claims
 
 
-@pytest.mark.parametrize(("lines", "hidden"), [(SHOWN, 0), (SHOWN + 1, 0), (SHOWN + 3, 3)])
+@pytest.mark.parametrize(("lines", "hidden"), [(MOST_SHOWN, 0), (MOST_SHOWN + 1, 0), (MOST_SHOWN + 3, 3)])
 def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_path: Path) -> None:
     """The rest is there, behind a box that says what it holds; a single line more is shown."""
     verdicts = [REPRODUCED] * (lines - 1) + [CONTRADICTED]

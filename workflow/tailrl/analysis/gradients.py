@@ -14,7 +14,7 @@ from tailrl.runtime.errors import StudyError
 
 RATIOS = ("deviation", "error", "cosine")
 
-COLUMNS = {
+QUALITIES = {
     "bias": "bias",
     "bias_constrained": "bias against ∇J_mp",
     "deviation": "standard deviation",
@@ -24,10 +24,10 @@ COLUMNS = {
 }
 """The columns of the tables, by their names in quality.jsonl."""
 
-LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *COLUMNS, "cosine_half_width")
+LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *QUALITIES, "cosine_half_width")
 """The required keys of a line of quality.jsonl."""
 
-MISMATCHES = {
+DOSE_LABELS = {
     "noise": "noise σ on every logit (nats)",
     "floor": "tail floor η",
     "bias": "error of each token (nats)",
@@ -106,7 +106,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
         beside = [reference[kind, dose, r["model"]] for r in own]
         start = [reference[NO_MISMATCH, 0.0, r["model"]] for r in own]
         less = sum(r["error"] < (1 - ROUNDING) * b["error"] for r, b in zip(own, beside, strict=True))
-        ranges = [_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)]
+        ranges = [_range([r[name] for r in own]) for name in ("divergence", *QUALITIES)]
         ratios = [_range([r[name] / s[name] for r, s in zip(own, start, strict=True)]) for name in RATIOS]
         half_width = max(r["cosine_half_width"] for r in own)
         nested = [r["bias_constrained"] for r in own if not r["lacking"]]

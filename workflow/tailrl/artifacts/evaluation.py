@@ -13,7 +13,7 @@ from tailrl.artifacts.files import Record, parse_record
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count
-from tailrl.config.jobs import Evaluation as Settings
+from tailrl.config.jobs import Evaluation
 from tailrl.runtime.errors import StudyError, writing
 
 
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ArmScores:
     """An arm's policies on the same problems, in the same order; `lm_eval` is lm-eval's version."""
 
     arm: str
@@ -92,14 +92,14 @@ class EvaluationFile(Record):
     snapshots: list[PolicyScores] = Field(default_factory=list)
     lm_eval_version: str
 
-    def arrays(self) -> Evaluation:
+    def arrays(self) -> ArmScores:
         """The scores in arrays."""
         problems = tuple(item.id for item in self.policies[0].per_problem)
         snapshots = tuple(Snapshot(policy.step or 0, _score(policy)) for policy in self.snapshots)
-        return Evaluation(self.arm, problems, tuple(map(_score, self.policies)), self.lm_eval_version, snapshots)
+        return ArmScores(self.arm, problems, tuple(map(_score, self.policies)), self.lm_eval_version, snapshots)
 
 
-def header(arm: str, settings: Settings) -> dict[str, Any]:
+def header(arm: str, settings: Evaluation) -> dict[str, Any]:
     """The fields of an `EvaluationFile` that say how an arm was evaluated."""
     return {
         "arm": arm,
@@ -150,7 +150,7 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
     return found
 
 
-def read_evaluation(path: Path) -> Evaluation:
+def read_evaluation(path: Path) -> ArmScores:
     """An arm's evaluation in arrays; raises StudyError like `read_evaluation_file`."""
     return read_evaluation_file(path).arrays()
 

@@ -16,7 +16,7 @@ from tailrl.artifacts.files import Record, parse_record, read_bytes
 from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError, writing
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 CARD = "README.md"
 """The model card is not in the manifest: it is written after its policy, and may be rewritten."""
 
@@ -80,12 +80,12 @@ def read_manifest(path: Path) -> Manifest:
 def files_in(folder: Path) -> list[Path]:
     """A job's files under a folder, sorted, without manifests, model cards and hidden files."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
-    return [file for file in files if file.name not in (NAME, CARD)]
+    return [file for file in files if file.name not in (MANIFEST, CARD)]
 
 
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
     """A small file's content, checked against its manifest (by default beside it); raises StudyError if it differs."""
-    data, beside = read_bytes(path), manifest or path.with_name(NAME)
+    data, beside = read_bytes(path), manifest or path.with_name(MANIFEST)
     known = read_manifest(beside).outputs.get(path.name)
     if known is None or known.sha256 != hashlib.sha256(data).hexdigest():
         raise _changed(path, beside, path)
@@ -95,10 +95,10 @@ def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
 def read_digests(folder: Path, home: Path) -> dict[str, str]:
     """SHA-256 of each file in a folder, by its path; raises StudyError if any differs from the manifest in `home`."""
     found = {str(file.relative_to(folder)): checksum(file) for file in files_in(folder)}
-    known = read_manifest(home / NAME).digests(folder.relative_to(home).as_posix())
+    known = read_manifest(home / MANIFEST).digests(folder.relative_to(home).as_posix())
     for name in sorted(known.keys() | found.keys()):
         if known.get(name) != found.get(name):
-            raise _changed(folder / name, home / NAME, folder)
+            raise _changed(folder / name, home / MANIFEST, folder)
     return found
 
 
@@ -110,8 +110,8 @@ def policy_digest(folder: Path) -> str:
             if any, is in the folder, beside it, or for a snapshot beside `snapshots`.
     """
     homes = [folder, *([folder.parent] if folder.name == "policy" else folder.parents[1:2])]
-    home = next((home for home in homes if (home / NAME).is_file()), None)
-    if home is not None and read_manifest(home / NAME).digests(folder.relative_to(home).as_posix()):
+    home = next((home for home in homes if (home / MANIFEST).is_file()), None)
+    if home is not None and read_manifest(home / MANIFEST).digests(folder.relative_to(home).as_posix()):
         return digest_of(read_digests(folder, home))
     return digest_of({str(file.relative_to(folder)): checksum(file) for file in files_in(folder)})
 

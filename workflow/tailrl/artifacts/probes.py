@@ -20,6 +20,6 @@ class DistributionsRecord(JobRecord):
 
 
 class GradientsRecord(JobRecord):
-    """An exam of the arms' gradient estimators."""
+    """A probe of the arms' gradient estimators."""
 
     kind = Gradients

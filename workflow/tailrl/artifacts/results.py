@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.artifacts.evaluation import Evaluation, manifest_of, read_evaluation_file
-from tailrl.artifacts.manifest import NAME, Manifest, digest_of, read_manifest
+from tailrl.artifacts.evaluation import ArmScores, manifest_of, read_evaluation_file
+from tailrl.artifacts.manifest import MANIFEST, Manifest, digest_of, read_manifest
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
@@ -40,8 +40,8 @@ class Results:
 
     arms: tuple[str, ...]
     runs: Mapping[str, tuple[TrainedRun, ...]]
-    evaluations: Mapping[str, Evaluation]
-    base: Evaluation
+    evaluations: Mapping[str, ArmScores]
+    base: ArmScores
 
     def all_runs(self) -> list[TrainedRun]:
         """Every run, arm by arm."""
@@ -83,7 +83,7 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
         raise StudyError(f"{job / 'run.json'}: is of arm {record.arm}, seed {record.seed}, not of this folder's")
     steps, planned = len(metrics[STEP]), record.run.training.steps
-    if steps != read_manifest(job / NAME).steps or not (steps == planned or (record.stopped and steps < planned)):
+    if steps != read_manifest(job / MANIFEST).steps or not (steps == planned or (record.stopped and steps < planned)):
         raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
     return record, metrics
 
@@ -101,7 +101,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     return TrainedRun(arm, seed, metrics, tokens, record)
 
 
-def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[Evaluation, Manifest]:
+def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:
     """The evaluated policies of these seeds; raises StudyError if evaluated with other settings than the study's."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
@@ -116,13 +116,13 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
 
-def _check_policies(path: Path, evaluation: Evaluation, made: Manifest, runs: Path) -> None:
+def _check_policies(path: Path, evaluation: ArmScores, made: Manifest, runs: Path) -> None:
     """Raises StudyError if an evaluation's policies are not those now in the runs' folders."""
     policies: list[tuple[int, int | None]] = [(score.seed, None) for score in evaluation.scores]
     policies += [(kept.score.seed, kept.step) for kept in evaluation.snapshots]
     for seed, step in policies:
         job, name = runs / f"seed{seed}", "policy" if step is None else f"snapshots/step-{step:08d}"
-        if made.evaluated(seed, step) != digest_of(read_manifest(job / NAME).digests(name)):
+        if made.evaluated(seed, step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
             raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")
 
 

@@ -29,19 +29,19 @@ COMMANDS = {
 EARLY_WARNING = "early_warning"
 """Results made of the runs of several studies, which their lines name."""
 
-FIRST = ("evaluation", "survival", "training", "mismatch")
+FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
 
 SEARCH = "search_"
 """The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
 
-SAME = ("id", "seeds", "effect", "low", "high")
+SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 """Two lines that agree in these columns come from the same runs."""
 
 MOST_NAMED = 4
 """The largest number of undecided studies that are listed by name."""
 
-COLUMNS = ("id", "claim", "source", "verdict", "dose", "arms", *SAME[1:], "unit", "seen", "p_holm")
+COLUMNS = ("id", "claim", "source", "verdict", "dose", "arms", *SAME_RUNS[1:], "unit", "seen", "p_holm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]
         if line["verdict"] == UNTESTABLE and line["id"] in decided:
             rest.append((study, line))
             continue
-        runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
+        runs = first.setdefault(tuple(line[key] for key in SAME_RUNS), study.name)
         # A share of runs has the same interval in any two studies with the same counts.
         same = runs != study.name and line["low"] and line["unit"] != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
@@ -188,7 +188,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
             remedies |= {row["arm"]: row["remedy"] for row in read_csv(path)}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
-    drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
+    drawn.sort(key=lambda path: FIRST_FIGURES.index(path.stem) if path.stem in FIRST_FIGURES else len(FIRST_FIGURES))
     figures = []
     for path in drawn:
         beside = path.parent, path.parents[1] / "tables"

@@ -22,17 +22,17 @@ from tailrl.runtime.launch import launch
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 
-Settings = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
+SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]
 ProblemFile = Annotated[Path, Option(help="the problems, one a line")]
-Policy = Annotated[Path, Option(help="the folder of the policy")]
-Results = Annotated[Path, Option(help="the folder to read")]
+PolicyFolder = Annotated[Path, Option(help="the folder of the policy")]
+Folder = Annotated[Path, Option(help="the folder to read")]
 Out = Annotated[Path, Option(help="the file or folder to write")]
 Roots = Annotated[list[Path], Argument(help="folders of results", show_default=False)]
 
 
 @app.command()
-def problems(settings: Settings, out: Out) -> None:
+def problems(settings: SettingsText, out: Out) -> None:
     """Write the problems of a study."""
     from tailrl.tasks.prepare import write_all_problems
 
@@ -41,7 +41,7 @@ def problems(settings: Settings, out: Out) -> None:
 
 
 @app.command()
-def policy(settings: Settings, problems: ProblemFile, out: Out) -> None:
+def policy(settings: SettingsText, problems: ProblemFile, out: Out) -> None:
     """Write the policy that reinforcement learning starts from."""
     from tailrl.training.base_policy import write_base_policy
 
@@ -51,9 +51,9 @@ def policy(settings: Settings, problems: ProblemFile, out: Out) -> None:
 
 @app.command()
 def train(
-    settings: Settings,
+    settings: SettingsText,
     seed: Annotated[int, Option(parser=whole_number, metavar="N")],
-    policy: Policy,
+    policy: PolicyFolder,
     problems: ProblemFile,
     out: Out,
     wandb: Annotated[Path, Option(help="the folder of W&B's files")],
@@ -79,7 +79,7 @@ def train(
 @app.command()
 def evaluate(
     arm: Annotated[str, Option()],
-    settings: Settings,
+    settings: SettingsText,
     policy: Annotated[list[str], Option(metavar="SEED=FOLDER", help="a trained policy; once for each")],
     problems: ProblemFile,
     out: Out,
@@ -102,7 +102,7 @@ def evaluate(
 
 
 @app.command()
-def report(study: WholeStudy, results: Results, out: Out) -> None:
+def report(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
     from tailrl.report.study import write_report
 
@@ -110,7 +110,7 @@ def report(study: WholeStudy, results: Results, out: Out) -> None:
 
 
 @app.command()
-def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Results, out: Out) -> None:
+def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
     from tailrl.report.study import write_ablation
 
@@ -118,7 +118,7 @@ def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Results
 
 
 @app.command()
-def gradients(settings: Settings, out: Out) -> None:
+def gradients(settings: SettingsText, out: Out) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
     from tailrl.probes.gradients.quality import write_qualities
 
@@ -126,7 +126,7 @@ def gradients(settings: Settings, out: Out) -> None:
 
 
 @app.command()
-def gradient_report(results: Results, out: Out) -> None:
+def gradient_report(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
     from tailrl.report.study import write_gradients
 
@@ -134,7 +134,7 @@ def gradient_report(results: Results, out: Out) -> None:
 
 
 @app.command()
-def distributions(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+def distributions(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     from tailrl.probes.distributions.measure import write_distributions
 
@@ -143,7 +143,7 @@ def distributions(settings: Settings, policy: Policy, problems: ProblemFile, out
 
 
 @app.command()
-def distribution_report(results: Results, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
+def distribution_report(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
     from tailrl.report.study import write_distribution_report
 
@@ -151,7 +151,7 @@ def distribution_report(results: Results, engine: Annotated[list[str], Option(he
 
 
 @app.command()
-def equal_mass(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
     from tailrl.probes.distributions.equal_mass import write_equal_mass
 

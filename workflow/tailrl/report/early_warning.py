@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from tailrl.analysis.early_warning import (
     FALLING,
-    METRICS,
     MISMATCHED,
+    TRIED,
     Case,
     Warned,
     ahead,
@@ -132,5 +132,5 @@ def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
 def _row(case: Case) -> dict[str, Any]:
     """A run, and the step, from 0, at which each metric raises its alarm at each threshold, if it does."""
     names = ("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain")
-    alarms = {f"{name} {factor:g}": raised(case, METRICS[name][0], factor) for name, factor in thresholds()}
+    alarms = {f"{name} {factor:g}": raised(case, TRIED[name][0], factor) for name, factor in thresholds()}
     return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

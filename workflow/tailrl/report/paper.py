@@ -14,7 +14,7 @@ from tailrl.claims.catalogue import Statement, words_of
 from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, fragment, render
 
-SHOWN = 4
+MOST_SHOWN = 4
 """Lines of a statement that the page shows at first, if it has more than one more."""
 
 
@@ -55,7 +55,7 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
 
 def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
     shown = [(study, _drawings(study, captions, out), [read_text(path) for path in study.tables]) for study in studies]
-    return render("paper.html.j2", found=found, shown=shown, limit=SHOWN, fragment=fragment, **_shared(found, out))
+    return render("paper.html.j2", found=found, shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out))
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:

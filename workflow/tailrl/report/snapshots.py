@@ -18,7 +18,7 @@ from tailrl.tracking.metrics import K3_MASKED, REWARD, STEP
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SnapshotPoint:
     """avg@k of an arm's policies after so many steps, shares of 1.
 
     Attributes:
@@ -33,7 +33,7 @@ class Point:
     avg: Interval
 
 
-def score_points(results: Results) -> list[Point]:
+def score_points(results: Results) -> list[SnapshotPoint]:
     """Of every arm: the untrained policy, every snapshot, and the last policy at the step at which its run ended."""
     points = []
     for arm in results.arms:
@@ -46,7 +46,7 @@ def score_points(results: Results) -> list[Point]:
                 steps.setdefault(kept.step, []).append(kept.score)
         for score in evaluation.scores:
             steps.setdefault(done[score.seed], []).append(score)
-        points += [Point(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
+        points += [SnapshotPoint(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
     return points
 
 
@@ -54,7 +54,7 @@ def _interval(scores: Sequence[Score]) -> Interval:
     return crossed_interval(by_problem(tuple(scores))) if len(scores) > 1 else problem_interval(scores[0].correct_PK)
 
 
-def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+def figure1(points: Sequence[SnapshotPoint], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
     """Training reward, held-out score and KL over the steps, as Figure 1 of arXiv 2512.23087 has them."""
     with style():
         figure, (reward, score, kl) = make_panels(1, 3, 2.8)
@@ -71,7 +71,7 @@ def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str
     return figure
 
 
-def _draw_points(ax: Axes, points: Sequence[Point], arms: Sequence[str]) -> None:
+def _draw_points(ax: Axes, points: Sequence[SnapshotPoint], arms: Sequence[str]) -> None:
     """Lines through the means, bars for the intervals."""
     for arm, (colour, dash) in arm_styles(arms).items():
         own = [point for point in points if point.arm == arm]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.config.policy import Policy, ScratchPolicy, WarmStart
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import head_weight, hidden_states
@@ -37,7 +37,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
         model = load_policy(settings.path)
         check_vocabulary(model.config, tokenizer, settings.path)
         save_policy(model, tokenizer, out)
-        write_manifest(out / NAME, files_in(out))
+        write_manifest(out / MANIFEST, files_in(out))
         return
     problems = read_problems(warm_start_file)
     if not all(problem.solution for problem in problems):
@@ -48,7 +48,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     losses = warm_start(model, tokenizer, problems, settings.warm_start)
     save_policy(model, tokenizer, out)
     (out / "warm_start.json").write_text(json.dumps({"loss": losses}) + "\n", encoding="utf-8")
-    write_manifest(out / NAME, files_in(out), inputs={"problems": checksum(warm_start_file)})
+    write_manifest(out / MANIFEST, files_in(out), inputs={"problems": checksum(warm_start_file)})
 
 
 def encode_solutions(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.artifacts.manifest import NAME, policy_digest, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, policy_digest, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
@@ -37,7 +37,7 @@ from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import guarded
 from tailrl.tasks.problem import read_problems
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
 HELD_LOGITS = 2**26
 """Most logits that an engine keeps before they are compared: 256 MiB, or one response's."""
@@ -50,7 +50,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     """Writes out/positions.npz and out/run.json.
 
     The first has the fields of `Comparison` and, int32 [P], of each kept token its response (by request), problem,
-    position in the response (`place_P`) and id; the second has settings and provenance.
+    position in the response (`position_P`) and id; the second has settings and provenance.
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
@@ -65,7 +65,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     with in_time("the engine's start"):
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     with in_time("the hand-over of the weights"):
-        Handover(sampler, settings.engine.disturbance)(model)
+        WeightSync(sampler, settings.engine.disturbance)(model)
     every, disturbance = 0 if settings.engine.rescored else settings.every, settings.engine.disturbance
     decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
@@ -86,7 +86,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         raise StudyError(
             f"distributions: none of {settings.responses} responses has a position to compare; lower every"
         )
-    columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
+    columns = zip(("response_P", "problem_P", "position_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
     record = DistributionsRecord(
@@ -103,7 +103,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     )
     write_record(out, record)
     inputs = {"problems": checksum(problems_file), "base policy": digest}
-    write_manifest(out / NAME, [out / "positions.npz", out / "run.json"], inputs=inputs)
+    write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs)
 
 
 def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:

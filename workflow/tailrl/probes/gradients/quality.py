@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tailrl.artifacts.manifest import NAME, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, write_manifest
 from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
@@ -186,4 +186,4 @@ def write_qualities(settings: Gradients, out: Path) -> None:
         wall_seconds=round(time.perf_counter() - start, 1),
     )
     write_record(out, record)
-    write_manifest(out / NAME, [out / "quality.jsonl", out / "run.json"])
+    write_manifest(out / MANIFEST, [out / "quality.jsonl", out / "run.json"])
