@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,12 @@ from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, read_record, write_record
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import read_csv, write_claims
 from tailrl.artifacts.tokens import ARRAYS, read_token_arrays, read_tokens, write_tokens
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
 STUDY = parse_study({"name": "s", "seeds": [4, 5], "arms": {"naive": {}}, "evaluation": {"samples": 2}})
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a table."""
-
-    claim: str
-    effect: float
 
 
 def metrics_in(job: Path, text: str) -> Path:
@@ -299,17 +289,3 @@ def test_a_record_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], No
     with pytest.raises(StudyError) as error:
         read_record(tmp_path, RunRecord)
     assert str(error.value).startswith(f"{tmp_path / 'run.json'}: ") and words in str(error.value)
-
-
-def test_claims_are_read_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "claims.csv"
-    write_claims(path, [Line("DVP, and more", 0.5), Line('a "quote"', math.nan)])
-    assert read_csv(path, ("claim", "effect")) == [
-        {"claim": "DVP, and more", "effect": "0.5"},
-        {"claim": 'a "quote"', "effect": ""},
-    ]
-    with pytest.raises(StudyError, match=r"claims\.csv: a line has no verdict"):
-        read_csv(path, ("claim", "verdict"))
-    path.write_text("claim,effect\na,b,c\n")
-    with pytest.raises(StudyError, match="more cells than the header"):
-        read_csv(path, ("claim",))

@@ -1,17 +1,20 @@
 """The page over all studies: what speaks to a statement, what is said where nothing does, links that lead somewhere."""
 
 import csv
+import math
 import re
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from claims_fixture import line_of
 
 from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.claims import Verdict, write_verdicts
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import STATEMENTS, TEXTS, TRAINED_CLAIMS
-from tailrl.claims.decide import Verdict
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.claims.evidence import DEFINITION, OPEN, SEARCH, answers
 from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
@@ -27,16 +30,15 @@ DVP_ABOVE, EXPLODES, SOONER = "dvp.score", "dvp.figure1.explosion", "dvp.figure1
 HIGHER, MIS_ABOVE = "open.dvp_or_mis.score", "dvp.mis.score"
 
 
-def write_claims(path: Path, *lines: tuple[str, str, str], low: str = "", unit: str = "") -> None:
+def write_claims(path: Path, *lines: tuple[str, str, str], **cells: Any) -> None:
     """Lines of a claim's id, verdict and arms."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Verdict)])
-        writer.writeheader()
-        for claim, verdict, arms in lines:
-            row = dict.fromkeys(writer.fieldnames, "") | {"id": claim, "verdict": verdict, "arms": arms}
-            seen = f"what {arms or 'nobody'} showed"
-            writer.writerow(row | {"seeds": "3", "low": low, "unit": unit, "seen": seen, "p_holm": "0.01"})
+    write_verdicts(
+        path,
+        [
+            line_of(claim, verdict=verdict, arms=arms, seen=f"what {arms or 'nobody'} showed", **cells)
+            for claim, verdict, arms in lines
+        ],
+    )
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def roots(tmp_path: Path) -> list[Path]:
 def test_the_nearest_results_of_a_study_speak_and_parts_of_the_default_are_studies(roots: list[Path]) -> None:
     found = {study.name: study for study in read_shown(roots)}
     assert set(found) == {"stress", "gradient_quality", "default"}
-    assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
+    assert [line.verdict for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
     (drawn, numbers), *others = found["stress"].figures
     assert (drawn.name, [path.name for path in numbers]) == ("evaluation.svg", ["evaluation.csv", "policies.csv"])
     assert [path.name for path, _ in others] == ["rho.svg", "distributions.svg"]
@@ -229,7 +231,7 @@ def test_lines_that_decide_nothing_are_counted(tmp_path: Path) -> None:
 
 def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
     """Two studies may share runs to the bit; lines that merely lack an interval do not."""
-    for name, low in (("stress", "0.1"), ("remedies", "0.1"), ("other", "0.2"), ("x", ""), ("y", "")):
+    for name, low in (("stress", 0.1), ("remedies", 0.1), ("other", 0.2), ("x", math.nan), ("y", math.nan)):
         write_claims(tmp_path / name / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"), low=low)
     found = {
         a.study.name: a.words
@@ -243,8 +245,8 @@ def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
 def test_equal_shares_of_runs_are_not_the_same_runs(tmp_path: Path) -> None:
     """Five of five against none of five has one interval, whichever runs they are."""
     for name in ("stress", "other"):
-        write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low="0.1", unit="share of runs")
-    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line["id"] == SOONER]
+        write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low=0.1, unit="share of runs")
+    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line.id == SOONER]
     assert len(found) == 2 and not any("same runs" in words for words in found)
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.across import ArmQuantity
+from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import named
-from tailrl.claims.decide import Line, Verdict, decide, scope_of
+from tailrl.claims.decide import Line, decide, scope_of
 from tailrl.claims.finding import changed, ends, interval
 from tailrl.config.study import Study
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tailrl.analysis.early_warning import TRIED, Case, Warned
 from tailrl.analysis.format import count
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE, named
-from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import UNTESTABLE, Finding, ends, interval, nothing
 from tailrl.stats.intervals import Interval
 

@@ -15,8 +15,9 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
 from tailrl.analysis.gradients import DOSE_LABELS, Summary
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
-from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import ASIDE, Finding, fact
 from tailrl.config.gradients import NO_MISMATCH
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 
 from tailrl.analysis.across import GAIN, QUANTITIES, ArmQuantity, arm_quantities
 from tailrl.analysis.format import p_value
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.across import judge_across
 from tailrl.config.study import Study
 from tailrl.report.axes import (
@@ -50,7 +51,7 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     read = [read_results(study, folder / study.name, shared) for study in studies]
     measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(measured))
-    write_claims(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
+    write_verdicts(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
     save_svg(across_figure(measured), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
 

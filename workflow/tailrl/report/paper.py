@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrl.analysis.format import p_value
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
-from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
+from tailrl.claims.evidence import Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, fragment, render
 
 MOST_SHOWN = 4
@@ -66,7 +65,6 @@ def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
         "arms": _arms,
         "counted": lambda verdicts: Counter(verdicts).items(),
         "drawn": _drawn,
-        "p": _p,
         "words_of": words_of,
         "relative": lambda path: _relative(Path(path), out),
     }
@@ -90,7 +88,7 @@ def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, 
 def _arms(answer: Answer) -> str:
     """The arms of a line, each with what it does about the mismatch."""
     remedies = answer.study.remedies if answer.study else {}
-    names = answer.line["arms"].split(", ") if answer.line else []
+    names = answer.line.arms.split(", ") if answer.line else []
     return ", ".join(f"{name} ({remedies[name]})" if remedies.get(name) else name for name in names)
 
 
@@ -101,20 +99,20 @@ def _drawn(answer: Answer) -> Path | None:
 
 
 def _csv_row(answer: Answer) -> dict[str, object]:
-    statement, study, line = answer.statement, answer.study, answer.line or {}
+    statement, study, line = answer.statement, answer.study, answer.line
     named = {
         "id": statement.id,
         "part": statement.part,
         "statement": statement.text,
         "verdict": answer.verdict,
         "seen": answer.words,
-        "claim_id": line.get("id", ""),
+        "claim_id": line.id if line else "",
     }
-    rest = {name: line.get(name, "") for name in COLUMNS if name not in named}
+    cells = ("claim", "source", "dose", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
     return {
         **named,
         "study": study.name if study else "",
-        **rest,
+        **{name: getattr(line, name, "") for name in cells},
         "made by": answer.made_by,
     }
 
@@ -134,7 +132,3 @@ def _caption(captions: Path, drawn: Path) -> str:
 
 def _relative(path: Path, out: Path) -> str:
     return Path(os.path.relpath(path, out)).as_posix()
-
-
-def _p(line: dict[str, str]) -> str:
-    return p_value(float(line["p_holm"])) if line["p_holm"] else ""
