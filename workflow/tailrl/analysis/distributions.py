@@ -13,19 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
-from tailrl.artifacts.files import parse_arrays
-from tailrl.artifacts.manifest import read_vouched
-from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.probes import DistributionsRecord, read_positions
 from tailrl.artifacts.records import read_record
 from tailrl.stats.intervals import Interval, cluster_interval, ratio_interval, share_interval
-
-ARRAYS = (
-    *("response_P", "problem_P", "logp_train_P", "logp_infer_P", "tv_P", "kl_train_infer_P", "kl_infer_train_P"),
-    *("delta_max_P", "half_range_P", "entropy_train_P", "flip_P"),
-    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS", "k3_PS"),
-    *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
-)
-"""The arrays read from positions.npz, see `tailrl.probes.distributions.comparison.Comparison`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +166,7 @@ class HistogramBin:
 
 def read_compared(folder: Path, engine: str) -> Compared:
     """One engine's comparison in a folder; raises StudyError if a file is missing or cannot be used."""
-    record, path = read_record(folder, DistributionsRecord), folder / "positions.npz"
-    return Compared(engine, record.model_dump(), parse_arrays(read_vouched(path), ARRAYS, path))
+    return Compared(engine, read_record(folder, DistributionsRecord).model_dump(), read_positions(folder))
 
 
 def distance(compared: Compared) -> Distance:

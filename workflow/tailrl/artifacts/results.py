@@ -112,17 +112,16 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     for seed in seeds:
         if seed not in by_seed:
             raise StudyError(f"{path}: holds no policy of seed {seed}")
-    snapshots = tuple(kept for kept in evaluation.snapshots if kept.score.seed in seeds)
+    snapshots = tuple(score for score in evaluation.snapshots if score.seed in seeds)
     return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
 
 def _check_policies(path: Path, evaluation: ArmScores, made: Manifest, runs: Path) -> None:
     """Raises StudyError if an evaluation's policies are not those now in the runs' folders."""
-    policies: list[tuple[int, int | None]] = [(score.seed, None) for score in evaluation.scores]
-    policies += [(kept.score.seed, kept.step) for kept in evaluation.snapshots]
-    for seed, step in policies:
-        job, name = runs / f"seed{seed}", "policy" if step is None else f"snapshots/step-{step:08d}"
-        if made.evaluated(seed, step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
+    for score in (*evaluation.scores, *evaluation.snapshots):
+        job = runs / f"seed{score.seed}"
+        name = "policy" if score.step is None else f"snapshots/step-{score.step:08d}"
+        if made.evaluated(score.seed, score.step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
             raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")
 
 

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, read_qualities, summarise
-from tailrl.artifacts.probes import GradientsRecord
+from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.gradients import NO_MISMATCH
@@ -37,9 +37,9 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     Raises:
         StudyError: one of them is missing, unreadable or empty.
     """
-    qualities = read_qualities(results / "quality.jsonl")
+    qualities = read_quality(results)
     summaries = summarise(qualities)
-    write_csv(out / "models.csv", ({name: row[name] for name in LINE} for row in qualities))
+    write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
     settings = read_record(results, GradientsRecord).settings

@@ -42,8 +42,8 @@ def score_points(results: Results) -> list[SnapshotPoint]:
         steps: dict[int, list[Score]] = {0: [results.base.scores[0]]}
         for kept in evaluation.snapshots:
             # A stop rule can end a run at a snapshot's step: then the snapshot is the last policy.
-            if kept.step < done[kept.score.seed]:
-                steps.setdefault(kept.step, []).append(kept.score)
+            if kept.step is not None and kept.step < done[kept.seed]:
+                steps.setdefault(kept.step, []).append(kept)
         for score in evaluation.scores:
             steps.setdefault(done[score.seed], []).append(score)
         points += [SnapshotPoint(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
