@@ -24,7 +24,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos bench soak lint format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -54,8 +54,11 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
-chaos: venv  ## kill a tiny study at 100 random moments; it must end as an undisturbed one: an hour or more
+chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
+
+planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
+	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/planted.py --out docs/results/planted.csv $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt

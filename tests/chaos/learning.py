@@ -9,16 +9,17 @@ from typing import Any
 
 from outcome import tensors
 
-LEARNS: dict[str, Any] = {
-    "task.largest": 15,
+from tailrl.tracking.metrics import GRADIENT_NORM
+
+WARM_START: dict[str, Any] = {
     "policy.warm_start": {
         "stages": [{"name": "arithmetic", "problems": 4500, "terms": [2, 3], "largest": 15, "seed": 1}],
         "batch": 8,
     },
-    "training.group_size": 8,
-    "evaluation.task.largest": 15,
 }
-"""Changes of studies/tiny.yaml that make its policies learn: the base policy gets about one sum in seven right."""
+"""A base policy that gets about one sum in seven right."""
+LEARNS: dict[str, Any] = {"task.largest": 15, "training.group_size": 8, "evaluation.task.largest": 15}
+"""Changes of studies/tiny.yaml, with which such a policy learns."""
 WITH_GRADIENT = 0.5
 """Smallest share of a run's steps that must have a gradient. A step where all responses earn the same has none."""
 
@@ -52,7 +53,7 @@ def demand_learning(results: Path, runs: Sequence[Path]) -> dict[str, float]:
 def _with_gradient(metrics: Path, name: str) -> float:
     """The share of steps whose gradient norm is a positive number; NaN and null are none."""
     try:
-        norms = [json.loads(line)["train/grad_norm"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+        norms = [json.loads(line)[GRADIENT_NORM] for line in metrics.read_text(encoding="utf-8").splitlines()]
         positive = sum(norm is not None and 0 < norm < float("inf") for norm in norms)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{name}: no gradient norms in {metrics.name}: {error!r}")

@@ -1,4 +1,5 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
+import json
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ from tailrl.config.jobs import Evaluation, PolicyFile
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import BASE_ARM
 from tailrl.config.load import merged, parse_study, read_config
+from tailrl.config.training import without_operational
 from tailrl.runtime.atomic_files import forget_finished
 
 try:
@@ -38,7 +40,19 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-conda_env = f"{workflow.basedir}/envs/cpu.yaml"
+# Snakemake formats this path.
+conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+
+
+# Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
+def plain(text):
+    return lambda wildcards: text
+
+
+# What Snakemake compares with the settings of the last time: those that change a number. A job gets all of them, by a
+# function of `output`, whose value Snakemake does not compare.
+def compared(settings):
+    return json.dumps(without_operational(settings.model_dump(mode="json")))
 
 
 def check_writable(folder):
@@ -107,12 +121,8 @@ def finished_results(studies):
 
 
 def known_claims(wildcards):
-    roots = ("results", "docs/results")
-    return [
-        str(path)
-        for root in roots
-        for path in sorted(Path(root).glob("**/*claims.csv"))
-    ]
+    roots = (Path("results"), home / "docs/results")
+    return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
 
 
 # The command of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once

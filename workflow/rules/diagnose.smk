@@ -17,7 +17,7 @@ rule measure_gradients:
         conda_env
     threads: 1
     params:
-        settings=study.gradients().model_dump_json(),
+        settings=lambda wildcards: compared(study.gradients()),
         out=subpath(output.qualities, parent=True),
     message:
         "gradient estimators on tiny models"
@@ -70,7 +70,10 @@ rule compare:
         conda_env
     threads: 1
     params:
-        settings=lambda wildcards: study.compared(wildcards.engine).model_dump_json(),
+        settings=lambda wildcards, output: study.compared(
+            wildcards.engine
+        ).model_dump_json(),
+        compared=lambda wildcards: compared(study.compared(wildcards.engine)),
         out=subpath(output.run, parent=True),
     message:
         "distributions of {wildcards.engine}"
@@ -131,7 +134,8 @@ rule equal_mass:
         conda_env
     threads: 1
     params:
-        settings=study.trainers_own().model_dump_json(),
+        settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
+        compared=lambda wildcards: compared(study.trainers_own()),
     message:
         "thresholds of equal kept mass"
     shell:

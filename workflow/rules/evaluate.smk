@@ -8,7 +8,7 @@ rule evaluate:
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
         snapshots=lambda wildcards: snapshot_folders(wildcards.arm),
-        task="workflow/eval_tasks/boxed.yaml",
+        task=home / "workflow/eval_tasks/boxed.yaml",
         code=sampling_files(
             study.evaluation.sampler.engine,
             "tailrl.evaluation.evaluate",
@@ -26,7 +26,8 @@ rule evaluate:
         conda_env
     threads: 1
     params:
-        settings=study.evaluation.model_dump_json(),
+        settings=lambda wildcards, output: study.evaluation.model_dump_json(),
+        compared=lambda wildcards: compared(study.evaluation),
         policies=lambda wildcards, input: [
             f"--policy={seed}={folder}"
             for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)

@@ -15,7 +15,7 @@ rule problems:
     conda:
         conda_env
     params:
-        settings=study.problems().model_dump_json(),
+        settings=plain(study.problems().model_dump_json()),
         out=subpath(output.train, parent=True),
     message:
         "problems of the study {results}"
@@ -43,7 +43,7 @@ rule policy:
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
     params:
-        settings=PolicyFile(policy=study.policy).model_dump_json(),
+        settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
     message:
         "base policy"
     shell:
@@ -53,8 +53,8 @@ rule policy:
 # A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
 rule smollm2_model:
     input:
-        script=ancient("benchmarks/smollm2.py"),
-        pins=ancient("envs/bench.txt"),
+        script=ancient(home / "benchmarks/smollm2.py"),
+        pins=ancient(home / "envs/bench.txt"),
     output:
         [f"results/models/{{model}}/{file}" for file in MODEL_FILES],
     log:
@@ -81,7 +81,7 @@ rule download:
     conda:
         conda_env
     params:
-        study=study.model_dump_json(),
+        study=plain(study.model_dump_json()),
     message:
         "data sets and model into the Hugging Face cache"
     shell:

@@ -10,14 +10,14 @@ reported = study.model_copy(
         "distributions": DistributionSettings(),
     }
 )
-study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
+study_json = compared(reported.model_copy(update={"ablations": {}}))
 
 
 rule summarise:
     input:
         results=arm_results(study.arms),
         code=source_files("tailrl.report.study"),
-        captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
+        captions=[home / f"workflow/report/{figure}.rst" for figure in FIGURES],
     output:
         page=report(
             f"{results}/summary.html",
@@ -63,7 +63,7 @@ rule summarise:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
         results=subpath(output.summary, parent=True),
     message:
         "tables, figures and summary"
@@ -83,7 +83,7 @@ rule html:
     input:
         rules.summarise.output,
         [
-            f"workflow/report/{name}.rst"
+            home / f"workflow/report/{name}.rst"
             for name in ("workflow", "summary", "differences", "claims")
         ],
         page=rules.summarise.output.page,
@@ -94,13 +94,14 @@ rule html:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
+        snakefile=os.path.relpath(workflow.main_snakefile),
     message:
         "report.html"
     shell:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
-        '&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile "$config" '
-        "-- {input.page:q} > {log:q} 2>&1"
+        "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
+        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1'
 
 
 # These look at what is there: they compute nothing that a study has to.
@@ -152,7 +153,7 @@ rule dashboard:
 rule overview:
     input:
         claims=known_claims,
-        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
+        captions=sorted(home.glob("workflow/report/*.rst")),
         code=source_files("tailrl.report.study"),
     output:
         page="results/overview/index.html",
@@ -163,7 +164,7 @@ rule overview:
     conda:
         conda_env
     params:
-        roots=["results", "docs/results"],
+        roots=["results", str(home / "docs/results")],
         out=subpath(output.page, parent=True),
     message:
         "page over all studies"
@@ -190,7 +191,7 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=reported.model_dump_json(),
+            study=plain(compared(reported)),
             name=ablation,
             results=subpath(output.table, ancestor=2),
         message:

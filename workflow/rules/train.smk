@@ -28,7 +28,8 @@ rule train:
     resources:
         ranks=1,
     params:
-        settings=lambda wildcards: study.run(wildcards.arm).model_dump_json(),
+        settings=lambda wildcards, output: study.run(wildcards.arm).model_dump_json(),
+        compared=lambda wildcards: compared(study.run(wildcards.arm)),
         out=subpath(output.metrics, parent=True),
         wandb=subpath(output.metrics, ancestor=4),
     message:

@@ -337,3 +337,10 @@ def test_the_trainers_own_bits_are_float32(sampler: dict[str, Any]) -> None:
     own = {"sampler": sampler, "training": {"dtype": "float32"}}
     assert study_with(own, dtype="bfloat16").run("a").training.dtype == "float32"
     assert study_with({}, dtype="bfloat16").run("a").training.dtype == "bfloat16"
+
+
+def test_a_temperature_that_vllm_refuses() -> None:
+    for engine in ({"engine": "transformers"}, {"engine": "exact", "dtype": "float32"}):
+        assert study_with({"sampler": engine}, temperature=7.0)
+    assert study_with({}, temperature=2.0)
+    assert refusal({}, temperature=2.5).startswith("arms.a: training.temperature: 2.5 is above 2, the largest that")

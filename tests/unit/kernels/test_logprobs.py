@@ -173,6 +173,18 @@ def test_extreme_logits(scale: float, paper_fill: bool) -> None:
         assert_same(case, log_rho, 1e-7, paper_fill=paper_fill)
 
 
+def test_thousands_of_equal_terms_are_added_precisely() -> None:
+    """One row keeps a block of tokens of equal probability, others keep few: the sums are those of kept entries."""
+    weight = torch.zeros(4096, 2)
+    weight[1:, 0], weight[7, 1] = -1.22e-4, 1.0
+    case = Case(torch.tensor([[0.0, 60.0], [0.0, 60.0], [1.0, 0.0]]), weight, torch.tensor([7, 7, 11]), torch.ones(3))
+    found, exact = case.fast(-13.0), replace(case, hidden_TH=case.hidden_TH.double()).fast(-13.0)
+    assert found.kept_vocab_T.tolist() == [1, 1, 4096]
+    assert found.log_kept_T.max() <= 0
+    for name in ("logp_T", "log_kept_T", "entropy_T"):
+        assert (getattr(found, name) - getattr(exact, name)).abs().max() < 1e-6, name
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("offset", [-400.0, 400.0])
 def test_a_shift_of_all_logits_matters_only_to_the_papers_fill(offset: float) -> None:

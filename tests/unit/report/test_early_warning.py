@@ -13,8 +13,8 @@ from early_warning_fixture import case, write_run, write_runs
 from tailrl.analysis.early_warning import ALL, MISMATCHED, TRIED, Warned, read_cases
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.early_warning import ALIKE, UNSKILLED, judge_warnings
-from tailrl.claims.evidence import OPEN, answers, read_shown
-from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.evidence import answers, read_shown
+from tailrl.claims.finding import CONTRADICTED, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.config.load import parse_study
 from tailrl.report.early_warning import warning_figure
 from tailrl.report.study import write_early_warning

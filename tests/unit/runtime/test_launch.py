@@ -38,11 +38,28 @@ def told():
     while not (Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / '1' / 'error.json').exists():
         time.sleep(0.01)
 """
+KILLED = """
+from pathlib import Path
+import psutil
+victim = Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / 'victim'
+if rank == '1':
+    victim.with_suffix('.part').write_text(str(os.getpid()))
+    victim.with_suffix('.part').rename(victim)
+    os.kill(os.getpid(), 9)
+while not victim.exists():
+    time.sleep(0.01)
+try:
+    while psutil.Process(int(victim.read_text())).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+except psutil.NoSuchProcess:
+    pass
+sys.exit(1)
+"""
 SCRIPTS = {
     "all is well": "print(rank, *(os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')))\n",
     "one ends": WAIT.format(0) + "sys.exit(70)\n",
     # The one that waits for it gets an error from gloo, and ends with 1.
-    "one is killed": "rank == '1' and os.kill(os.getpid(), 9)\ntime.sleep(0.2)\nsys.exit(1)\n",
+    "one is killed": KILLED,
     "one has found a typo": WAIT.format(0) + TELL,
     "one has found a typo, another one fails for it": TOLD + "rank == '1' or told() or sys.exit(1)\n" + TELL,
     "both have found a typo": "rank = '0'\n" + TELL,

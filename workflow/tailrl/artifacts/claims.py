@@ -12,7 +12,7 @@ from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.config.messages import sentences
 from tailrl.runtime.errors import StudyError, one_line
 
-Number = Annotated[float, BeforeValidator(lambda cell: math.nan if cell == "" else cell)]
+Cell = Annotated[float, BeforeValidator(lambda cell: math.nan if cell == "" else cell)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Verdict:
     dose: str
     arms: str
     seeds: int
-    effect: Number
-    low: Number
-    high: Number
+    effect: Cell
+    low: Cell
+    high: Cell
     unit: str
-    p: Number
-    p_holm: Number
+    p: Cell
+    p_holm: Cell
     seen: str
     endpoint: str
 

@@ -13,7 +13,7 @@ from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from tailrl.cli import commands, jobs
-from tailrl.runtime.errors import StudyError, reason, say
+from tailrl.runtime.errors import StudyError, masked, reason, say
 from tailrl.runtime.launch import tell_launcher
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
@@ -48,7 +48,7 @@ def main() -> None:
     except StudyError as error:
         _end(str(error))
     except EngineError as error:
-        traceback.print_exception(error)
+        print(masked("".join(traceback.format_exception(error))), file=sys.stderr, end="")
         say(str(error))
         sys.exit(os.EX_SOFTWARE)
     except OSError as error:

@@ -194,6 +194,7 @@ class Arm(Settings):
 
     def check(self, training: Training) -> None:
         """Raises ValueError if the arm does not fit its training settings, the study's with its own overrides."""
+        self.sampler.check_temperature("training.temperature", training.temperature)
         several = training.minibatches > 1
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError("more minibatches than responses a step")

@@ -20,7 +20,7 @@ class Evaluation(Settings):
     task: Task = ArithmeticTask(problems=200)
     samples: int = Field(8, ge=1, description="k: responses per problem, for avg@k and pass@k")
     sampler: SamplerSettings = SamplerSettings()
-    temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM goes no lower than 0.01")
+    temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM takes 0.01 to 2")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     seed: int = Field(0, description="seed of the samples, the same for every policy")
     rollout_timeout: float = Field(
@@ -34,6 +34,7 @@ class Evaluation(Settings):
     def _without_trainer(self) -> Self:
         if self.sampler.verify:
             raise ValueError("sampler.verify needs a trainer, which an evaluation does not have")
+        self.sampler.check_temperature("temperature", self.temperature)
         if self.sampler.tensor_parallel != 1:
             raise ValueError("sampler.tensor_parallel is for the ranks of a run: an evaluation is one process")
         return self

@@ -11,6 +11,9 @@ Engine = Literal["vllm", "transformers", "exact"]
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 
+HOTTEST_VLLM = 2.0
+"""The largest temperature that vLLM's SamplingParams accept."""
+
 
 class SamplerSettings(Settings):
     """The engine that samples, and its number format."""
@@ -55,6 +58,14 @@ class SamplerSettings(Settings):
     def exact(self) -> bool:
         """Whether the log-probs are the trainer's bit for bit, which takes batch-invariant operators."""
         return self.engine == "exact" or self.verify
+
+    def check_temperature(self, key: str, temperature: float) -> None:
+        """Raises ValueError, which names the key, for a temperature that the engine refuses once it samples."""
+        if self.engine == "vllm" and temperature > HOTTEST_VLLM:
+            raise ValueError(
+                f"{key}: {temperature:g} is above {HOTTEST_VLLM:g}, the largest that vLLM takes; engine: transformers "
+                "and engine: exact sample at any"
+            )
 
     @model_validator(mode="after")
     def _trainable(self) -> Self:

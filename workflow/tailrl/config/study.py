@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -25,10 +26,21 @@ BASE_ARM = "base"
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
 """Fields of `training` that the comparison of distributions takes too."""
 
+WILDCARD = re.compile(r"\{\s*\w")
+"""What Snakemake takes for a wildcard in the path of an input."""
+
 
 def _unless_it_extends(schema: dict[str, Any]) -> None:
     """Required keys, in the schema: a file that extends another need not have them."""
     schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+
+
+def _lies(kind: Callable[[Path], bool], path: str | Path) -> bool:
+    """Whether a file or folder of this kind lies at the path; False for a path that is too long for the system."""
+    try:
+        return kind(Path(path))
+    except OSError:
+        return False
 
 
 class Study(Settings):
@@ -138,23 +150,26 @@ class Study(Settings):
     def local_policy(self) -> list[str]:
         """The files of the policy's folder; none for a policy from scratch or from the hub."""
         folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
-        there = folder.name and folder.is_dir()
+        there = folder.name and _lies(Path.is_dir, folder)
         return sorted(str(file) for file in folder.iterdir() if file.is_file()) if there else []
 
     def check_files(self) -> None:
-        """Raises StudyError if a file or folder that the study names does not exist."""
+        """Raises StudyError if a file or folder that the study names does not exist, or cannot be a rule's input."""
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
             if not isinstance(task, DataSetTask) or task.path is None:
                 continue
-            if not Path(task.path).is_file():
+            if not _lies(Path.is_file, task.path):
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
             if Path(task.path).suffix not in (".parquet", ".jsonl"):
                 raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
         if not isinstance(self.policy, ScratchPolicy):
             path = self.policy.path
-            there = Path(path).is_dir() or path in MADE_MODELS
+            there = _lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
+        for key, files in (("task.path", self.local_files()), ("policy.path", self.local_policy())):
+            for file in filter(WILDCARD.search, files):
+                raise StudyError(f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it")
 
     def ablation_arms(self, name: str) -> dict[str, Arm]:
         """The arms of one ablation by name, base by base in its values' order; raises ValueError for an unknown field.

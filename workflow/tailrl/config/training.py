@@ -1,7 +1,7 @@
 """The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
 import difflib
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,7 +39,14 @@ class StopRule(Settings):
 
 
 OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
-"""Settings that change no number."""
+"""Settings that change no number, in any block."""
+
+
+def without_operational(data: Any) -> Any:
+    """Settings as plain data without the operational ones: what a result depends on."""
+    if isinstance(data, dict):
+        return {key: without_operational(value) for key, value in data.items() if key not in OPERATIONAL}
+    return [without_operational(value) for value in data] if isinstance(data, list) else data
 
 
 class Training(Settings):
@@ -51,7 +58,7 @@ class Training(Settings):
     minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
     max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
     temperature: float = Field(
-        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM's minimum is 0.01"
+        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM takes 0.01 to 2"
     )
     optimizer: Literal["adamw", "sgd"] = Field(
         "adamw", description="sgd: with momentum; its steps shrink with the gradient, AdamW's do not"

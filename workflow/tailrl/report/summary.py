@@ -7,7 +7,7 @@ import numpy as np
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import describe_arms, what_ran
-from tailrl.analysis.format import LOST, points, spread
+from tailrl.analysis.format import LOST, count, p_value, points, spread
 from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.claims import Verdict
@@ -54,30 +54,33 @@ def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> st
         last=LAST,
         trained={arm: _trained(results.runs[arm]) for arm in results.arms},
         compared=comparison_table(comparisons, "tables/differences.csv") if comparisons else "",
-        differences=[difference_sentence(comparison, k3) for comparison in comparisons],
+        differences=[difference_sentence(comparison, k3, len(comparisons)) for comparison in comparisons],
         ran=what_ran(results),
     )
 
 
-def difference_sentence(comparison: Comparison, k3: Mapping[str, float]) -> str:
-    """What one comparison allows to say, with p by Holm over those that are reported.
+def difference_sentence(comparison: Comparison, k3: Mapping[str, float], comparisons: int) -> str:
+    """The result of one comparison in words.
 
     Args:
         comparison: the two arms' difference.
         k3: mean unmasked k3 KL of each arm, nats (NaN: not recorded), the size of the mismatch.
+        comparisons: the number of reported comparisons, over which Holm corrects p.
     """
     first, second, both = comparison.first, comparison.second, comparison.both
     size = ", ".join(f"{arm} {k3[arm]:.2g}" for arm in (second, first) if not math.isnan(k3[arm]))
     place = f" (unmasked k3: {size} nats)" if size else ""
     if math.isnan(both.low):
         alone = comparison.problems
-        found = "no verdict on the arms, since a single seed, or seeds that agree, show nothing of how much runs differ"
+        found = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
         return f"**{first} against {second}**: {found}{place}. Between these policies: {points(alone)} points."
-    if comparison.both_p_holm <= LEVEL:
-        found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}"
+    found, p = f"{points(both)} points", comparison.both_p_holm
+    if p <= LEVEL:
+        found = f"{first} is {'above' if both.mean > 0 else 'below'} {second}: {found}"
+    elif both.low <= 0 <= both.high:
+        found = f"no detectable difference: {found}"
     else:
-        largest = 100 * max(abs(both.low), abs(both.high))
-        found = f"no difference shown; by itself it rules out differences beyond {largest:.1f} points"
+        found += f"; not confirmed after correction for {count(comparisons, 'comparison')} (p {p_value(p)})"
     return f"**{first} against {second}**: {found}{place}."
 
 

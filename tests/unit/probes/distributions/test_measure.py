@@ -192,3 +192,11 @@ def test_an_engine_that_gives_no_logits_is_refused(
     monkeypatch.setattr(PlainSampler, "generate", other)
     with pytest.raises(StudyError, match=words):
         measured(settings({}), policy_folder, problems_file)
+
+
+def test_a_temperature_that_the_engine_refuses_ends_before_the_engine_starts(
+    policy_folder: Path, problems_file: Path
+) -> None:
+    given = settings({}).model_copy(update={"temperature": 3.0})
+    with pytest.raises(StudyError, match=r"distributions\.engines\.one: training\.temperature: 3 is above 2"):
+        measured(given, policy_folder, problems_file)

@@ -50,9 +50,13 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
-            that keeps no logits, logits that are not finite, or no position to compare.
+            that refuses the temperature or keeps no logits, logits that are not finite, or no position to compare.
     """
     begun = time.perf_counter()
+    try:
+        settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
+    except ValueError as error:
+        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
     digest = policy_digest(policy_folder)
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
