@@ -13,7 +13,7 @@ import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
 from transformers import PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, read_manifest, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, read_manifest, write_manifest
 from tailrl.config.source_files import at_start
 from tailrl.runtime import atomic_files
 from tailrl.runtime.atomic_files import forget_finished
@@ -92,16 +92,16 @@ def test_an_edit_of_a_source_file_is_seen_at_the_end_and_training_starts_anew_fo
     monkeypatch.setattr(loop, "take_step", edit)
     runs.train(run)
     assert "source.py changed while this job ran; its results stay" in capsys.readouterr().err
-    assert list(read_manifest(out / NAME).sources.values()) == [hashlib.sha256(b"1\n").hexdigest()[:16]]
+    assert list(read_manifest(out / MANIFEST).sources.values()) == [hashlib.sha256(b"1\n").hexdigest()[:16]]
     at_start.cache_clear()  # as in the next process
     runs.train(run)
     assert "restored" not in capsys.readouterr().err
-    assert list(read_manifest(out / NAME).sources.values()) == [hashlib.sha256(b"2\n").hexdigest()[:16]]
+    assert list(read_manifest(out / MANIFEST).sources.values()) == [hashlib.sha256(b"2\n").hexdigest()[:16]]
 
 
 def test_damaged_problems_are_not_trained_on(runs: Runs) -> None:
     problems = runs.folder / "problems.jsonl"
-    write_manifest(runs.folder / NAME, [problems])
+    write_manifest(runs.folder / MANIFEST, [problems])
     problems.write_text(problems.read_text(encoding="utf-8").replace("1", "2", 1), encoding="utf-8")
     with pytest.raises(StudyError, match=r"problems\.jsonl: is not as its job left it"):
         runs.train(runs.settings(**FEW))

@@ -1,4 +1,4 @@
-"""CSV tables, claims.csv among them: the only reader and writer of these files."""
+"""CSV tables: the only reader and writer of these files."""
 
 import csv
 import math
@@ -52,8 +52,3 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
         if None in row:
             raise StudyError(f"{path}: a line has more cells than the header")
     return rows
-
-
-def write_claims(path: Path, verdicts: Iterable[object]) -> None:
-    """Write the verdicts on claims, one row each."""
-    write_csv(path, flat_rows(verdicts))

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from tailrl.kernels.cpu_chunks import (
     Entries,
-    Gradients,
+    GradientSums,
     KeptEntries,
     Operands,
     add_dense,
@@ -129,7 +129,7 @@ class _ConstrainedLogprobs(torch.autograd.Function):
         # A token outside the set sends no gradient; with the paper's fill it still pushes safe logits down.
         inside_T = grad_T.masked_fill(outside_T, 0.0)
         factor_T = -(grad_T if paper_fill else inside_T)
-        gradients = Gradients(
+        gradients = GradientSums(
             torch.zeros_like(hidden_TH, dtype=weight.dtype) if ctx.needs_input_grad[0] else None,
             torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
         )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, files_in, vouched_checksum, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, vouched_checksum, write_manifest
 from tailrl.config.policy import Policy, ScratchPolicy, WarmStart
 from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.packing import pack_batch
@@ -40,7 +40,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
             model = load_policy(settings.path)
         check_vocabulary(model.config, tokenizer, settings.path)
         save_policy(model, tokenizer, out)
-        write_manifest(out / NAME, files_in(out), sources=sources)
+        write_manifest(out / MANIFEST, files_in(out), sources=sources)
         return
     inputs = {"problems": vouched_checksum(warm_start_file)}
     problems = read_problems(warm_start_file)
@@ -52,7 +52,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     losses = warm_start(model, tokenizer, problems, settings.warm_start)
     save_policy(model, tokenizer, out)
     (out / "warm_start.json").write_text(json.dumps({"loss": losses}) + "\n", encoding="utf-8")
-    write_manifest(out / NAME, files_in(out), inputs=inputs, sources=sources)
+    write_manifest(out / MANIFEST, files_in(out), inputs=inputs, sources=sources)
 
 
 def encode_solutions(
