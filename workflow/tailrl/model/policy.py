@@ -152,10 +152,15 @@ def required_length(
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a prompt, through the tokenizer's chat template if it has one."""
-    if tokenizer.chat_template:
+    """Token ids of a prompt, through the tokenizer's chat template if there is one; StudyError where that fails."""
+    try:
+        if not tokenizer.chat_template:
+            return cast(list[int], tokenizer.encode(prompt))
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
-    return cast(list[int], tokenizer.encode(prompt))
+    except Exception as error:  # a template is a program
+        raise StudyError(
+            f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}"
+        ) from None
