@@ -51,7 +51,7 @@ def measure(sequences: list[tuple[list[float], list[float]]]) -> dict[str, float
 def random_sequences(lengths: list[int], seed: int = 0) -> list[tuple[list[float], list[float]]]:
     rng = np.random.default_rng(seed)
     train = [-rng.exponential(2.0, n) for n in lengths]
-    return [(t.tolist(), (t + rng.normal(0, 0.3, len(t))).tolist()) for t in train]
+    return [(t.tolist(), np.minimum(t + rng.normal(0, 0.3, len(t)), 0.0).tolist()) for t in train]
 
 
 @pytest.mark.parametrize("lengths", [[5, 3, 9], [1], [0, 4, 0, 1], [0, 0, 7]])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import sequence_mean, sequence_sum
+from tailrl.objective.corrections import check_logprobs, sequence_mean, sequence_sum
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
@@ -45,7 +45,12 @@ def log_ratio_metrics(
             counts as −1.
         delta_seq_abs_mean: mean of |log ratio| over sequences without a token of −inf, nats; nan where there are none.
         All are nan without a token.
+
+    Raises:
+        StudyError: a number above 0 among the log-probs, as probabilities are.
     """
+    check_logprobs(logp_train_T)
+    check_logprobs(logp_infer_T)
     logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()
     whole_N = sequence_sum(logp_train_T - logp_infer_T, sequence_T, count)
     whole_N = whole_N[sequence_sum(torch.ones_like(logp_train_T), sequence_T, count) > 0]
