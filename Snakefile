@@ -11,7 +11,7 @@ include: "workflow/rules/names.smk"
 # A study given on the command line replaces the default one: the two are not merged.
 if not workflow.configfiles:
 
-    configfile: "config.yaml"
+    configfile: "config.yaml" if Path("config.yaml").is_file() else str(home / "config.yaml")
 
 
 report: "workflow/report/workflow.rst"

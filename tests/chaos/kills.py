@@ -1,17 +1,33 @@
-"""What is struck and when, drawn from a seed; what was struck, as a row and in a table."""
+"""What is struck and when, drawn from a seed."""
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from victims import PASSING, STAGES
 
-STARTS, RECORDS = "Snakemake starts", "Snakemake records a job"
+STARTS, RECORDS, TWO_JOBS = "Snakemake starts", "Snakemake records a job", "two jobs"
 AIMS = (
-    STARTS, RECORDS, "base policy", "engine starts", "training", *["checkpoint"] * 2, "results", "evaluation", "report"
-)  # fmt: skip
-"""Ten kills: two on Snakemake between jobs, four on training while it steps and writes."""
+    STARTS,
+    RECORDS,
+    "download",
+    "problems",
+    "base policy",
+    "engine starts",
+    "training",
+    "checkpoint",
+    "checkpoint",
+    "results",
+    TWO_JOBS,
+    "evaluation",
+    "tables",
+    "report",
+)
+"""A round: each kind of kill once, and the dearest part, the checkpoint, twice."""
+TRAINING_AIMS = (RECORDS, "training", "checkpoint", "checkpoint", "results", TWO_JOBS)
+"""A round for a study that ends with its training."""
+MODES = {TWO_JOBS: (TWO_JOBS,)}
+"""Who dies, where the aim says it. Otherwise it is drawn."""
 
 
 @dataclass(frozen=True)
@@ -23,47 +39,35 @@ class Kill:
     share: float
 
 
-@dataclass(frozen=True)
-class Struck:
-    """A kill as it was carried out: a row of the table."""
+def plan(kills: int, seed: int, aims: Sequence[str] = AIMS) -> list[Kill]:
+    """What is struck, round by round in the order of a study; what is Snakemake's own lies anywhere between.
 
-    kill: int
-    study: int
-    aim: str
-    killed: str
-    at: str
-    step: str
-    half_written: bool
-    seconds: float
+    The aims of whole rounds depend on the seed alone, who dies and when on the number of kills too. A last, smaller
+    round is a draw from the aims.
+    """
+    draw, found = random.Random(seed), list[str]()
+    while len(found) < kills:
+        found += _ordered(draw, draw.sample(list(aims), min(len(aims), kills - len(found))), found[-1:])
+    return [_drawn(draw, aim, following) for aim, following in zip(found, [*found[1:], ""], strict=True)]
 
 
-def plan(kills: int, seed: int) -> list[Kill]:
-    """What is struck, ten kills by ten in the order of a study; what is Snakemake's own lies anywhere between."""
-    draw, aims = random.Random(seed), list[str]()
-    while len(aims) < kills:
-        chosen = draw.sample(AIMS, min(len(AIMS), kills - len(aims)))
-        ordered = sorted((aim for aim in chosen if aim in STAGES), key=STAGES.index)
-        for aim in sorted(set(chosen) - set(STAGES)):
-            ordered.insert(draw.randint(0, len(ordered)), aim)
-        aims += ordered
-    planned = []
-    for aim, following in zip(aims, [*aims[1:], ""], strict=True):
-        modes = {"everything"}
-        # A Snakemake that is to start must have ended before; one that starts has no jobs.
-        if following != STARTS and aim not in (STARTS, RECORDS):
-            modes.add("one job")
-        if aim not in PASSING:
-            modes.add("Snakemake")
-        planned.append(Kill(aim, draw.choice(sorted(modes)), draw.random()))
-    return planned
+def _ordered(draw: random.Random, chosen: Sequence[str], before: Sequence[str]) -> list[str]:
+    """A round in the order of a study: else a study would have to be begun anew for each kill."""
+    places = {stage: float(place) for place, stage in enumerate(STAGES)}
+    places[TWO_JOBS] = draw.uniform(places["engine starts"], places["evaluation"])
+    ordered = sorted((aim for aim in chosen if aim in places), key=lambda aim: places[aim])
+    for aim in sorted(set(chosen) - set(places)):
+        # A Snakemake that is to start must have ended before, and after two jobs it goes on.
+        free = [at for at in range(len(ordered) + 1) if [*before, *ordered[:at]][-1:] != [TWO_JOBS] or aim == RECORDS]
+        ordered.insert(draw.choice(free), aim)
+    return ordered
 
 
-def table(struck: Sequence[Struck]) -> str:
-    """How many kills struck what, while which part of the study was on."""
-    counts = Counter((row.at, row.killed if row.killed in ("everything", "Snakemake") else "one job") for row in struck)
-    columns = ("everything", "Snakemake", "one job")
-    lines = ["| struck during | everything | Snakemake alone | one job |", "| --- | --: | --: | --: |"]
-    order = [STARTS, RECORDS, "Snakemake between jobs", *STAGES]
-    for at in sorted({row.at for row in struck}, key=lambda at: order.index(at) if at in order else len(order)):
-        lines.append(f"| {at} | " + " | ".join(str(counts[at, column]) for column in columns) + " |")
-    return "\n".join(lines)
+def _drawn(draw: random.Random, aim: str, following: str) -> Kill:
+    modes = {"everything"}
+    # As above; and a Snakemake that starts has no jobs.
+    if following != STARTS and aim not in (STARTS, RECORDS):
+        modes.add("one job")
+    if aim not in PASSING:
+        modes.add("Snakemake")
+    return Kill(aim, draw.choice(MODES.get(aim, tuple(sorted(modes)))), draw.random())

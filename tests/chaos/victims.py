@@ -7,12 +7,23 @@ from pathlib import Path
 
 MARK = "TAILRL_CHAOS"
 """In the environment of every process of the study: children that leave the group and the folder keep it."""
-STAGES = ("base policy", "engine starts", "training", "checkpoint", "results", "evaluation", "report")
+STAGES = (
+    "download",
+    "problems",
+    "base policy",
+    "engine starts",
+    "training",
+    "checkpoint",
+    "results",
+    "evaluation",
+    "tables",
+    "report",
+)
 """What jobs do, in the order of a study. Training is four: its engine starts, it steps, it writes a checkpoint, and at
-last its results."""
+last its results. The tables, figures and summary are one job, and report.html another."""
 PASSING = {"checkpoint": "writing.safetensors", "results": "writing-results"}
 """What is too short to be met by looking at processes, and under which passing name it writes."""
-_COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "report": "report"}
+_COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "report": "tables"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ def jobs(folder: Path) -> list[Job]:
         names = [Path(word).name for word in command[:3]]
         if "snakemake" in names and "--report" in command:
             found.append(Job(process, "report", "report.html"))
+        elif names[1:] == ["tailrl", "download"]:
+            found.append(Job(process, "download", "download"))
         elif names[1:] == ["tailrl", "job"] and "--out" in command:
             out = folder / command[command.index("--out") + 1]
             if command[3] == "train":
@@ -58,6 +71,30 @@ def jobs(folder: Path) -> list[Job]:
             else:
                 found.append(Job(process, _COMMANDS.get(command[3], command[3]), f"{command[3]} {out.stem}"))
     return found
+
+
+def cpu_seconds(process: int) -> float | None:
+    """CPU time that a process has used; None where it has ended. A busy machine stretches it less than a clock."""
+    try:
+        # The command's name, in brackets, may hold spaces.
+        numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def snakemake(folder: Path) -> int | None:
+    """The process of the study's Snakemake."""
+    found = marked(folder).items()
+    names = {
+        process: [Path(word).name for word in command[:2]] for process, command in found if "--report" not in command
+    }
+    return min((process for process, words in names.items() if "snakemake" in words), default=None)
+
+
+def downloading(folder: Path) -> set[Path]:
+    """Files in the hub's cache for parts of a download: under way, or left by a process that was killed."""
+    return set((folder / "hub").rglob("*.incomplete"))
 
 
 def half_written(run: Path, stage: str) -> bool:

@@ -17,7 +17,7 @@ from tailrl.cli.commands import PANELS
 from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = Problems(train=ArithmeticTask(problems=5), evaluation=ArithmeticTask(problems=3, seed=9), warm_start=())
     call(monkeypatch, "job", "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)
-    names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json"}
+    names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json", "manifest.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -254,8 +254,19 @@ def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "read_study", interrupt)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(KeyboardInterrupt):
         call(monkeypatch, "check", "x.yaml")
+
+
+@pytest.mark.parametrize(("words", "goes_on"), [("check x", "starts anew"), ("job train", "goes on from the last che")])
+def test_ctrl_c_is_one_sentence(words: str, goes_on: str) -> None:
+    stop = "def stop(_): raise KeyboardInterrupt\n"
+    script = f"import tailrl.cli as cli\n{stop}cli._run = stop\ncli.main()"
+    ended = subprocess.run([sys.executable, "-c", script, *words.split()], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.startswith(f"tailrl: {words}: interrupted; the same command {goes_on}")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_the_process_exits_with_one_and_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tailrl.cli import main
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import parse_study
 from tailrl.runtime.errors import reason
+from tailrl.runtime.timeouts import last_lines
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [file for folder in ("workflow", "benchmarks", "envs") for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -149,6 +150,57 @@ def test_no_sentence_quotes_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reason(ValueError(f"401 for {secret}\nin vain")) == f"401 for ${name} in vain"
     monkeypatch.setenv("SHORT_KEY", "401")
     assert reason(ValueError("401 for nobody")) == "401 for nobody"
+
+
+# A variable, its value, what another library says, and how a sentence has it.
+PLANTED = "planted/Secret+1"
+QUOTED = [
+    *(
+        (name, PLANTED, f"401 for {PLANTED}", f"401 for ${name}")
+        for name in (
+            "hf_token",
+            "API_KEY_2",
+            "API_KEYS",
+            "DB_PASSWD",
+            "DB_PASS",
+            "MYSQL_PWD",
+            "SSH_PASSPHRASE",
+            "AWS_ACCESS_KEY_ID",
+            "SECRET_KEY_BASE",
+            "GOOGLE_CREDENTIALS",
+            "npm_config__auth",
+        )
+    ),
+    ("HF_TOKEN", PLANTED, "GET /?t=planted%2FSecret%2B1", "GET /?t=$HF_TOKEN"),
+    ("HF_TOKEN", PLANTED, "GET /?t=planted%2fSecret%2b1", "GET /?t=$HF_TOKEN"),
+    ("HF_TOKEN", "planted%2FSecret", "401 for planted/secret", "401 for $HF_TOKEN"),
+    ("HTTPS_PROXY", "http://u:planted-1@proxy:1", "407: u:planted-1", "407: $HTTPS_PROXY"),
+    ("HTTPS_PROXY", "http://u:planted-1@proxy:1", "407: planted-1", "407: $HTTPS_PROXY"),
+    ("https_proxy", "http://u:p%40lanted@proxy:1", "407: p@lanted", "407: $https_proxy"),
+    ("WANDB_BASE_URL", "https://planted-token@wandb.invalid", "no planted-token", "no $WANDB_BASE_URL"),
+    ("HF_ENDPOINT", "https://a:planted-1@hub.invalid/x", "at https://hub.invalid/x", "at https://hub.invalid/x"),
+    ("OTHER", "1", "at https://me:pw@hub.invalid/x", "at https://***@hub.invalid/x"),
+    # No secrets: too short, or by a name that only looks like one.
+    ("SHORT_KEY", "1", "1 of 1", "1 of 1"),
+    ("USE_TOKEN", "true", "it is true", "it is true"),
+    ("API_KEY", "", "nothing", "nothing"),
+    ("TOKENIZERS_PARALLELISM", "disabled", "W&B is disabled", "W&B is disabled"),
+    ("PWD", "/some/folder", "/some/folder: not there", "/some/folder: not there"),
+    ("KEYBOARD_ROWS", "thousands", "thousands of rows", "thousands of rows"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said", "shown"), QUOTED)
+def test_what_is_a_secret(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str, shown: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert reason(ValueError(said)) == shown
+    assert last_lines(ValueError(said)) == f"ValueError: {shown}"
+
+
+def test_the_longer_of_two_secrets_is_masked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", PLANTED)
+    monkeypatch.setenv("B_TOKEN", f"{PLANTED}-and-more")
+    assert reason(ValueError(f"{PLANTED}-and-more, {PLANTED}")) == "$B_TOKEN, $A_TOKEN"
 
 
 Call = Callable[..., None]

@@ -82,6 +82,10 @@ def test_one_arm_alone(workflow: Workflow) -> None:
     assert workflow.plan("train_naive") == sorted([*PREPARED, "train naive, seed 0", "train naive, seed 1"])
 
 
+def test_the_base_policy_is_evaluated_without_training(workflow: Workflow) -> None:
+    assert workflow.plan("results/tiny/eval/base.json") == sorted([*PREPARED, "evaluate base"])
+
+
 def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
     """The value that the base arm has already is that arm."""
     arms = jobs("dvp_mis", "rho=e-13")
@@ -183,6 +187,34 @@ def test_a_template_is_source_of_the_pages_and_of_nothing_else(workflow: Workflo
         assert workflow.plan() == REPORTED
     with workflow.edited("workflow/tailrl/evaluation/model_card.md.j2", "## Training", "## Trained"):
         assert workflow.plan() == []
+
+
+def test_braces_in_text_are_no_wildcards(tmp_path: Path) -> None:
+    """In the checkout's path and in what a study says; the paths of inputs are refused in a sentence."""
+    workflow = copy_workflow(tmp_path / "a {word}")
+    study = workflow.write_study({"description": "a {word} of {seed}"})
+    words = ("--dry-run", "--configfile", study)
+    for targets in (("ablations",), ("download",)):
+        shown = workflow.run("snakemake", "--printshellcmds", *targets, *words)
+        assert shown.returncode == 0, shown.stderr
+        assert "a {word} of {seed}" in shown.stdout
+    (workflow.folder / "{arm}.jsonl").touch()
+    study = workflow.write_study({"task": {"name": "aime25", "path": "{arm}.jsonl"}}, name=study)
+    assert "task.path: Snakemake takes the braces in {arm}.jsonl for a" in refusal(workflow.run("snakemake", *words))
+    elsewhere = refusal(workflow.run("snakemake", *words, "--directory", str(tmp_path)))
+    assert elsewhere.startswith(f"{workflow.folder}: Snakemake takes braces in the workflow's path for wildcards")
+
+
+def test_the_workflow_is_used_from_another_folder(workflow: Workflow) -> None:
+    """Its own files lie beside the Snakefile; results and further studies, in the folder."""
+    folder = workflow.folder / "other"
+    (folder / "studies").mkdir(parents=True)
+    (folder / "studies/ablate_domain_zoo.yaml").write_text("name: ablate_domain_zoo\narms: {a: {}}\n")
+    shown = workflow.run("snakemake", "--dry-run", "--directory", "other", "ablate_domain", "overview")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "comparison of ablate_domain_arithmetic, ablate_domain_words, ablate_domain_zoo" in shown.stdout
+    shown = workflow.run("snakemake", "--dry-run", "--directory", "other")
+    assert "input: results/default/report.html" in shown.stdout
 
 
 # --- what is refused ---------------------------------------------------------------------------------

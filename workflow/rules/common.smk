@@ -1,19 +1,27 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
+import json
+import logging
 import os
 import platform
 import re
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake_interface_logger_plugins.common import LogEvent
 
+from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 from tailrl.config.gradients import GradientQuality
-from tailrl.config.source_files import sampling_files, source_files, training_files
+from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import BASE_ARM
-from tailrl.config.load import merged, parse_study, read_config
+from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
+from tailrl.config.training import without_operational
+from tailrl.planning.again import again, manifests
+from tailrl.planning.ending import stopped, where_to_look
 from tailrl.runtime.atomic_files import forget_finished
 
 try:
@@ -28,6 +36,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+runs = study.runs()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
@@ -38,7 +47,28 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-conda_env = f"{workflow.basedir}/envs/cpu.yaml"
+# Snakemake formats this path.
+conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+
+
+# Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
+def plain(text):
+    return lambda wildcards: text
+
+
+REPORT_FILES = job_files("report")
+
+
+# The digest of source files is a parameter too: of an input Snakemake keeps the checksum at the end of the job, and takes
+# what was edited while the job ran for what the job was made by.
+def sources(files):
+    return lambda wildcards: digest_of_files(files)
+
+
+# What Snakemake compares with the settings of the last time: those that change a number. A job gets all of them, by a
+# function of `output`, whose value Snakemake does not compare.
+def compared(settings):
+    return json.dumps(without_operational(settings.model_dump(mode="json")))
 
 
 def check_writable(folder):
@@ -107,12 +137,8 @@ def finished_results(studies):
 
 
 def known_claims(wildcards):
-    roots = ("results", "docs/results")
-    return [
-        str(path)
-        for root in roots
-        for path in sorted(Path(root).glob("**/*claims.csv"))
-    ]
+    roots = (Path("results"), home / "docs/results")
+    return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]
 
 
 # The command of a job with an engine in it. A process that was killed or hung, or whose engine failed, is started once
@@ -128,7 +154,65 @@ def once_more(command):
 
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json", "manifest.json")
 
-check_writable(results)
+# Snakemake ends with a traceback where it may not remove an old result or write its own notes.
+for folder in (".snakemake", results, *Path(results).glob("*/")):
+    check_writable(folder)
+
+
+def study_note():
+    file = Path(os.path.abspath(workflow.configfiles[0]))
+    return own_results(Path(results), file, study)
+
+
+# Snakemake counts its jobs before the first one starts, in a dry run too: then a sentence says which run again, and why.
+# Nothing may run that would overwrite another study.
+def before_the_first_job(record):
+    if getattr(record, "event", None) == LogEvent.RUN_INFO:
+        logger.removeFilter(before_the_first_job)
+        try:
+            study_note()
+        except StudyError as error:
+            say(str(error))
+            if not workflow.dryrun:
+                sys.exit(1)
+        sentence = again(workflow.dag, workflow.persistence)
+        if sentence and not workflow.touch:
+            say(sentence)
+    return True
+
+
+logger.addFilter(before_the_first_job)
+
+
+# The messages of the jobs that Ctrl-C stopped: Snakemake tells no hook of it, and prints pages about each as if it had
+# failed.
+stopped_jobs = None
+
+
+def note_what_is_stopped(record):
+    global stopped_jobs
+    if record.getMessage().startswith("Terminating processes on user request"):
+        stopped_jobs = [job.message or job.name for job in workflow.scheduler.running]
+    return stopped_jobs is None or record.levelno < logging.ERROR
+
+
+logger.addFilter(note_what_is_stopped)
+
+
+# What names the study in another call; None where the call named one, and so asked for all of it.
+def study_options():
+    files = " ".join(os.path.relpath(file) for file in workflow.configfiles)
+    default = files in ("config.yaml", str(home / "config.yaml"))
+    return None if named else "" if default else f" --configfile {files}"
+
+
+def say_what_was_edited():
+    try:
+        tell_of_sources(
+            *(path for job in workflow.dag.jobs for path in manifests(job.output))
+        )
+    except StudyError as error:
+        say(str(error))
 
 
 # For `tailrl unlock`, which can look for a running Snakemake and its jobs on its own machine alone.
@@ -137,18 +221,30 @@ onstart:
         f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
+    Path(results).mkdir(parents=True, exist_ok=True)
+    Path(results, NOTE).write_text(f"{study_note()}\n")
 
 
 # Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`): those of
 # this study that it was asked for.
 onsuccess:
+    say_what_was_edited()
+    made = (str(file) for job in workflow.dag.jobs for file in job.output)
+    say(where_to_look(results, made, study.ablations, study_options()))
     for job in workflow.dag.jobs:
         if job.rule.name == "train":
             forget_finished(Path(job.output.run).parent / "checkpoints")
 
 
+onerror:
+    say_what_was_edited()
+    if stopped_jobs is not None:
+        say(stopped(stopped_jobs))
+        sys.exit(130)
+
+
 wildcard_constraints:
     model="|".join(Path(path).name for path in MADE_MODELS),
-    arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
+    arm="|".join(map(re.escape, [BASE_ARM, *runs])),
     seed=r"\d+",
     engine="|".join(map(re.escape, study.distributions.engines)),

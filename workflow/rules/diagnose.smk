@@ -4,7 +4,7 @@
 
 rule measure_gradients:
     input:
-        code=source_files("tailrl.probes.gradients.quality"),
+        code=job_files("gradients", study.gradients()),
     output:
         qualities=f"{results}/gradients/quality.jsonl",
         run=f"{results}/gradients/run.json",
@@ -17,10 +17,11 @@ rule measure_gradients:
         conda_env
     threads: 1
     params:
-        settings=study.gradients().model_dump_json(),
+        settings=lambda wildcards: compared(study.gradients()),
+        sources=sources(job_files("gradients", study.gradients())),
         out=subpath(output.qualities, parent=True),
     message:
-        "gradient estimators on tiny models"
+        "gradient estimators on tiny models\nlog: {log}"
     shell:
         "tailrl job gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
@@ -30,7 +31,7 @@ rule gradients:
         qualities=rules.measure_gradients.output.qualities,
         run=rules.measure_gradients.output.run,
         manifest=rules.measure_gradients.output.manifest,
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         table=f"{results}/gradients/gradient_quality.csv",
         models=f"{results}/gradients/models.csv",
@@ -43,9 +44,10 @@ rule gradients:
         conda_env
     params:
         results=subpath(input.qualities, parent=True),
+        sources=sources(REPORT_FILES),
         out=subpath(output.table, parent=True),
     message:
-        "table and figure of the gradient estimators"
+        "table and figure of the gradient estimators\nlog: {log}"
     shell:
         "tailrl job gradient-report --results {params.results:q} --out {params.out:q} 2> {log:q}"
 
@@ -54,9 +56,8 @@ rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: sampling_files(
-            study.distributions.engines[wildcards.engine].sampler.engine,
-            "tailrl.probes.distributions.measure",
+        code=lambda wildcards: job_files(
+            "distributions", study.compared(wildcards.engine)
         ),
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
@@ -70,10 +71,16 @@ rule compare:
         conda_env
     threads: 1
     params:
-        settings=lambda wildcards: study.compared(wildcards.engine).model_dump_json(),
+        settings=lambda wildcards, output: study.compared(
+            wildcards.engine
+        ).model_dump_json(),
+        compared=lambda wildcards: compared(study.compared(wildcards.engine)),
+        sources=lambda wildcards: digest_of_files(
+            job_files("distributions", study.compared(wildcards.engine))
+        ),
         out=subpath(output.run, parent=True),
     message:
-        "distributions of {wildcards.engine}"
+        "distributions of {wildcards.engine}\nlog: {log}"
     shell:
         once_more(
             "tailrl job distributions --settings {params.settings:q} --policy {input.policy:q} "
@@ -88,7 +95,7 @@ rule distributions:
             for engine in study.distributions.engines
             for name in ("positions.npz", "run.json", "manifest.json")
         ],
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         tables=[
             f"{results}/distributions/{table}.csv"
@@ -108,10 +115,11 @@ rule distributions:
     conda:
         conda_env
     params:
+        sources=sources(REPORT_FILES),
         engines=[f"--engine={engine}" for engine in study.distributions.engines],
         out=subpath(output.page, parent=True),
     message:
-        "tables and figure of the distributions"
+        "tables and figure of the distributions\nlog: {log}"
     shell:
         "tailrl job distribution-report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
 
@@ -120,7 +128,7 @@ rule equal_mass:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=sampling_files("exact", "tailrl.probes.distributions.equal_mass"),
+        code=job_files("equal_mass", study.trainers_own()),
     output:
         f"{results}/distributions/equal_mass.csv",
     log:
@@ -131,9 +139,11 @@ rule equal_mass:
         conda_env
     threads: 1
     params:
-        settings=study.trainers_own().model_dump_json(),
+        settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
+        compared=lambda wildcards: compared(study.trainers_own()),
+        sources=sources(job_files("equal_mass", study.trainers_own())),
     message:
-        "thresholds of equal kept mass"
+        "thresholds of equal kept mass\nlog: {log}"
     shell:
         "tailrl job equal-mass --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
         "--out {output:q} 2> {log:q}"

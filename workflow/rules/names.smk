@@ -2,6 +2,7 @@
 # Snakemake tells a Snakefile no targets, so the words of the command line are looked at. No name of a study is also that
 # of a rule (tests/workflow/test_names.py).
 import difflib
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,20 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-STUDIES = {file.stem: file for file in sorted(Path("studies").glob("*.yaml"))}
+from tailrl.config.study import WILDCARD
+
+# What belongs to the workflow lies beside its Snakefile, wherever Snakemake works: `snakemake -s .../Snakefile -d other`.
+home = Path(os.path.relpath(workflow.basedir))
+if WILDCARD.search(str(home)):
+    raise WorkflowError(
+        f"{workflow.basedir}: Snakemake takes braces in the workflow's path for wildcards; start it in that folder, "
+        "without --directory, or rename the folder"
+    )
+STUDIES = {
+    file.stem: file
+    for folder in (home, Path())
+    for file in sorted(folder.glob("studies/*.yaml"))
+}
 # Studies that are run one after another, in this order, and then compared.
 COMPARED = {
     name: members
@@ -42,6 +56,14 @@ def named_in(words, configfiles):
 def run_before(study, name):
     """Runs one of the studies that a name stands for in a Snakemake of its own, with the options of this one."""
     words = [study if word == name else word for word in sys.argv[1:]]
+    end = words.index("--") if "--" in words else len(words)
+    # The last of two equal options counts. Paths of the first may be of the folder where Snakemake was started.
+    words[end:end] = [
+        "--snakefile",
+        workflow.main_snakefile,
+        "--directory",
+        os.getcwd(),
+    ]
     process = subprocess.Popen([sys.executable, "-m", "snakemake", *words])
 
     # Ctrl-C reaches both processes, and the other one ends its jobs first.

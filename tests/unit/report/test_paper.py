@@ -13,8 +13,8 @@ from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import STATEMENTS, TRAINED_CLAIMS, WORDS
 from tailrl.claims.decide import Verdict
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
-from tailrl.claims.evidence import DEFINITION, OPEN, SEARCH, answers
-from tailrl.claims.finding import CHANGES, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.evidence import SEARCH, answers
+from tailrl.claims.finding import CHANGES, CONTRADICTED, DEFINITION, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
 from tailrl.report.paper import SHOWN
 from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper

@@ -26,7 +26,10 @@ NAN = math.nan
 ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
 BELOW = Difference(-0.05, -0.09, -0.01, 0.0001, 3)
 UNCLEAR = Difference(0.01, -0.02, 0.04, 0.4, 3)
+TOUCHING = Difference(0.04, 0.0, 0.08, 0.05, 3)
+WIDE = Difference(0.471, 0.219, 0.724, 0.014, 3)
 SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
+NO_VERDICT = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
 
 
 def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> Comparison:
@@ -36,19 +39,21 @@ def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> C
 @pytest.mark.parametrize(
     ("both", "p_holm", "words"),
     [
-        (ABOVE, 0.04, "dvp is above naive"),
-        (BELOW, 0.05, "dvp is below naive"),
-        (UNCLEAR, 1.0, "no difference shown; by itself it rules out differences beyond 4.0 points"),
-        (ABOVE, 0.06, "no difference shown; by itself it rules out differences beyond 9.0 points"),
-        (SINGLE, NAN, "no verdict on the arms, since a single seed"),
+        (ABOVE, 0.04, "dvp is above naive: +5.0 [+1.0, +9.0] points{}."),
+        (BELOW, 0.05, "dvp is below naive: -5.0 [-9.0, -1.0] points{}."),
+        (UNCLEAR, 1.0, "no detectable difference: +1.0 [-2.0, +4.0] points{}."),
+        (TOUCHING, 0.05, "dvp is above naive: +4.0 [+0.0, +8.0] points{}."),
+        (TOUCHING, 0.1, "no detectable difference: +4.0 [+0.0, +8.0] points{}."),
+        (WIDE, 0.069, "+47.1 [+21.9, +72.4] points; not confirmed after correction for 5 comparisons (p 0.069){}."),
+        (BELOW, 0.0501, "-5.0 [-9.0, -1.0] points; not confirmed after correction for 5 comparisons (p 0.050){}."),
+        (SINGLE, NAN, f"{NO_VERDICT}{{}}. Between these policies: +5.0 [+1.0, +9.0] points."),
     ],
 )
-def test_verdict(both: Difference, p_holm: float, words: str) -> None:
-    text = difference_sentence(compared(both, p_holm), {"dvp": 0.001, "naive": 0.02})
-    assert text.startswith(f"**dvp against naive**: {words}")
-    assert "(unmasked k3: naive 0.02, dvp 0.001 nats)" in text
-    assert "k3" not in difference_sentence(compared(both, p_holm), {"dvp": NAN, "naive": NAN})
-    assert (points(ABOVE) in text) == (both is SINGLE)
+def test_difference_sentence(both: Difference, p_holm: float, words: str) -> None:
+    """Each case: confirmed, an interval with 0, one without 0 that is not confirmed, and no p."""
+    for k3, size in (((0.001, 0.02), " (unmasked k3: naive 0.02, dvp 0.001 nats)"), ((NAN, NAN), "")):
+        text = difference_sentence(compared(both, p_holm), dict(zip(("dvp", "naive"), k3, strict=True)), 5)
+        assert text == f"**dvp against naive**: {words.format(size)}"
 
 
 def test_numbers_in_words() -> None:

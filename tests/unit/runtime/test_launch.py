@@ -38,11 +38,28 @@ def told():
     while not (Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / '1' / 'error.json').exists():
         time.sleep(0.01)
 """
+KILLED = """
+from pathlib import Path
+import psutil
+victim = Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1] / 'victim'
+if rank == '1':
+    victim.with_suffix('.part').write_text(str(os.getpid()))
+    victim.with_suffix('.part').rename(victim)
+    os.kill(os.getpid(), 9)
+while not victim.exists():
+    time.sleep(0.01)
+try:
+    while psutil.Process(int(victim.read_text())).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+except psutil.NoSuchProcess:
+    pass
+sys.exit(1)
+"""
 SCRIPTS = {
     "all is well": "print(rank, *(os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')))\n",
     "one ends": WAIT.format(0) + "sys.exit(70)\n",
     # The one that waits for it gets an error from gloo, and ends with 1.
-    "one is killed": "rank == '1' and os.kill(os.getpid(), 9)\ntime.sleep(0.2)\nsys.exit(1)\n",
+    "one is killed": KILLED,
     "one has found a typo": WAIT.format(0) + TELL,
     "one has found a typo, another one fails for it": TOLD + "rank == '1' or told() or sys.exit(1)\n" + TELL,
     "both have found a typo": "rank = '0'\n" + TELL,
@@ -108,6 +125,19 @@ def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, 
     assert json.loads(lines[-1])["train/grad_norm"] is not None
     assert {"README.md", "model.safetensors"} <= {file.name for file in (tmp_path / "out" / "policy").iterdir()}
     assert not list((tmp_path / "out" / "checkpoints").glob("step-*"))
+
+
+def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is left over in a shell that a rank of another program started."""
+    (tmp_path / "error.json").write_text("of another program", encoding="utf-8")
+    for name, value in {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    ended = tailrl("check", "nowhere.yaml")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "tailrl: nowhere.yaml: cannot be read as YAML: No such file or directory\n",
+    )
+    assert (tmp_path / "error.json").read_text(encoding="utf-8") == "of another program"
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])

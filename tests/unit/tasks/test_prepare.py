@@ -1,6 +1,8 @@
 """What every arm starts from: problem files without what is evaluated, and the base policy."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,18 @@ import torch
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy, WarmStart
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks import Task
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.model.download import download_inputs
 from tailrl.model.policy import load_policy, load_tokenizer, named_weights
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks import prepare
+from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.prepare import write_all_problems
 from tailrl.tasks.problem import Problem, read_problems, write_problems
 from tailrl.tasks.registry import load_task
+from tailrl.training import base_policy
 from tailrl.training.base_policy import write_base_policy
 
 # Few enough different problems that the three sets overlap.
@@ -47,7 +54,7 @@ def test_evaluated_problems_are_not_trained_on(tmp_path: Path) -> None:
         assert report[name] == {"problems": len(kept), "removed_because_evaluated": removed, "skipped": {}}
 
 
-def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_used_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"problem": "1+1", "answer": "2", "id": "x"}, {"problem": "2+2", "answer": "four", "id": "y"}]
     (tmp_path / "aime.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = Problems.model_validate(
@@ -61,11 +68,45 @@ def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
         "skipped": {"answer is not an integer from 0 to 999": ["row 2"]},
     }
     assert (tmp_path / "warm_start.jsonl").read_text() == ""
+    said = "evaluation: 1 rows give no problem: answer is not an integer from 0 to 999 (1, first row 2)"
+    assert capsys.readouterr().err == f"tailrl: {said}; problems.json lists them\n"
 
 
 def test_training_on_what_is_evaluated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="every train problem is also an evaluation problem"):
         write_all_problems(Problems(train=TRAIN, evaluation=TRAIN, warm_start=()), tmp_path)
+
+
+def test_a_data_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake would keep the new file's checksum beside the old file's problems."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"problem": "p", "answer": 1, "id": 0}) + "\n", encoding="utf-8")
+    settings = Problems(train=TRAIN, evaluation=Aime25Task(name="aime25", path=str(path)), warm_start=())
+    write_all_problems(settings, tmp_path)
+
+    def load(task: Task) -> Loaded:
+        loaded = load_task(task)
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        return loaded
+
+    monkeypatch.setattr(prepare, "load_task", load)
+    with pytest.raises(StudyError, match=r"rows\.jsonl: changed while this job read it; run the study again"):
+        write_all_problems(settings, tmp_path)
+
+
+def test_a_pretrained_policy_that_changes_while_it_is_read_is_refused(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+
+    def load(path: str) -> object:
+        os.utime(folder / "config.json", ns=(0, 0))
+        return load_policy(path)
+
+    monkeypatch.setattr(base_policy, "load_policy", load)
+    with pytest.raises(StudyError, match=r"config\.json.*: changed while this job read it"):
+        write_base_policy(PretrainedPolicy(source="pretrained", path=str(folder)), tmp_path / "none", tmp_path / "base")
 
 
 def test_a_policy_from_scratch(tmp_path: Path) -> None:
@@ -100,6 +141,7 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
     asked: list[object] = []
     monkeypatch.setattr("tailrl.tasks.registry.fetch", lambda *source: asked.append(source))
     monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
+    monkeypatch.setattr("tailrl.model.download.try_tokenizer", lambda path: asked.append(("trial", path)))
     monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
     download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
     assert asked == []
@@ -114,4 +156,4 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
             }
         )
     )
-    assert asked == [("math-ai/aime25", "test"), ("tokenizer", "some/model"), "some/model"]
+    assert asked == [("math-ai/aime25", "test"), ("trial", "some/model"), ("tokenizer", "some/model"), "some/model"]

@@ -1,5 +1,4 @@
-"""Verdicts of an ablation: whether a value changes the score, the steps before a collapse or the difference of two
-arms, and whether a value is as good as the base arm's."""
+"""Verdicts of an ablation: whether a value changes a result, or is as good as the base arm's."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from tailrl.analysis.format import points
 from tailrl.analysis.survival import collapses, lasted
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
-from tailrl.claims.decide import Line, Scope, Verdict, decide, scope_of
-from tailrl.claims.finding import CHANGES, UNTESTABLE, Finding, changed, ends, interval
+from tailrl.claims.decide import Changes, Line, Scope, Verdict, decide, decide_changes, scope_of
+from tailrl.claims.finding import Finding, changed, ends, interval
 from tailrl.config.arm import Ablation
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
 
@@ -61,50 +60,34 @@ def _start(points_B: Sequence[Point]) -> Point:
 
 def _scores(results: Results, field: str, bases: Bases) -> list[Verdict]:
     """For each base arm, whether any value changes the score."""
-    said = "{}: {} points"
-    found = [
-        [changed((p.base,), p.runs, p.change, said.format(p.value, points(p.change))) for p in own] for own in bases
-    ]
-    lines = []
-    for own, (line, decided, _) in zip(bases, _of_bases(results, field, "score", bases, found), strict=True):
+    groups = []
+    for own in bases:
+        found = [changed((p.base,), p.runs, p.change, f"{p.value}: {points(p.change)} points") for p in own]
         ended = ", ".join(f"{p.collapsed} of {p.runs} at {p.value}" for p in own if p.collapsed)
-        seen = [*(decided or ["by Holm no value changes avg"]), *([f"collapsed: {ended}"] if ended else [])]
-        lines.append(replace(line, seen="; ".join(seen)))
-    return lines
+        beside = f"collapsed: {ended}" if ended else ""
+        groups.append(_changes(results, field, "score", own, found, "by Holm no value changes avg", beside))
+    return decide_changes(groups)
 
 
 def _lasting(results: Results, field: str, bases: Bases) -> list[Verdict]:
     """For each base arm, whether any value changes the steps before a collapse."""
-    found = [[_lasts(results, p, _start(own)) for p in own] for own in bases]
-    lines = []
-    of_bases = _of_bases(results, field, "steps_before_collapse", bases, found)
-    for own, (line, decided, tested) in zip(bases, of_bases, strict=True):
-        nothing = "nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"
-        lines.append(replace(line, seen="; ".join(decided or tested) or nothing))
-    return lines
-
-
-def _of_bases(
-    results: Results, field: str, asked: str, bases: Bases, found: Sequence[Sequence[Finding]]
-) -> list[tuple[Verdict, list[str], list[str]]]:
-    """For each base arm: the verdict of its largest change, then what was seen of all decided and all tested changes.
-
-    If any change is decided, the largest is chosen among these.
-    """
-    lines = []
-    for own, findings in zip(bases, found, strict=True):
-        claim = CATALOGUE[f"ablation.{{field}}.{asked}"].filled(field=field, start=_start(own).value)
-        scope, seeds = _scope(results, own, _dose(results, field, own)), min(p.runs for p in own)
-        lines += [Line(claim, scope, replace(finding, seeds=seeds)) for finding in findings]
-    verdicts = iter(decide(lines))
-    chosen = []
+    groups = []
     for own in bases:
-        every = [next(verdicts) for _ in own]
-        tested = [line for line in every if not math.isnan(line.effect)]
-        decided = [line for line in tested if line.verdict == CHANGES]  # a smaller change can have a smaller p
-        largest = max(decided or tested, key=lambda line: abs(line.effect), default=every[0])
-        chosen.append((largest, [line.seen for line in decided], [line.seen for line in tested]))
-    return chosen
+        found = [_lasts(results, p, _start(own)) for p in own]
+        nothing = "nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"
+        none = "; ".join(one.words for one in found if not math.isnan(one.effect)) or nothing
+        groups.append(_changes(results, field, "steps_before_collapse", own, found, none))
+    return decide_changes(groups)
+
+
+def _changes(
+    results: Results, field: str, asked: str, points_B: Sequence[Point], found: Sequence[Finding], none: str,
+    beside: str = "",
+) -> Changes:  # fmt: skip
+    """One base arm's changes; `seeds` is that of the value with fewest."""
+    claim = CATALOGUE[f"ablation.{{field}}.{asked}"].filled(field=field, start=_start(points_B).value)
+    scope, seeds = _scope(results, points_B, _dose(results, field, points_B)), min(p.runs for p in points_B)
+    return Changes(claim, scope, [replace(one, seeds=seeds) for one in found], none, beside)
 
 
 def _lasts(results: Results, p: Point, start: Point) -> Finding:
@@ -118,7 +101,7 @@ def _lasts(results: Results, p: Point, start: Point) -> Finding:
     change = arm_difference(*map(lasted, found)) if compared else NO_DIFFERENCE
     steps = interval(*ends(change), form="+.0f")
     shown = changed((p.base,), p.runs, change, f"{p.value}: {steps} steps")
-    return shown if compared else replace(shown, outcome=UNTESTABLE)
+    return replace(shown, events=p.collapsed + start.collapsed if compared else 0)
 
 
 def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:

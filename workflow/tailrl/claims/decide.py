@@ -3,14 +3,25 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.claims.catalogue import Claim, words_of
-from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE, Finding
+from tailrl.claims.catalogue import Claim, Statement, words_of
+from tailrl.claims.finding import (
+    ASIDE,
+    CHANGES,
+    CONTRADICTED,
+    DEFINITION,
+    MEASURED,
+    OPEN,
+    REPRODUCED,
+    UNDECIDED,
+    UNTESTABLE,
+    Finding,
+)
 from tailrl.stats.intervals import ONE_SIDED_LEVEL
 from tailrl.stats.tests import holm
 
@@ -43,6 +54,21 @@ class Line(NamedTuple):
     claim: Claim
     scope: Scope
     finding: Finding
+
+
+class Changes(NamedTuple):
+    """The input of one verdict on several changes: whether any of them is shown.
+
+    Attributes:
+        none: what was seen, in words, if no change is shown.
+        beside: words that are added in any case.
+    """
+
+    claim: Claim
+    scope: Scope
+    findings: Sequence[Finding]
+    none: str
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +129,7 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     found: dict[str, str] = {}
     verdicts = []
     for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
-        verdict = finding.outcome or _outcome(claim, finding, *p_holm)
+        verdict = _outcome(claim, finding, *p_holm)
         if verdict == REPRODUCED and claim.requires and found.get(claim.requires) != REPRODUCED:
             verdict = UNDECIDED
         found[claim.id] = verdict
@@ -129,8 +155,34 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     return verdicts
 
 
+def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
+    """The verdict of each group, in order: that of its largest change, of the shown ones if there are any."""
+    verdicts = iter(decide([Line(group.claim, group.scope, found) for group in groups for found in group.findings]))
+    chosen = []
+    for group in groups:
+        every = [next(verdicts) for _ in group.findings]
+        tested = [verdict for verdict in every if not math.isnan(verdict.effect)]
+        shown = [verdict for verdict in tested if verdict.verdict == CHANGES]  # a smaller change can have a smaller p
+        largest = max(shown or tested, key=lambda verdict: abs(verdict.effect), default=every[0])
+        seen = [*([verdict.seen for verdict in shown] or [group.none]), group.beside]
+        chosen.append(replace(largest, seen="; ".join(filter(None, seen))))
+    return chosen
+
+
+def outcome_without_lines(statement: Statement) -> str:
+    """The outcome of a statement that no line of any study decides."""
+    return DEFINITION if statement.held_by else UNTESTABLE if statement.beyond else OPEN
+
+
 def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:
-    """The outcome by the claim's rule: of a test, a fact, or an interval and a limit."""
+    """The outcome by the claim's rule: of a test, a fact, or an interval and a limit.
+
+    A theorem is set aside where its assumption fails. Without an event there is nothing to test.
+    """
+    if not finding.premise:
+        return ASIDE
+    if finding.events == 0:
+        return UNTESTABLE
     # Without p or interval they are NaN, and the comparisons are false.
     shown, opposite = TESTED.get(claim.rule, (REPRODUCED, CONTRADICTED))
     match claim.rule:

@@ -12,7 +12,7 @@ from scipy import stats
 from tailrl.analysis.distributions import Compared
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import UNTESTABLE, Finding, ends, fact, interval
+from tailrl.claims.finding import Finding, ends, fact, interval
 from tailrl.config.distributions import TAIL_FROM
 from tailrl.stats.intervals import UPPER, Interval, ratio_interval
 
@@ -68,7 +68,7 @@ def _sign(one: Compared) -> Finding:
     """Whether the tail's mean −Δ is above 0."""
     mean = _tail(one)
     if math.isnan(mean.mean):
-        return Finding((one.engine,), 1, *ends(mean), "no place has a token in the tail", outcome=UNTESTABLE)
+        return fact((one.engine,), 1, mean.mean, "no place has a token in the tail", None)
     words = f"mean −Δ in the tail is {interval(*ends(mean))} nats"
     return Finding((one.engine,), 1, *ends(mean), words, *_one_sided(mean))
 

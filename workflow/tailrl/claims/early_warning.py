@@ -8,7 +8,7 @@ from tailrl.analysis.early_warning import METRICS, Case, Warned
 from tailrl.analysis.format import count
 from tailrl.claims.catalogue import CATALOGUE, named
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import UNTESTABLE, Finding, ends, interval, nothing
+from tailrl.claims.finding import Finding, ends, interval, nothing
 from tailrl.stats.intervals import Interval
 
 UNSKILLED, ALIKE = "no threshold has skill on the half of the seeds that chooses", "the runs that choose are all alike"
@@ -25,8 +25,7 @@ def judge_warnings(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verd
         lines.append(Line(ANNOUNCES[one.metric], scope, finding))
         if one.metric == "k3":
             seen = f"median lead {in_steps(one.lead)} steps" if one.warned else "k3 announced no collapse"
-            outcome = UNTESTABLE if math.isnan(finding.effect) else None
-            lead = replace(finding, seeds=one.warned, words=seen, outcome=outcome)
+            lead = replace(finding, seeds=one.warned, words=seen, events=one.warned)
             lines.append(Line(CATALOGUE[LEAD], scope, lead))
         if one.ahead.n:
             over = count(one.collapsed, "collapse")
@@ -43,12 +42,12 @@ def judge_warnings(cases: Sequence[Case], judged: Sequence[Warned]) -> list[Verd
 
 
 def _announces(one: Warned, studies: tuple[str, ...]) -> Finding:
-    """The skill of a judged metric; half of its p is the one-sided p."""
+    """The skill of a judged metric; half of its p is the one-sided p. It needs collapses, and runs without one."""
     lead = f", median lead {in_steps(one.lead)} steps" if one.warned else ""
     true, false = f"{one.warned} of {one.collapsed} collapses", f"{one.alarmed} of {one.others} runs"
     seen = f"{one.metric}: before {true}{lead}; falsely in {false}"
-    found = Finding(studies, one.collapsed + one.others, *ends(one.lead), seen, p_for=one.p / 2, holds=one.skill > 0)
-    return replace(found, outcome=UNTESTABLE) if math.isnan(one.p) else found
+    seeds, events = one.collapsed + one.others, min(one.collapsed, one.others)
+    return Finding(studies, seeds, *ends(one.lead), seen, p_for=one.p / 2, holds=one.skill > 0, events=events)
 
 
 def unskilled(judged: Sequence[Warned]) -> list[str]:

@@ -15,7 +15,7 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.survival import collapses, deepest_loss
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
-from tailrl.claims.finding import UNTESTABLE, Finding, ends, fact, interval, measured, nothing
+from tailrl.claims.finding import Finding, ends, fact, interval, measured, nothing
 from tailrl.claims.numbers import LOGARITHMS, first_and_last, mean, numbers, powers, scores
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
@@ -114,11 +114,11 @@ def survival(claim: Claim, results: Results) -> Iterator[Finding]:
             continue
         share = share_difference(*counts)
         words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))
-        found = Finding(arms, share.n, *ends(share), words)
-        if not any(k for k, _ in counts):
+        found = Finding(arms, share.n, *ends(share), words, events=sum(k for k, _ in counts))
+        if not found.events:
             lost = 100 * deepest_loss([run for arm in arms for run in results.runs[arm]])
             deepest = f"; the deepest loss is {lost:.0f} % of a run's best reward" if not math.isnan(lost) else ""
-            yield replace(found, words=f"no run collapsed{deepest}", outcome=UNTESTABLE)
+            yield replace(found, words=f"no run collapsed{deepest}")
         else:
             yield replace(found, p_for=log_rank(first, second), p_against=log_rank(second, first))
 
@@ -134,7 +134,7 @@ def explosion(claim: Claim, results: Results) -> Iterator[Finding]:
         if not any(exploded):
             largest = 10 ** float(np.fmax.reduce(np.concatenate(grown)))
             words = f"k3 explodes in no run; where it grows most, it ends at {largest:.3g} times its start"
-            yield replace(measured(arms, fewest, powers(ratios[0]), words), outcome=UNTESTABLE)
+            yield replace(measured(arms, fewest, powers(ratios[0]), words), events=0)
             continue
         words = "; ".join(
             f"{arm}: k3 ends at {interval(*powers(ratio))} times its start, explodes in {count} of {ratio.n} runs"
@@ -158,10 +158,12 @@ def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
         up, down = one_sided(reward)
         k3 = f"k3 ends at {interval(*powers(times))} times its start"
         words = f"the reward changes by {interval(*ends(reward), form='+.3f')}, {k3}"
-        if np.nanmin(change_S) < 0:
-            yield Finding((arm,), fewest.n, *ends(reward), words, *all_hold((down, up), (flat, steep)))
+        found = Finding((arm,), fewest.n, *ends(reward), words, events=sum(change < 0 for change in change_S))
+        if found.events:
+            p_for, p_against = all_hold((down, up), (flat, steep))
+            yield replace(found, p_for=p_for, p_against=p_against)
         else:
-            yield Finding((arm,), fewest.n, *ends(reward), f"no run's reward falls; {words}", outcome=UNTESTABLE)
+            yield replace(found, words=f"no run's reward falls; {words}")
 
 
 def zeros(claim: Claim, results: Results) -> Iterator[Finding]:

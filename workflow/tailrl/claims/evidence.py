@@ -8,11 +8,10 @@ from pathlib import Path
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
-from tailrl.claims.finding import UNTESTABLE
+from tailrl.claims.decide import outcome_without_lines
+from tailrl.claims.finding import DEFINITION, UNTESTABLE
 
 Row = dict[str, str]
-
-DEFINITION, OPEN = "definition", "not run yet"
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
@@ -130,14 +129,10 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
             found += _spoken(statement, name if several else "", lines)
-        if any(spoken.values()):
-            continue
-        if statement.held_by:
-            found.append(Answer(statement, DEFINITION, f"held by {statement.held_by}"))
-        elif statement.beyond:
-            found.append(Answer(statement, UNTESTABLE, statement.beyond))
-        else:
-            found.append(Answer(statement, OPEN, "no results at hand speak to it"))
+        if not any(spoken.values()):
+            held = f"held by {statement.held_by}" if statement.held_by else ""
+            words = held or statement.beyond or "no results at hand speak to it"
+            found.append(Answer(statement, outcome_without_lines(statement), words))
     return found
 
 
@@ -156,7 +151,7 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]
         same = runs != study.name and line["low"] and line["unit"] != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
         found.append(Answer(statement, line["verdict"], line["seen"] + again, study, line, claim))
-    return found + ([Answer(statement, UNTESTABLE, _rest(rest), claim=claim)] if rest else [])
+    return found + [Answer(statement, line["verdict"], _rest(rest), claim=claim) for _, line in rest[:1]]
 
 
 def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:

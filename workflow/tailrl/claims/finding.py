@@ -14,6 +14,8 @@ MEASURED = "measured"
 """For a question whose answer is a number."""
 ASIDE = "premise fails"
 """For a theorem whose assumption does not hold."""
+DEFINITION, OPEN = "definition", "not run yet"
+"""For a statement without evidence: a test verifies it, or no study has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Finding:
         words: what was seen.
         p_for, p_against: one-sided p that the claim's direction holds, and that its opposite holds.
         holds: whether a fact holds; for a test, False if no p can show the claim.
-        outcome: the outcome if there is nothing to decide.
+        events: how often the claim's subject occurred, such as a collapse; None if it needs no event.
+        premise: whether the theorem's assumption holds.
     """
 
     arms: tuple[str, ...]
@@ -39,7 +42,8 @@ class Finding:
     p_for: float = math.nan
     p_against: float = math.nan
     holds: bool | None = None
-    outcome: str | None = None
+    events: int | None = None
+    premise: bool = True
 
 
 def interval(mean: float, low: float, high: float, *, form: str = ".3g") -> str:
@@ -67,8 +71,8 @@ def changed(arms: tuple[str, ...], seeds: int, change: Difference, words: str) -
 
 def fact(arms: tuple[str, ...], seeds: int, effect: float, words: str, holds: bool | None) -> Finding:
     """A finding that needs no test; None for nothing to test."""
-    outcome = UNTESTABLE if holds is None else None
-    return Finding(arms, seeds, effect, math.nan, math.nan, words, holds=holds, outcome=outcome)
+    events = 0 if holds is None else None
+    return Finding(arms, seeds, effect, math.nan, math.nan, words, holds=holds, events=events)
 
 
 def opposite(finding: Finding) -> Finding:

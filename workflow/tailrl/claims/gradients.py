@@ -17,7 +17,7 @@ from tailrl.analysis.format import short
 from tailrl.analysis.gradients import MISMATCHES, Summary
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, Verdict, decide
-from tailrl.claims.finding import ASIDE, Finding, fact
+from tailrl.claims.finding import Finding, fact
 from tailrl.config.gradients import NO_MISMATCH
 
 EXACT = 1e-9
@@ -98,7 +98,7 @@ def _constrained_bias(own: Sequence[Summary]) -> Finding:
         return _fact(own, largest, words, False)
     models = f"{min(s.nested for s in own)} to {max(s.nested for s in own)} of {own[0].models} models by the dose"
     kept = "" if math.isnan(nested) else f"; of {nested:.1e} at most in those where it holds, {models}"
-    return replace(_fact(own, largest, f"{words} in models where V_S ⊄ V'_S{kept}", None), outcome=ASIDE)
+    return replace(_fact(own, largest, f"{words} in models where V_S ⊄ V'_S{kept}", None), premise=False)
 
 
 def _trade(masked: Sequence[Summary], weighted: Sequence[Summary]) -> Finding:

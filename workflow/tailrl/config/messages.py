@@ -1,6 +1,7 @@
 """Puts pydantic's errors into words: one clause per problem, with the path of its key."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,10 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             clauses.append(f"{where} is not a known key{hint}")
         elif item["type"] == "missing":
             clauses.append(f"{where} is missing")
+        elif item["type"] == "literal_error":
+            kinds = re.findall("'([^']*)'", item["ctx"]["expected"])
+            given = one_line(repr(item["input"]))
+            clauses.append(f"{where}: must be one of {', '.join(kinds)} (given: {given}){near(item['input'], kinds)}")
         elif item["type"] == "kind":
             clauses.append(where + _other_kind(item, model))
         else:

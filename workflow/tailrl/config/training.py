@@ -1,7 +1,8 @@
 """The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
 import difflib
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,7 +40,23 @@ class StopRule(Settings):
 
 
 OPERATIONAL = {"checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout"}
-"""Settings that change no number."""
+"""Settings that change no number, in any block."""
+
+
+def without_operational(data: Any) -> Any:
+    """Settings as plain data without the operational ones: what a result depends on."""
+    if isinstance(data, dict):
+        return {key: without_operational(value) for key, value in data.items() if key not in OPERATIONAL}
+    return [without_operational(value) for value in data] if isinstance(data, list) else data
+
+
+def differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """The dotted keys in which two blocks of plain data differ, without operational settings."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in sorted((found.keys() | wanted.keys()) - OPERATIONAL):
+            yield from differing(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
+    elif found != wanted:
+        yield name
 
 
 class Training(Settings):

@@ -17,11 +17,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tailrl.config.policy import ScratchPolicy
+from tailrl.config.policy import ScratchPolicy, lacking
 from tailrl.model.checks import check_loaded, refuse_endless, refuse_pickle
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
 
 
@@ -51,6 +52,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     Weights come from safetensors only, since a pickle can run code. The model's class comes from transformers.
     """
     try:
+        _ask_hub(path)
         refuse_pickle(path)
         refuse_endless(path)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -69,6 +71,11 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     return cast(PreTrainedModel, model)
 
 
+def _ask_hub(path: str | Path) -> None:
+    if not Path(path).is_dir():
+        use_cache_without_hub()
+
+
 def _why(path: str | Path, error: Exception) -> str:
     if Path(path).is_absolute() and not Path(path).is_dir():
         return "there is no such folder"
@@ -76,12 +83,15 @@ def _why(path: str | Path, error: Exception) -> str:
         return "it needs code of its own, and code that comes with a model is not run"
     if isinstance(error, KeyError) and error.args == (PACKED_ATTENTION,):
         return "its class has no attention that packed rows could use"
-    return reason(error)
+    if not Path(path).is_dir():
+        return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
+    return lacking(Path(path)) or reason(error)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a policy's folder; raises StudyError where there is none or it has no end token."""
     try:
+        _ask_hub(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # Its files are JSON of many kinds, read without a schema.
     except Exception as error:
@@ -94,6 +104,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 def load_config(path: str | Path) -> PreTrainedConfig:
     """The configuration in a policy's folder; raises StudyError where transformers finds or knows none."""
     try:
+        _ask_hub(path)
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None

@@ -1,11 +1,13 @@
 """The exception that a user reads: one sentence that names what is wrong and where."""
 
+import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 LONGEST = 300
 """Characters of a value or of another library's message that a sentence quotes."""
@@ -13,7 +15,15 @@ LONGEST = 300
 SHORTEST_SECRET = 8
 """Characters; a shorter value is no secret, and would occur in any sentence."""
 
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+_SECRET = re.compile(
+    r"(key|token|secret|passw(or)?d|passphrase|pass|(?<=_)pwd|credential|auth)s?(?![a-z])", re.IGNORECASE
+)
+"""Within the name of a variable: API_KEY_2, hf_token, AWS_ACCESS_KEY_ID; not TOKENIZERS_PARALLELISM or PWD."""
+_USER = re.compile(r"://([^/?#\s$]+)@")
+"""The credentials in a URL."""
+
+LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
+"""The shell's names of limits, which the system's words leave out."""
 
 
 class StudyError(Exception):
@@ -44,13 +54,39 @@ def one_line(text: object) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    rest = [f"{len(names) - most} more"] if len(names) > most else []
+    return " and ".join([", ".join(names[:most]), *rest])
+
+
 def reason(error: Exception) -> str:
     """An exception's message on one line: a system error's words, or the type of an exception without a message.
 
-    Another library may quote its input: the values of the environment's keys and tokens are masked.
+    Another library may quote its input, which is `masked`.
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        words += f" ({LIMITS[error.errno]})"
+    return one_line(masked(words)) or type(error).__name__
+
+
+def masked(text: str) -> str:
+    """The text without the secrets of the environment, plain or percent-encoded, and without credentials in URLs.
+
+    A variable's secret is its value, where its name says so, and the credentials in a URL.
+    """
+    secrets: dict[str, str] = {}
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST_SECRET and _SECRET.search(name):
-            words = words.replace(value, f"${name}")
-    return one_line(words) or type(error).__name__
+        if _SECRET.search(name):
+            secrets[value] = name
+        for found in _USER.finditer(value):
+            secrets |= dict.fromkeys([found[1], *found[1].split(":")], name)
+    forms = {
+        form: name for value, name in secrets.items() for form in (value, unquote(value), quote(unquote(value), ""))
+    }
+    for form in sorted(forms, key=len, reverse=True):  # one may be part of another
+        if len(form) >= SHORTEST_SECRET:
+            shown = f"${forms[form]}".replace("\\", "\\\\")
+            text = re.sub(re.escape(form), shown, text, flags=re.IGNORECASE)
+    return _USER.sub("://***@", text)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import StudyError, masked, say
 
 STDERR = 2
 GRACE = 10.0
@@ -72,7 +72,7 @@ def guarded(seconds: float, what: str) -> Iterator[None]:
 
 def last_lines(error: Exception, count: int = 3) -> str:
     """The last lines of the error, on one line."""
-    lines = "".join(traceback.format_exception_only(error)).split("\n")
+    lines = masked("".join(traceback.format_exception_only(error))).split("\n")
     return " | ".join([line.strip() for line in lines if line.strip()][-count:])
 
 

@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tailrl.artifacts.manifest import policy_digest
+from tailrl.artifacts.manifest import policy_digest, vouched_checksum
 from tailrl.config.jobs import Run
-from tailrl.config.source_files import training_files
-from tailrl.config.training import OPERATIONAL
+from tailrl.config.source_files import at_start, job_files
+from tailrl.config.training import without_operational
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
 from tailrl.runtime.errors import StudyError, reason, say
@@ -192,15 +192,13 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
 
     Raises StudyError if the base policy is not as its manifest says.
     """
-    settings = run.model_dump(mode="json")
-    settings["training"] = {key: value for key, value in settings["training"].items() if key not in OPERATIONAL}
     versions = provenance()["versions"]
     return {
-        "settings": _digest(settings),
+        "settings": _digest(without_operational(run.model_dump(mode="json"))),
         "seed": str(seed),
         "base policy": policy_digest(policy_folder),
-        "problems": checksum(problems_file),
-        "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
+        "problems": vouched_checksum(problems_file),
+        "source files": _digest(at_start(job_files("train", run))),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
 

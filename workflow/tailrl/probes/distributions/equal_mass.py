@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tailrl.artifacts.manifest import policy_digest, vouched_checksum
 from tailrl.config.distributions import Distributions
 from tailrl.model.policy import named_weights
 from tailrl.objective.safe_set import safe_set
@@ -33,6 +34,8 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, or too many
             positions for the memory.
     """
+    policy_digest(policy_folder)
+    vouched_checksum(problems_file)
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
     log_rhos = read_thresholds(settings, vocabulary)

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.artifacts.manifest import NAME, policy_digest, write_manifest
+from tailrl.artifacts.manifest import NAME, policy_digest, vouched_checksum, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
+from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.batch_invariant import pad_rows
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
@@ -31,7 +32,6 @@ from tailrl.objective.disturbance import computing_with, disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, Comparison, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
@@ -58,7 +58,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     """
     begun = time.perf_counter()
     _check_temperature(settings)
-    digest = policy_digest(policy_folder)
+    sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
+    inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
     log_rhos = read_thresholds(settings, vocabulary)
@@ -103,8 +104,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         wall_seconds=round(time.perf_counter() - begun, 1),
     )
     write_record(out, record)
-    inputs = {"problems": checksum(problems_file), "base policy": digest}
-    write_manifest(out / NAME, [out / "positions.npz", out / "run.json"], inputs=inputs)
+    write_manifest(out / NAME, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
 
 
 def _check_temperature(settings: Distributions) -> None:

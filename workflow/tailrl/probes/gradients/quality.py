@@ -15,6 +15,7 @@ from tailrl.artifacts.probes import GradientsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
+from tailrl.config.source_files import at_start, job_files
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
@@ -173,7 +174,7 @@ def _rules(arm: Arm) -> tuple[str, str]:
 
 def write_qualities(settings: Gradients, out: Path) -> None:
     """Writes out/quality.jsonl, one `Quality` a line (null for nan), and out/run.json with settings and provenance."""
-    start = time.perf_counter()
+    start, sources = time.perf_counter(), at_start(job_files("gradients", settings))
     out.mkdir(parents=True, exist_ok=True)
     with (out / "quality.jsonl").open("w", encoding="utf-8") as file:
         for quality in measure(settings):
@@ -186,4 +187,4 @@ def write_qualities(settings: Gradients, out: Path) -> None:
         wall_seconds=round(time.perf_counter() - start, 1),
     )
     write_record(out, record)
-    write_manifest(out / NAME, [out / "quality.jsonl", out / "run.json"])
+    write_manifest(out / NAME, [out / "quality.jsonl", out / "run.json"], sources=sources)
