@@ -120,11 +120,12 @@ def read_study(path: str | Path) -> Study:
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
     """One block of settings from JSON text or from a JSON file; raises StudyError."""
+    inline = text.lstrip().startswith("{")
     try:
-        data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
-        return model.model_validate_json(data)
+        return model.model_validate_json(text if inline else Path(text).read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise StudyError(f"{model.__name__} settings: {sentences(error, model)}") from None
+        where = "" if inline else f"{one_line(text)}: "
+        raise StudyError(f"{where}{model.__name__} settings: {sentences(error, model)}") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible file name
         name = one_line(text) if text.isprintable() and text else repr(text)
         raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None
