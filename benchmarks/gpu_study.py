@@ -29,6 +29,7 @@ from table import show
 from tailrl.config.load import merged, parse_study, read_config
 from tailrl.config.study import Study
 from tailrl.tasks.prepare import write_all_problems
+from tailrl.tracking import metrics as keys
 from tailrl.training.base_policy import write_base_policy
 
 ROOT = Path(__file__).parents[1]
@@ -49,16 +50,10 @@ ARMS: dict[str, dict[str, Any]] = {
 SIZES = {"steps": 200, "prompts": 16, "token_budget": 8192, "checkpoint_every": 10}
 REHEARSED = {"steps": 3, "prompts": 2, "group_size": 2, "max_new_tokens": 6, "checkpoint_every": 1}
 CURVES = (
-    "train/step",
-    "reward/mean",
-    "rollout_corr/k3_kl",
-    "rollout_corr_unmasked/k3_kl",
-    "rollout_corr/rollout_rs_seq_masked_fraction",
-    "policy/entropy",
-    "train/grad_norm",
-    "response/length_mean",
+    *(keys.STEP, keys.REWARD, keys.K3_MASKED, keys.K3_UNMASKED, keys.REJECTED),
+    *(keys.ENTROPY, keys.GRADIENT_NORM, keys.LENGTH),
 )
-PHASES = ("rollout", "reward", "forward", "backward", "optimizer", "weights", "metrics", "step")
+PHASES = (*keys.PHASES, "step")
 
 
 def study_of(policy: Path, rehearse: bool) -> Study:
@@ -127,8 +122,15 @@ def phases(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, 
         def median(name: str, later: Sequence[Mapping[str, float]] = later) -> float:
             return round(statistics.median(step[name] for step in later), 4)
 
-        speed = {"tokens_per_second": median("throughput/tokens_per_second")}
-        rows.append({"arm": arm, "steps": len(steps), **speed, **{name: median(f"time/{name}") for name in PHASES}})
+        speed = {"tokens_per_second": median(keys.TOKENS_PER_SECOND)}
+        rows.append(
+            {
+                "arm": arm,
+                "steps": len(steps),
+                **speed,
+                **{name: median(keys.in_group(keys.TIME, name)) for name in PHASES},
+            }
+        )
     return rows
 
 

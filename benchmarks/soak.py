@@ -23,6 +23,8 @@ from pathlib import Path
 
 from table import show
 
+from tailrl.tracking.metrics import STEP_SECONDS, TOKENS_PER_SECOND
+
 ROOT = Path(__file__).parents[1]
 MOST_GROWTH, MOST_SLOWDOWN = 0.02, 0.05
 PARTS = 10
@@ -93,14 +95,14 @@ def tenths(seen: Sequence[Look], steps: Sequence[Mapping[str, float]]) -> list[d
     for first, end in pairwise(bounds):
         looks, chosen = seen[first : end + 1], steps[first + 1 : end + 1]
         cpu = (looks[-1].cpu_seconds - looks[0].cpu_seconds) / len(chosen)
-        tokens = [step["throughput/tokens_per_second"] * step["time/step"] for step in chosen]
+        tokens = [step[TOKENS_PER_SECOND] * step[STEP_SECONDS] for step in chosen]
         rows.append(
             {
                 "steps": f"{first + 1} to {end}",
                 "resident_mib": round(statistics.median(look.mib for look in looks), 1),
                 "open_files": round(statistics.median(look.files for look in looks)),
                 "cpu_ms_a_step": round(1e3 * cpu, 1),
-                "ms_a_step": round(1e3 * statistics.median(step["time/step"] for step in chosen), 1),
+                "ms_a_step": round(1e3 * statistics.median(step[STEP_SECONDS] for step in chosen), 1),
                 "tokens_a_step": round(statistics.mean(tokens), 1),
             }
         )

@@ -38,7 +38,7 @@ _REQUESTS = (
 _ORDER = "order = islice(problem_order(len(job.problems), settings.prompts, job.seed), {step}, None)"
 _RATE = 'group["lr"] = settings.learning_rate * min(1.0, ({step} + 1) / (settings.warmup_steps + 1))'
 _DIGESTS = "given = {int(step): str(digest) for step, digest in state}"
-_MATCH = "match = NAME.fullmatch(file.name)"
+_MATCH = "match = FILE_NAME.fullmatch(file.name)"
 _LENGTH = "self.length, self.hash = len(lines), hashlib.sha256(lines)"
 _RESTORED = 'say(f"{out}: this run is finished; its results are restored")'
 _ADAPTED = 'self.threshold, self.gain, self.error = state["threshold"], state["gain"], state["error"]'

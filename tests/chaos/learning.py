@@ -9,6 +9,8 @@ from typing import Any
 
 from outcome import tensors
 
+from tailrl.tracking.metrics import GRADIENT_NORM
+
 WARM_START: dict[str, Any] = {
     "policy.warm_start": {
         "stages": [{"name": "arithmetic", "problems": 4500, "terms": [2, 3], "largest": 15, "seed": 1}],
@@ -51,7 +53,7 @@ def demand_learning(results: Path, runs: Sequence[Path]) -> dict[str, float]:
 def _with_gradient(metrics: Path, name: str) -> float:
     """The share of steps whose gradient norm is a positive number; NaN and null are none."""
     try:
-        norms = [json.loads(line)["train/grad_norm"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+        norms = [json.loads(line)[GRADIENT_NORM] for line in metrics.read_text(encoding="utf-8").splitlines()]
         positive = sum(norm is not None and 0 < norm < float("inf") for norm in norms)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{name}: no gradient norms in {metrics.name}: {error!r}")

@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -112,6 +112,44 @@ def test_html_is_escaped_by_templates_alone() -> None:
     assert not [path for path in templates if re.search(r"\|\s*safe|autoescape|&(lt|gt|amp);", path.read_text("utf-8"))]
     marked = {module for module in MODULES if any(name == "markupsafe.Markup" for name, _ in imports(module))}
     assert marked == {"report.page", "report.svg"}
+
+
+# --- names ---------------------------------------------------------------------------------------------
+
+# Tests of what several modules do together, by their room.
+TOPICS = {
+    "config": {"bad_inputs", "refusals"},
+    "objective": {"propositions", "theory"},
+    "tasks": {"fuzz"},
+    "training": {"bad_checkpoints", "disturbed_runs", "every_arm", "exact_engine", "faults", "full_product"}
+    | {"ranks", "resume", "transformers_engine", "update"},
+}
+# One name, one meaning in several modules: limits of several engines or devices, sources of tasks, type variables.
+SHARED = {"ADMITTED_AT_ONCE", "CACHE_BYTES", "PREFILL_TOKENS", "SEQUENCES_IN_FLIGHT", "BLOCK_TOKENS", "KEPT_BYTES"}
+SHARED |= {"KEPT_DENSITY", "KeptEntries", "HUB_NAME", "SPLIT", "Folder", "UNFINISHED", "Result", "Value"}
+
+
+def test_tests_mirror_the_package() -> None:
+    """Each is named for a module or a package of its room, or for one of the topics; more words may follow."""
+    tests = ROOT / "tests" / "unit"
+    for file in sorted(tests.glob("*/**/test_*.py")):
+        room, name = file.parent.relative_to(tests), file.stem.removeprefix("test_")
+        known = {path.stem for path in (PACKAGE / room).glob("*")} | TOPICS.get(str(room), set())
+        assert str(room) == "benchmarks" or any(f"{name}_".startswith(f"{own}_") for own in known), file
+
+
+def test_a_class_or_a_constant_has_a_name_of_its_own() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module, file in MODULES.items():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)]
+            else:
+                names = [node.name] if isinstance(node, ast.ClassDef) else []
+            for name in names:
+                homes[name].add(module)
+    assert {name for name, found in homes.items() if len(found) > 1 and name[0].isupper()} == SHARED
 
 
 # --- size --------------------------------------------------------------------------------------------

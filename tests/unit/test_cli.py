@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from tailrl.cli import app, commands, main
-from tailrl.cli.commands import PANELS
+from tailrl.cli.commands import HELP_GROUPS
 from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
@@ -99,7 +99,7 @@ def test_a_policy_without_its_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The whole exam of two arms, from settings to table and figure; a second time with the same bytes."""
+    """The whole probe of two arms, from settings to table and figure; a second time with the same bytes."""
     sizes = {"models": 2, "vocabulary_size": 4, "length": 2, "prompts": 2, "group_size": 3, "draws": 5}
     doses = {"noise": [0.5], "floor": [0.1], "bias": []}
     arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "is"}}}
@@ -230,7 +230,7 @@ def test_every_command_says_what_it_does(
 def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown_help(monkeypatch, capsys).splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
-    assert [line.split()[1] for line in lines if line.startswith("╭")] == list(PANELS)
+    assert [line.split()[1] for line in lines if line.startswith("╭")] == list(HELP_GROUPS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from claims_fixture import DVP, DVP_MIS, EXACT, MATCHED, NAIVE, NOISE, around, m
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.scores import by_problem, compare_arms, gains_over_base
-from tailrl.artifacts.evaluation import Evaluation, Score
+from tailrl.artifacts.evaluation import ArmScores, Score
 from tailrl.artifacts.results import Results
 from tailrl.artifacts.tables import flat_rows
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
@@ -19,7 +19,7 @@ from tailrl.stats.tests import arm_difference, holm, paired_difference
 def results(**correct: list[list[list[int]]]) -> Results:
     """Evaluations only: per arm and seed, the samples of each problem."""
     evaluations = {
-        arm: Evaluation(arm, ("a", "b"), tuple(Score(i, np.array(s, float)) for i, s in enumerate(seeds)), "0")
+        arm: ArmScores(arm, ("a", "b"), tuple(Score(i, np.array(s, float)) for i, s in enumerate(seeds)), "0")
         for arm, seeds in correct.items()
     }
     base = evaluations.pop("base")

@@ -8,7 +8,7 @@ import pytest
 
 from tailrl.artifacts import manifest
 from tailrl.artifacts.manifest import (
-    NAME,
+    MANIFEST,
     check_outputs,
     digest_of,
     files_in,
@@ -37,7 +37,7 @@ def make_run(folder: Path) -> Path:
     make_policy(folder / "policy")
     make_policy(folder / "snapshots" / "step-00000010")
     (folder / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
-    write_manifest(folder / NAME, files_in(folder), inputs={"problems": "0"}, steps=20)
+    write_manifest(folder / MANIFEST, files_in(folder), inputs={"problems": "0"}, steps=20)
     return folder
 
 
@@ -48,7 +48,7 @@ def flip(file: Path) -> None:
 
 
 def test_what_a_manifest_holds(tmp_path: Path) -> None:
-    made = read_manifest(make_run(tmp_path / "run") / NAME)
+    made = read_manifest(make_run(tmp_path / "run") / MANIFEST)
     assert made.steps == 20 and made.inputs == {"problems": "0"}
     policies = {f"{folder}/{name}" for folder in ("policy", "snapshots/step-00000010")
                 for name in (WEIGHTS, "config.json", "tokenizer.json")}  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_byte_flipped_in_a_policy_is_noticed(tmp_path: Path, where: str, name:
 
 def test_the_base_policy_has_a_manifest_of_its_own(tmp_path: Path) -> None:
     base = make_policy(tmp_path / "base")
-    write_manifest(base / NAME, files_in(base))
+    write_manifest(base / MANIFEST, files_in(base))
     policy_digest(base)
     flip(base / WEIGHTS)
     with pytest.raises(StudyError, match=rf"{WEIGHTS}: is not as its job left it"):
@@ -120,7 +120,7 @@ def test_a_third_party_policy_needs_no_manifest(tmp_path: Path) -> None:
 
 def test_the_digest_in_the_manifest_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
-    known = read_manifest(run / NAME)
+    known = read_manifest(run / MANIFEST)
     assert digest_of(known.digests("policy")) == policy_digest(run / "policy")
     assert digest_of(known.digests("snapshots/step-00000010")) == policy_digest(run / "snapshots" / "step-00000010")
     monkeypatch.chdir(run)
@@ -135,14 +135,14 @@ def test_outputs_may_be_in_several_folders(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("a", "b"):
         (tmp_path / name / f"{name}.json").write_text(name)
-    write_manifest(tmp_path / "a" / NAME, [tmp_path / "a" / "a.json", tmp_path / "b" / "b.json"])
-    assert read_manifest(tmp_path / "a" / NAME).outputs.keys() == {"a.json", "../b/b.json"}
+    write_manifest(tmp_path / "a" / MANIFEST, [tmp_path / "a" / "a.json", tmp_path / "b" / "b.json"])
+    assert read_manifest(tmp_path / "a" / MANIFEST).outputs.keys() == {"a.json", "../b/b.json"}
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    (tmp_path / NAME).symlink_to("/dev/full")
+    (tmp_path / MANIFEST).symlink_to("/dev/full")
     with pytest.raises(StudyError, match=r"manifest\.json: could not be written: No space left on device"):
-        write_manifest(tmp_path / NAME, [])
+        write_manifest(tmp_path / MANIFEST, [])
 
 
 # --- problems and source files ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_byte_flipped_in_the_problems_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("{}\n", encoding="utf-8")
     own = vouched_checksum(path)
-    write_manifest(tmp_path / NAME, [path])
+    write_manifest(tmp_path / MANIFEST, [path])
     assert vouched_checksum(path) == own == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
     flip(path)
     with pytest.raises(StudyError, match=r"train\.jsonl: is not as its job left it"):
@@ -163,14 +163,14 @@ def test_a_byte_flipped_in_the_problems_is_noticed(tmp_path: Path) -> None:
 
 def test_large_files_are_held_by_their_length_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
-    check_outputs(run / NAME)
+    check_outputs(run / MANIFEST)
     monkeypatch.setattr(manifest, "HELD", 1)
     flip(run / "policy" / WEIGHTS)
-    check_outputs(run / NAME)
+    check_outputs(run / MANIFEST)
     with (run / "policy" / WEIGHTS).open("ab") as file:
         file.write(b"1")
     with pytest.raises(StudyError, match=rf"policy/{WEIGHTS}: is not as its job left it"):
-        check_outputs(run / NAME)
+        check_outputs(run / MANIFEST)
 
 
 def test_sources_edited_during_and_after_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,7 @@ def test_sources_edited_during_and_after_a_job_are_named(tmp_path: Path, capsys:
     source.write_text("1\n", encoding="utf-8")
     sources, name = at_start((str(source),)), os.path.relpath(source, PACKAGE.parent)
     make_run(tmp_path / "run")
-    path = tmp_path / "run" / NAME
+    path = tmp_path / "run" / MANIFEST
     write_manifest(path, [], sources=sources)
     assert capsys.readouterr().err == "" and tell_of_sources(path) == ()
     source.write_text("2\n", encoding="utf-8")

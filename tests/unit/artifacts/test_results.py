@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again
 
 from tailrl.analysis.describe import what_ran
 from tailrl.artifacts.evaluation import manifest_of, read_evaluation
-from tailrl.artifacts.manifest import NAME, files_in, read_manifest, write_manifest
-from tailrl.artifacts.metrics import metrics_line, read_metrics, read_points
+from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
+from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, read_record, write_record
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import read_csv, write_claims
 from tailrl.artifacts.tokens import ARRAYS, read_token_arrays, read_tokens, write_tokens
 from tailrl.config.load import parse_study
 from tailrl.config.study import Study
@@ -26,18 +24,10 @@ from tailrl.runtime.errors import StudyError
 STUDY = parse_study({"name": "s", "seeds": [4, 5], "arms": {"naive": {}}, "evaluation": {"samples": 2}})
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a table."""
-
-    claim: str
-    effect: float
-
-
 def metrics_in(job: Path, text: str) -> Path:
     """The folder of a run with these metrics."""
     (job / "metrics.jsonl").write_text(text)
-    write_manifest(job / NAME, files_in(job))
+    write_manifest(job / MANIFEST, files_in(job))
     return job
 
 
@@ -52,7 +42,7 @@ def test_metrics_are_arrays_with_nan_where_absent_or_null(tmp_path: Path) -> Non
 def test_written_metrics_are_read_back(tmp_path: Path) -> None:
     points = [{"train/step": 0.0, "a": math.nan, "b": 0.1}, {"train/step": 1.0, "a": -math.inf, "b": 2.0}]
     job = metrics_in(tmp_path, "".join(map(metrics_line, points)))
-    assert read_points(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
+    assert read_steps(job) == [{"train/step": 0.0, "a": None, "b": 0.1}, {"train/step": 1.0, "a": None, "b": 2.0}]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +73,7 @@ def test_metrics_that_cannot_be_used(tmp_path: Path, text: str, sentence: str) -
 def tokens_in(job: Path, arrays: dict[str, Any]) -> Path:
     """The folder of a run with these tokens."""
     write_tokens(job, arrays)
-    write_manifest(job / NAME, files_in(job))
+    write_manifest(job / MANIFEST, files_in(job))
     return job
 
 
@@ -119,7 +109,7 @@ def test_tokens_that_cannot_be_used(tmp_path: Path, arrays: dict[str, list[float
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short"])
 def test_tokens_in_a_broken_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npz").write_bytes(content)
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     with pytest.raises(StudyError, match="cannot be read as an npz file"):
         read_tokens(tmp_path)
 
@@ -260,7 +250,7 @@ def test_a_byte_flipped_anywhere_is_seen_when_the_report_alone_is_made_again(
     for job, file in (("base", "model.safetensors"), ("data", "train.jsonl")):
         (folder / job).mkdir()
         (folder / job / file).write_bytes(b"weights")
-        write_manifest(folder / job / NAME, files_in(folder / job))
+        write_manifest(folder / job / MANIFEST, files_in(folder / job))
     for arm in ("base", "dvp"):
         samples, manifest = folder / f"eval/{arm}.samples.jsonl", manifest_of(folder / f"eval/{arm}.json")
         samples.write_text("{}\n", encoding="utf-8")
@@ -281,7 +271,9 @@ def test_results_of_an_edited_source_file_are_named(
 ) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
     for name in ("train/dvp/seed1/manifest.json", "eval/mis.manifest.json"):
-        vouch_again(folder / name.replace(".manifest", "").replace(NAME, "run.json"), sources={"tailrl/x.py": "0" * 16})
+        vouch_again(
+            folder / name.replace(".manifest", "").replace(MANIFEST, "run.json"), sources={"tailrl/x.py": "0" * 16}
+        )
     capsys.readouterr()
     results = read_results(study, folder, study.arms)
     assert results.edited == ("tailrl/x.py",)
@@ -322,7 +314,7 @@ def test_the_first_kept_step_may_be_any(tmp_path: Path) -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = record_of(STUDY.run("naive"), 4, commit=None, sampler_self_test=None, stopped="a rule")
     write_record(tmp_path, record)
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     assert read_record(tmp_path, RunRecord) == record
     assert record.run == STUDY.run("naive")
 
@@ -343,22 +335,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_a_record_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], None], words: str) -> None:
     write_record(tmp_path, record_of(STUDY.run("naive"), 4))
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     edit(tmp_path / "run.json", change)
     with pytest.raises(StudyError) as error:
         read_record(tmp_path, RunRecord)
     assert str(error.value).startswith(f"{tmp_path / 'run.json'}: ") and words in str(error.value)
-
-
-def test_claims_are_read_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "claims.csv"
-    write_claims(path, [Line("DVP, and more", 0.5), Line('a "quote"', math.nan)])
-    assert read_csv(path, ("claim", "effect")) == [
-        {"claim": "DVP, and more", "effect": "0.5"},
-        {"claim": 'a "quote"', "effect": ""},
-    ]
-    with pytest.raises(StudyError, match=r"claims\.csv: a line has no verdict"):
-        read_csv(path, ("claim", "verdict"))
-    path.write_text("claim,effect\na,b,c\n")
-    with pytest.raises(StudyError, match="more cells than the header"):
-        read_csv(path, ("claim",))

@@ -1,6 +1,6 @@
 """The catalogue of claims: a new entry is judged, one that fits nothing is refused, and published tables follow it.
 
-What each endpoint measures is held to independent numbers in test_claims.py and its neighbours.
+What each endpoint measures is held to independent numbers in test_study.py and test_endpoints.py.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tailrl.analysis.arm_kinds import KINDS
 from tailrl.claims import finding as finding_module
-from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TRAINED_CLAIMS, WORDS, Claim, claims_of
+from tailrl.claims.catalogue import CATALOGUE, SEVERAL, TEXTS, TRAINED_CLAIMS, Claim, claims_of
 from tailrl.claims.decide import TESTED, Line, Scope, decide
 from tailrl.claims.endpoints import MEASURES
 from tailrl.claims.finding import (
@@ -58,7 +58,7 @@ open.shorter.score:
 
 def test_a_claim_is_added_by_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     (claim,) = claims_of(yaml.safe_load(ENTRY))
-    monkeypatch.setitem(WORDS, claim.id, claim.text)
+    monkeypatch.setitem(TEXTS, claim.id, claim.text)
     low, high = around(0.3, 0.05), around(0.5, 0.05)
     lines = [
         judge(results_of(a=made(NAIVE, score=naive), b=made(DVP, score=dvp)), [claim])

@@ -344,3 +344,8 @@ def test_a_temperature_that_vllm_refuses() -> None:
         assert study_with({"sampler": engine}, temperature=7.0)
     assert study_with({}, temperature=2.0)
     assert refusal({}, temperature=2.5).startswith("arms.a: training.temperature: 2.5 is above 2, the largest that")
+    assert "training.temperature: 3" in refusal({"training": {"temperature": 3}, "sampler": {"verify": True}})
+    with pytest.raises(
+        StudyError, match=r"^the study: evaluation: temperature: 2\.01 is above 2, the largest that vLLM"
+    ):
+        parse_study({"name": "s", "arms": {"a": {}}, "evaluation": {"temperature": 2.01}})

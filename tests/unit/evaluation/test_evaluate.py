@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lm_eval
 import numpy as np
@@ -17,6 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation_file, read_samples
 from tailrl.config.jobs import Evaluation
 from tailrl.evaluation import harness
 from tailrl.evaluation.evaluate import Evaluated, check_weights, evaluate, write_results
@@ -117,6 +119,11 @@ def run(
     return evaluate("dvp", seeded, file, settings, sampler, tokenizer, max_length), sampler
 
 
+def records(evaluated: Evaluated) -> list[dict[str, Any]]:
+    """What the summary says of each policy, as in JSON."""
+    return [record.model_dump() for record in evaluated.summary.policies]
+
+
 def expected_replies(weight: int, settings: Evaluation = SETTINGS) -> dict[str, list[str]]:
     """The responses by problem, written out without lm-eval."""
     keys = [(p, range(settings.samples)) for p in PROBLEMS]
@@ -136,7 +143,7 @@ def test_process_results_keeps_the_order_and_takes_any_for_pass(correct: list[in
 def test_metrics_equal_brute_force_over_the_responses(tmp_path: Path, samples: int) -> None:
     settings = SETTINGS.model_copy(update={"samples": samples})
     evaluated, _ = run(tmp_path, range(5), settings)
-    for weight, record in zip(range(5), evaluated.summary["policies"], strict=True):
+    for weight, record in zip(range(5), records(evaluated), strict=True):
         replies = expected_replies(weight, settings)
         correct = {id_: [int(text.startswith("\\boxed")) for text in texts] for id_, texts in replies.items()}
         assert record["seed"] == 100 + weight
@@ -147,7 +154,7 @@ def test_metrics_equal_brute_force_over_the_responses(tmp_path: Path, samples: i
         lengths = [len(text) + text.startswith("\\boxed") for texts in replies.values() for text in texts]
         assert record["response_length_mean"] == pytest.approx(np.mean(lengths))
         assert record["stopped_fraction"] == pytest.approx(flat.mean())
-    assert len({record["avg_at_k"] for record in evaluated.summary["policies"]}) > 1, (
+    assert len({record["avg_at_k"] for record in records(evaluated)}) > 1, (
         "the cases above must differ for this test to see anything"
     )
 
@@ -162,7 +169,7 @@ def test_summary_takes_lm_evals_own_aggregates(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(lm_eval, "evaluate", spy, raising=False)
     evaluated, _ = run(tmp_path, (0, 1))
-    for outcome, record in zip(outcomes, evaluated.summary["policies"], strict=True):
+    for outcome, record in zip(outcomes, records(evaluated), strict=True):
         aggregates = outcome["results"]["boxed"]
         assert record["avg_at_k"] == aggregates["avg_at_k,responses"]
         assert record["pass_at_k"] == aggregates["pass_at_k,responses"]
@@ -179,7 +186,7 @@ def test_every_problem_and_repeat_has_its_seed_and_policies_share_them(tmp_path:
     assert {(text_of(request), request.seed) for request in first} == wanted
     assert len(first) == len(wanted) == 9
     replies = [*expected_replies(0).values(), *expected_replies(1).values()]
-    assert [sample["responses"] for sample in evaluated.samples] == replies
+    assert [sample.responses for sample in evaluated.samples] == replies
 
 
 def test_streams_depend_on_the_evaluations_seed_and_not_on_the_other_problems(tmp_path: Path) -> None:
@@ -220,7 +227,10 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
     write_results(evaluated, json_path, samples_path)
     summary = json.loads(json_path.read_text(encoding="utf-8"))
     settings = ["arm", "task", "samples_per_problem", "temperature", "max_new_tokens", "sampler", "seed"]
-    assert list(summary) == [*settings, "policies", "lm_eval_version"] and summary == evaluated.summary
+    assert list(summary) == [*settings, "policies", "lm_eval_version"]
+    assert list(summary["policies"][0])[:2] == ["seed", "avg_at_k"], "no step, which is a snapshot's"
+    assert EvaluationFile.model_validate(summary) == evaluated.summary == read_evaluation_file(json_path)
+    assert read_samples(samples_path) == evaluated.samples
     assert list(summary.values())[:5] == ["dvp", "arithmetic", 3, 0.7, 20]
     assert [json.loads(line) for line in samples_path.read_text(encoding="utf-8").splitlines()] == [
         {"seed": 100 + weight, "id": p.id, "answer": p.answer, "responses": expected_replies(weight)[p.id]}
@@ -235,7 +245,9 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         for path in paths:
             path.unlink(missing_ok=True)
         (tmp_path / full).symlink_to("/dev/full")
-        evaluated = Evaluated({"arm": "dvp"}, [{"id": "a", "responses": ["x" * 10_000]}], {})
+        samples = [Samples(seed=0, id="a", answer="1", responses=["x" * 10_000])]
+        summary = EvaluationFile(**header("dvp", SETTINGS), policies=[], lm_eval_version="0")
+        evaluated = Evaluated(summary, samples, {})
         with pytest.raises(StudyError, match=rf"^{tmp_path / full}: could not be written: No space left on device$"):
             write_results(evaluated, *paths)
 
@@ -269,7 +281,7 @@ def test_sharded_policies_are_read(tmp_path: Path) -> None:
     load_policy(save_policy(tmp_path / "whole", 2)).save_pretrained(tmp_path / "sharded", max_shard_size=600)
     assert not (tmp_path / "sharded" / "model.safetensors").exists()
     evaluated, _ = run(tmp_path, [tmp_path / "sharded"])
-    assert [sample["responses"] for sample in evaluated.samples] == list(expected_replies(2).values())
+    assert [sample.responses for sample in evaluated.samples] == list(expected_replies(2).values())
 
 
 def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
@@ -350,9 +362,9 @@ def test_policies_on_the_way_are_evaluated_as_the_last_ones_are(tmp_path: Path) 
     kept = [(100, 20, tmp_path / "policy4"), (100, 40, tmp_path / "policy3")]
     seeded = [(100, tmp_path / "policy3"), (101, tmp_path / "policy4")]
     both = evaluate("dvp", seeded, file, SETTINGS, FakeSampler(), CharTokenizer(None), 100, kept)
-    ways = both.summary.pop("snapshots")
-    assert both.summary == alone.summary
+    ways = [record.model_dump() for record in both.summary.snapshots]
+    assert both.summary.model_copy(update={"snapshots": []}) == alone.summary
     assert [(record.pop("seed"), record.pop("step")) for record in ways] == [(100, 20), (100, 40)]
-    plain = [{key: value for key, value in record.items() if key != "seed"} for record in alone.summary["policies"]]
+    plain = [{key: value for key, value in record.items() if key not in ("seed", "step")} for record in records(alone)]
     assert ways == [plain[1], plain[0]]
-    assert {sample.get("step") for sample in both.samples} == {None, 20, 40}
+    assert {sample.step for sample in both.samples} == {None, 20, 40}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tailrl.kernels import batch_invariant
 from tailrl.kernels.batch_invariant import (
-    BLOCK,
+    BLOCK_ROWS,
     FEWEST_ROWS,
     KEYS,
     MOST_ROWS,
@@ -80,7 +80,7 @@ def test_a_product_has_the_same_bits_in_any_number_of_rows(outputs: int, inputs:
     close = 1e-5 if dtype == torch.float32 else 1e-2
     plain = rows.double() @ weight.double().T + bias
     torch.testing.assert_close(together.double(), plain, rtol=close, atol=close * plain.abs().max().item())
-    for count in (FEWEST_ROWS, BLOCK, BLOCK + FEWEST_ROWS, 3 * ROWS, 704, MOST_ROWS):
+    for count in (FEWEST_ROWS, BLOCK_ROWS, BLOCK_ROWS + FEWEST_ROWS, 3 * ROWS, 704, MOST_ROWS):
         for start in (0, 2 * ROWS):
             chosen = slice(start, start + count)
             assert torch.equal(product(rows[chosen].clone(), weight, bias), together[chosen]), (count, start)
@@ -96,7 +96,7 @@ def test_sums_that_cancel_have_the_same_bits_too(outputs: int, inputs: int, dtyp
     rows, weight = torch.cat([rows, rows], 1)[:, order], torch.cat([weight, -weight], 1)[:, order]
     together = product(rows, weight)
     assert together.any() and together.abs().max() < 1e-3
-    for count in (FEWEST_ROWS, BLOCK, ROWS, 3 * ROWS):
+    for count in (FEWEST_ROWS, BLOCK_ROWS, ROWS, 3 * ROWS):
         assert torch.equal(product(rows[:count].clone(), weight), together[:count]), count
 
 
@@ -129,15 +129,15 @@ def test_a_product_is_cut_where_its_rows_would_affect_one_another(monkeypatch: p
         return found
 
     border = 40
-    assert try_out(torch.float32, 8) == (BLOCK, 8)
+    assert try_out(torch.float32, 8) == (BLOCK_ROWS, 8)
     border = 704
-    assert try_out(torch.float32, 8) == (BLOCK, 8)
+    assert try_out(torch.float32, 8) == (BLOCK_ROWS, 8)
     border, shortest = 40, SUMMANDS + 1
     assert try_out(torch.float32, 8) == (MOST_ROWS, 8)
     assert try_out(torch.float32, SUMMANDS + 8) == (MOST_ROWS, SUMMANDS)
     assert taken == [(80, SUMMANDS)]
     # In half precision each of several sums would be rounded.
-    assert try_out(torch.bfloat16, SUMMANDS + 8) == (BLOCK, SUMMANDS + 8)
+    assert try_out(torch.bfloat16, SUMMANDS + 8) == (BLOCK_ROWS, SUMMANDS + 8)
     assert taken == [(32, SUMMANDS + 8), (32, SUMMANDS + 8), (16, SUMMANDS + 8)]
     border = MOST_ROWS
     assert try_out(torch.float32, SUMMANDS + 8) == (MOST_ROWS, SUMMANDS + 8)

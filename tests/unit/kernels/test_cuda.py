@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tailrl.kernels import logprobs
 
-HERE = Path(__file__).parent
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -26,7 +26,7 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 def test_under_the_interpreter() -> None:
-    arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(HERE / "kernels_logprobs.py"))
+    arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(FIXTURES / "kernels_logprobs.py"))
     passed = run(*arguments, TRITON_INTERPRET="1", OMP_NUM_THREADS="1").splitlines()[-1]
     assert "passed" in passed and "skipped" not in passed
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tailrl.objective.noise import BLOCK, gumbel, normal, uniform
+from tailrl.objective.noise import DRAWN_AT_ONCE, gumbel, normal, uniform
 
 LEVEL = 1e-4
 """A correct generator falls below this p-value once in ten thousand seeds."""
@@ -144,7 +144,7 @@ def test_a_row_is_the_same_bits_in_any_batch(draw: str, tokens: int) -> None:
     assert torch.equal(DRAWS[draw](SEEDS[::-1], POSITIONS[::-1], tokens), together.flip(0))
 
 
-@pytest.mark.parametrize(("positions", "tokens"), [(300, 2049), (3, 2 * BLOCK + 1)])
+@pytest.mark.parametrize(("positions", "tokens"), [(300, 2049), (3, 2 * DRAWN_AT_ONCE + 1)])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_row_is_the_same_bits_in_any_block(draw: str, positions: int, tokens: int) -> None:
     together = DRAWS[draw]([5] * positions, list(range(positions)), tokens)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.analysis.across import QUANTITIES, places_of
+from tailrl.analysis.across import QUANTITIES, arm_quantities
 from tailrl.artifacts.results import read_results
 from tailrl.claims.catalogue import named
 from tailrl.claims.finding import CHANGES, UNDECIDED
@@ -78,15 +78,15 @@ def test_the_figure_draws_the_table(make_study: Make, tmp_path: Path) -> None:
     """A line an arm, at the studies in their order, named by what tells them apart."""
     studies, folder = two(make_study)
     read = [read_results(study, folder / study.name, ["naive", "dvp"]) for study in studies]
-    places = [place for name in QUANTITIES for place in places_of(name, ["naive", "dvp"], studies, read)]
-    panels = across_figure([replace(place, study=f"of_f_{place.study}") for place in places]).axes
+    measured = [one for name in QUANTITIES for one in arm_quantities(name, ["naive", "dvp"], studies, read)]
+    panels = across_figure([replace(one, study=f"of_f_{one.study}") for one in measured]).axes
     for ax, name in zip(panels, QUANTITIES, strict=False):
-        own = [place for place in places if place.quantity == name]
+        own = [one for one in measured if one.quantity == name]
         assert ax.get_title("left") == name and [label.get_text() for label in ax.get_xticklabels()] == [
             "first",
             "second",
         ]
-        means = [place.value.mean for place in own]
+        means = [one.value.mean for one in own]
         np.testing.assert_array_equal(np.concatenate([line.get_ydata() for line in ax.get_lines()]), means)
     write_across(studies, folder, tmp_path / "both")
     assert "<svg" in (tmp_path / "both.svg").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.records import write_record
 from tailrl.config.distributions import ComparedEngine, Distributions
@@ -53,17 +53,19 @@ def arrays(size: float) -> dict[str, Any]:
     return {
         "response_P": where,
         "problem_P": where % 20,
-        "place_P": np.zeros(P, int),
+        "position_P": np.zeros(P, int),
         "token_P": np.zeros(P, int),
         "logp_train_P": np.full(P, -1.0),
         "logp_infer_P": -1.0 + apart * rng.choice([-1, 1], P),
         **{f"{name}_P": apart for name in ("tv", "kl_train_infer", "kl_infer_train", "delta_max", "half_range")},
         "entropy_train_P": np.full(P, 0.5),
+        "entropy_infer_P": np.full(P, 0.5),
         "flip_P": np.arange(P) < 6 * (size > 0),
         "kept_train_PS": sizes_PS,
         "kept_infer_PS": sizes_PS - lacks_PS // 2,
         "kept_both_PS": sizes_PS - lacks_PS,
         "log_kept_train_PS": np.tile(np.log([1.0, 0.9]), (P, 1)),
+        "log_kept_infer_PS": np.zeros((P, 2)),
         "outside_PS": np.column_stack([np.zeros(P), apart]),
         "k3_PS": np.column_stack([apart, apart / 2]),
         "mass_PB": mass_PB,
@@ -98,7 +100,7 @@ def write(folder: Path, engine: str, size: float, **changes: Any) -> None:
 
 def write_arrays(folder: Path, given: dict[str, Any]) -> None:
     np.savez_compressed(folder / "positions.npz", **given)
-    write_manifest(folder / NAME, files_in(folder))
+    write_manifest(folder / MANIFEST, files_in(folder))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from artifacts_fixture import edit, policy_of, write_scores
 from early_warning_fixture import case, write_run, write_runs
 
-from tailrl.analysis.early_warning import ALL, METRICS, MISMATCHED, Warned, read_cases
+from tailrl.analysis.early_warning import ALL, MISMATCHED, TRIED, Warned, read_cases
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.early_warning import ALIKE, UNSKILLED, judge_warnings
 from tailrl.claims.evidence import answers, read_shown
@@ -87,7 +87,7 @@ def test_what_is_said_of_metrics() -> None:
     ]
     assert judge_warnings(cases, [replace(good, p=0.0051)])[0].verdict == UNDECIDED
     assert judge_warnings(cases, [backward])[0].verdict == UNDECIDED
-    assert len(lines) == len(METRICS) + 1
+    assert len(lines) == len(TRIED) + 1
     assert {line.verdict for line in lines.values() if line not in (first, second)} == {UNTESTABLE}
     assert k3.seen == plateau.seen == f"k3: {ALIKE}", "no run of these collapses"
     assert math.isnan(k3.p) and math.isnan(k3.p_holm) and (k3.arms, k3.seeds) == ("s", 2)
@@ -137,7 +137,7 @@ def again(runs: list[dict[str, str]], line: dict[str, str], half: str) -> list[i
 def p_again(runs: list[dict[str, str]], metric: str) -> float:
     """The p of a metric, likewise."""
     return 2 * shuffled_skill(
-        [steps_of(runs, f"{metric} {factor:g}") for factor in reversed(METRICS[metric][1])],
+        [steps_of(runs, f"{metric} {factor:g}") for factor in reversed(TRIED[metric][1])],
         steps_of(runs, "collapse"),
         [run["chooses"] == "True" for run in runs],
         [run["settings"] for run in runs],
@@ -179,7 +179,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     text = (out / "early_warning.md").read_text()
     assert "22 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
     assert f"metric: {K3}, factor: 30" in text  # the farthest threshold with the same skill
-    assert text.count(UNSKILLED) == len(METRICS) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
+    assert text.count(UNSKILLED) == len(TRIED) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
     assert "the 8 judged runs with a mismatch" in text
     assert (out / "early_warning.svg").read_text().startswith("<?xml")
     written = {path: path.read_bytes() for path in out.iterdir()}

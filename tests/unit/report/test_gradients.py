@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from artifacts_fixture import RAN, vouch_again
 
-from tailrl.analysis.gradients import read_qualities, summarise
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
-from tailrl.artifacts.probes import GradientsRecord
+from tailrl.analysis.gradients import summarise
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.report.gradients import LOWEST, gradient_figure
@@ -42,12 +42,12 @@ def results(tmp_path: Path) -> Path:
     quality = GradientQuality(draws=7, seed=0, vocabulary_size=5, length=2, prompts=3, group_size=4)
     settings = Gradients(arms={}, quality=quality).model_dump(mode="json")
     write_record(tmp_path, GradientsRecord.model_validate(RAN | {"settings": settings}))
-    write_manifest(tmp_path / NAME, files_in(tmp_path))
+    write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     return tmp_path
 
 
 def test_a_summary_is_the_median_and_range_over_models(results: Path) -> None:
-    found = summarise(read_qualities(results / "quality.jsonl"))
+    found = summarise(read_quality(results))
     assert [(s.mismatch, s.dose, s.arm) for s in found] == [(*dose, arm) for dose in DOSES for arm in ERRORS]
     naive, dvp = found[:2]
     assert (naive.error.median, naive.error.low, naive.error.high) == (2, 1, 4)
@@ -58,21 +58,21 @@ def test_a_summary_is_the_median_and_range_over_models(results: Path) -> None:
 
 
 def test_the_bias_where_the_sets_are_nested(results: Path) -> None:
-    rows = read_qualities(results / "quality.jsonl")
-    apart = [{**row, "lacking": 0.1 * row["model"], "bias_constrained": 0.1 + row["model"]} for row in rows]
+    rows = read_quality(results)
+    apart = [row.model_copy(update={"lacking": 0.1 * row.model, "bias_constrained": 0.1 + row.model}) for row in rows]
     assert {(s.nested, s.nested_bias, s.bias_constrained.high) for s in summarise(apart)} == {(1, 0.1, 2.1)}
-    none = summarise([{**row, "lacking": 0.1} for row in rows])
+    none = summarise([row.model_copy(update={"lacking": 0.1}) for row in rows])
     assert all(s.nested == 0 and math.isnan(s.nested_bias) for s in none)
 
 
 def test_equal_but_for_rounding_is_not_less(results: Path) -> None:
-    rows = read_qualities(results / "quality.jsonl")
-    close = [{**row, "error": 1.0 if row["arm"] == "naive" else 1.0 - 1e-12} for row in rows]
+    rows = read_quality(results)
+    close = [row.model_copy(update={"error": 1.0 if row.arm == "naive" else 1.0 - 1e-12}) for row in rows]
     assert [s.less_error for s in summarise(close)] == [0] * 6
 
 
 def test_nothing_known_is_nan(results: Path) -> None:
-    rows = [{**row, "direction": math.nan} for row in read_qualities(results / "quality.jsonl")]
+    rows = [row.model_copy(update={"direction": math.nan}) for row in read_quality(results)]
     assert math.isnan(summarise(rows)[0].direction.median)
 
 
@@ -93,7 +93,7 @@ def test_what_is_written(results: Path) -> None:
 
 
 def test_the_figure_has_a_column_for_each_mismatch_and_starts_without_any(results: Path) -> None:
-    figure = gradient_figure(summarise(read_qualities(results / "quality.jsonl")))
+    figure = gradient_figure(summarise(read_quality(results)))
     assert len(figure.axes) == 4 * 2
     assert [label.get_text() for label in figure.axes[-2].get_xticklabels()] == ["0", "0.1"]
     assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["0", "0.01"]
@@ -104,7 +104,7 @@ def test_the_figure_has_a_column_for_each_mismatch_and_starts_without_any(result
 
 
 def test_without_any_mismatch_there_is_one_column(results: Path) -> None:
-    rows = [row for row in read_qualities(results / "quality.jsonl") if row["mismatch"] == "none"]
+    rows = [row for row in read_quality(results) if row.mismatch == "none"]
     assert len(gradient_figure(summarise(rows)).axes) == 4
 
 
@@ -114,7 +114,8 @@ def test_without_any_mismatch_there_is_one_column(results: Path) -> None:
         ("", "holds no line"),
         ("{\n", "line 1: not valid JSON"),
         ("[1]\n", "line 1: holds list, not a JSON object"),
-        (json.dumps(LINES[0]) + "\n" + json.dumps({"model": 1}) + "\n", "line 2: has no mismatch"),
+        (json.dumps(LINES[0]) + "\n" + json.dumps({"model": 1}) + "\n", "line 2: mismatch is missing"),
+        (json.dumps(LINES[0] | {"error": "small"}) + "\n", "line 1: error: Input should be a valid number"),
     ],
 )
 def test_what_cannot_be_used_is_named(results: Path, text: str, words: str) -> None:

@@ -1,22 +1,25 @@
 """The page over all studies: what speaks to a statement, what is said where nothing does, links that lead somewhere."""
 
 import csv
+import math
 import re
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from claims_fixture import line_of
 
 from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.claims import Verdict, write_verdicts
 from tailrl.artifacts.tables import write_csv
-from tailrl.claims.catalogue import STATEMENTS, TRAINED_CLAIMS, WORDS
-from tailrl.claims.decide import Verdict
+from tailrl.claims.catalogue import STATEMENTS, TEXTS, TRAINED_CLAIMS
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN
 from tailrl.claims.evidence import SEARCH, answers
 from tailrl.claims.finding import CHANGES, CONTRADICTED, DEFINITION, OPEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED
-from tailrl.report.paper import SHOWN
+from tailrl.report.paper import MOST_SHOWN
 from tailrl.report.study import CAPTIONS, claims_page, read_shown, write_paper
 from tailrl.runtime.errors import StudyError
 
@@ -27,16 +30,15 @@ DVP_ABOVE, EXPLODES, SOONER = "dvp.score", "dvp.figure1.explosion", "dvp.figure1
 HIGHER, MIS_ABOVE = "open.dvp_or_mis.score", "dvp.mis.score"
 
 
-def write_claims(path: Path, *lines: tuple[str, str, str], low: str = "", unit: str = "") -> None:
+def write_claims(path: Path, *lines: tuple[str, str, str], **cells: Any) -> None:
     """Lines of a claim's id, verdict and arms."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Verdict)])
-        writer.writeheader()
-        for claim, verdict, arms in lines:
-            row = dict.fromkeys(writer.fieldnames, "") | {"id": claim, "verdict": verdict, "arms": arms}
-            seen = f"what {arms or 'nobody'} showed"
-            writer.writerow(row | {"seeds": "3", "low": low, "unit": unit, "seen": seen, "p_holm": "0.01"})
+    write_verdicts(
+        path,
+        [
+            line_of(claim, verdict=verdict, arms=arms, seen=f"what {arms or 'nobody'} showed", **cells)
+            for claim, verdict, arms in lines
+        ],
+    )
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def roots(tmp_path: Path) -> list[Path]:
 def test_the_nearest_results_of_a_study_speak_and_parts_of_the_default_are_studies(roots: list[Path]) -> None:
     found = {study.name: study for study in read_shown(roots)}
     assert set(found) == {"stress", "gradient_quality", "default"}
-    assert [line["verdict"] for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
+    assert [line.verdict for line in found["stress"].claims] == [REPRODUCED, CHANGES, CONTRADICTED]
     (drawn, numbers), *others = found["stress"].figures
     assert (drawn.name, [path.name for path in numbers]) == ("evaluation.svg", ["evaluation.csv", "policies.csv"])
     assert [path.name for path, _ in others] == ["rho.svg", "distributions.svg"]
@@ -101,8 +103,8 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
     (here / "stress" / "distributions" / "distributions.md").write_text("")
     page = claims_page(read_shown(roots), here)
     brief, _, page = page.partition("\n## Dynamic")
-    assert f"\n| *{WORDS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
-    assert f"\n| Missing there: DVP against MIS *{WORDS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
+    assert f"\n| *{TEXTS[MIS_ABOVE]}* |  | **{UNDECIDED}** | `make remedies` |  |\n" in brief
+    assert f"\n| Missing there: DVP against MIS *{TEXTS[HIGHER]}* |  | **{REPRODUCED}** | `make remedies` | [" in brief
     assert (
         f"\n| DVP ends above naive | **{REPRODUCED}** | **{REPRODUCED}**, **{UNDECIDED}** | `make stress` | "
         "[statement.dvp.score](#statement.dvp.score) |\n" in brief
@@ -110,8 +112,8 @@ def test_a_line_says_which_claim_it_decides_what_its_arms_do_and_where_the_rest_
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     said = {re.sub(r'^\| |<a id="[a-z0-9_.]*"></a>', "", row[0]): row for row in rows}
     assert said["DVP ends above naive"][4] == "dvp (the min-p set, rho = e-13), naive"
-    assert said[f"Missing there: DVP against MIS *{WORDS[HIGHER]}*"][1] == f"**{REPRODUCED}**"
-    assert said[f"*{WORDS[MIS_ABOVE]}*"][1] == f"**{UNDECIDED}**"
+    assert said[f"Missing there: DVP against MIS *{TEXTS[HIGHER]}*"][1] == f"**{REPRODUCED}**"
+    assert said[f"*{TEXTS[MIS_ABOVE]}*"][1] == f"**{UNDECIDED}**"
     (nested,) = [row for text, row in said.items() if text.startswith("Safe set")]
     assert nested[2] == "[stress](stress/distributions/distributions.md)"
     (definition,) = [row for text, row in said.items() if text.startswith("Constrained policy")]
@@ -198,7 +200,7 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     assert '&lt;script>alert("1")&lt;/script> !\\[x](http://a/b.png)' in claims
 
 
-@pytest.mark.parametrize(("lines", "hidden"), [(SHOWN, 0), (SHOWN + 1, 0), (SHOWN + 3, 3)])
+@pytest.mark.parametrize(("lines", "hidden"), [(MOST_SHOWN, 0), (MOST_SHOWN + 1, 0), (MOST_SHOWN + 3, 3)])
 def test_a_statement_with_many_lines_shows_a_few(lines: int, hidden: int, tmp_path: Path) -> None:
     """The rest is there, behind a box that says what it holds; a single line more is shown."""
     verdicts = [REPRODUCED] * (lines - 1) + [CONTRADICTED]
@@ -229,7 +231,7 @@ def test_lines_that_decide_nothing_are_counted(tmp_path: Path) -> None:
 
 def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
     """Two studies may share runs to the bit; lines that merely lack an interval do not."""
-    for name, low in (("stress", "0.1"), ("remedies", "0.1"), ("other", "0.2"), ("x", ""), ("y", "")):
+    for name, low in (("stress", 0.1), ("remedies", 0.1), ("other", 0.2), ("x", math.nan), ("y", math.nan)):
         write_claims(tmp_path / name / "claims.csv", (DVP_ABOVE, REPRODUCED, "dvp"), low=low)
     found = {
         a.study.name: a.words
@@ -243,8 +245,8 @@ def test_a_line_of_the_same_runs_says_so(tmp_path: Path) -> None:
 def test_equal_shares_of_runs_are_not_the_same_runs(tmp_path: Path) -> None:
     """Five of five against none of five has one interval, whichever runs they are."""
     for name in ("stress", "other"):
-        write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low="0.1", unit="share of runs")
-    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line["id"] == SOONER]
+        write_claims(tmp_path / name / "claims.csv", (SOONER, REPRODUCED, "a, b"), low=0.1, unit="share of runs")
+    found = [a.words for a in answers(read_shown([tmp_path])) if a.line and a.line.id == SOONER]
     assert len(found) == 2 and not any("same runs" in words for words in found)
 
 

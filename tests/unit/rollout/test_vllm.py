@@ -374,6 +374,11 @@ def test_a_prompt_that_leaves_no_room_is_refused(engine32: VllmSampler, length: 
     assert len(engine32.generate(random_requests(2), PLAIN)) == 2, "the engine goes on after a refusal"
 
 
+def test_a_prompt_without_a_token_is_refused(engine32: VllmSampler) -> None:
+    with pytest.raises(StudyError, match="a prompt holds no token"):
+        engine32.generate([Request((), 0)], PLAIN)
+
+
 def test_an_engine_without_weights_does_not_generate() -> None:
     sampler = VllmSampler.__new__(VllmSampler)
     sampler.has_weights = False
@@ -437,12 +442,27 @@ def test_each_rank_has_an_engine_or_a_slice_of_one_on_a_share_of_its_gpu(
             engine.handed.append(name)
             yield name, torch.ones(2)
 
+    sampler.names = {}.keys()
     sampler.load_weights(weights())
     assert engine.taken == [
         ("first", torch.bfloat16, 1),
         ("second", torch.bfloat16, 2),
         ("then the cache", torch.bool, 2),
     ]
+
+
+def test_a_weight_that_is_not_handed_over_is_refused(
+    folder: Path, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would go on with the old one."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    sampler = make_sampler(SamplerSettings(), folder, MAX_LENGTH, seed=0)
+    sampler.load_weights(named_weights(policy))
+    left_out = "model.layers.1.self_attn.k_proj.weight"
+    with pytest.raises(StudyError, match=rf"vLLM was handed a policy that lacks {left_out}$"):
+        sampler.load_weights((name, weight) for name, weight in named_weights(policy) if name != left_out)
+    with pytest.raises(RuntimeError, match="no weights yet"):
+        sampler.generate(random_requests(1), PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Intervals over seeds and problems against sums written out, and against simulated coverage.
 
-Simulated rates are compared with their nominal value at 3.3 binomial standard errors, as in test_statistics.
+Simulated rates are compared with their nominal value at 3.3 binomial standard errors, as in test_intervals.
 """
 
 import itertools

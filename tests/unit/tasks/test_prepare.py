@@ -141,6 +141,7 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
     asked: list[object] = []
     monkeypatch.setattr("tailrl.tasks.registry.fetch", lambda *source: asked.append(source))
     monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
+    monkeypatch.setattr("tailrl.model.download.try_tokenizer", lambda path: asked.append(("trial", path)))
     monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
     download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
     assert asked == []
@@ -155,4 +156,4 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
             }
         )
     )
-    assert asked == [("math-ai/aime25", "test"), ("tokenizer", "some/model"), "some/model"]
+    assert asked == [("math-ai/aime25", "test"), ("trial", "some/model"), ("tokenizer", "some/model"), "some/model"]

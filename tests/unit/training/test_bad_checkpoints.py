@@ -27,7 +27,7 @@ from tailrl.training import checkpoints, kept_data
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
 from tailrl.training.state import RunState
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
 OURS, THEIRS = {"settings": "a", "seed": "0"}, {"settings": "b", "seed": "0"}
 
@@ -51,9 +51,9 @@ def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
     """A run whose optimizer has moments, whose engine is stale, whose thresholds move."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
-    hand_over = Handover(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
+    weight_sync = WeightSync(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
     kept_data = KeptMetrics(saved.folder, saved.name), KeptTokens(saved.folder, saved.name)
-    return RunState(model, optimizer, hand_over, Thresholds(vocabulary, 600), *kept_data)
+    return RunState(model, optimizer, weight_sync, Thresholds(vocabulary, 600), *kept_data)
 
 
 def files(saved: Checkpoints) -> list[Path]:
@@ -65,7 +65,7 @@ def advance(state: RunState) -> None:
     for parameter in state.model.parameters():
         parameter.grad = torch.full_like(parameter, 0.1)
     state.optimizer.step()
-    state.hand_over(state.model)
+    state.weight_sync(state.model)
     state.thresholds.observe([state.step], [0.5], 0.2)
     state.tokens.keep(state.step, {"step": np.full(3, state.step), "outside": np.array([True, False, True])})
     state.metrics.add({"train/step": float(state.step), "train/loss": math.nan})
@@ -252,7 +252,7 @@ def test_a_half_written_checkpoint_is_named_and_removed(
 ) -> None:
     advance(state)
     first = saved.save(state)
-    aside = saved.folder / checkpoints.ASIDE
+    aside = saved.folder / checkpoints.UNFINISHED
     aside.write_bytes(first.read_bytes()[:1000])
     assert saved.resume(state)
     assert capsys.readouterr().err.startswith(f"tailrl: {aside}: half-written, left out\n")
@@ -261,7 +261,7 @@ def test_a_half_written_checkpoint_is_named_and_removed(
 
 def test_a_full_disk_under_the_tokens_ends_the_run_in_a_sentence(state: RunState, saved: Checkpoints) -> None:
     """The system itself says that no space is left, to whatever is written to /dev/full."""
-    (saved.folder / kept_data.ASIDE).symlink_to("/dev/full")
+    (saved.folder / kept_data.UNFINISHED).symlink_to("/dev/full")
     words = r"checkpoints: the tokens of step 0 could not be kept \(No space left on device\): they need 0\.0 MB$"
     with pytest.raises(StudyError, match=words):
         advance(state)

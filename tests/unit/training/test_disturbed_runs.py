@@ -25,7 +25,7 @@ from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training.loop import train
 from tailrl.training.step import update
 from tailrl.training.step_record import Stopwatch
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
 STEPS = 4
 CAUSES: dict[str, dict[str, Any]] = {
@@ -90,11 +90,11 @@ def test_a_stale_engine_gets_copies_of_earlier_weights(
 ) -> None:
     """The weights change in place after each call, as an optimizer changes them."""
     sampler = PlainSampler(policy_folder)
-    hand_over = Handover(sampler, Disturbance.model_validate({"staleness": staleness, "weights": dtype}))
+    weight_sync = WeightSync(sampler, Disturbance.model_validate({"staleness": staleness, "weights": dtype}))
     history = []
     for _ in range(5):
         history.append({name: w.clone() for name, w in round_weights(named_weights(model), dtype)})
-        hand_over(model)
+        weight_sync(model)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
@@ -138,16 +138,16 @@ def test_the_matched_control_of_staleness_delays_the_gradient(model: PreTrainedM
     """A step of SGD moves the present weights by the gradient that the old ones have on the same responses."""
     run = run_of({"disturbance": {"staleness": 1, "side": "both"}}, max_grad_norm=1e9)
     samples = samples_of(*make_rollouts(), run)
-    hand_over = Handover(PlainSampler(policy_folder), run.disturbance)
-    hand_over(model)
+    weight_sync = WeightSync(PlainSampler(policy_folder), run.disturbance)
+    weight_sync(model)
     old = {name: weight.clone() for name, weight in named_weights(model)}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-    hand_over(model)
+    weight_sync(model)
     present = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    loss, _, _ = update(model, optimizer, samples, run, 0, Stopwatch(), hand_over.delayed)
+    loss, _, _ = update(model, optimizer, samples, run, 0, Stopwatch(), weight_sync.delayed)
     moved = {name: (p.detach() - present[name]) for name, p in model.named_parameters()}
 
     model.load_state_dict(old)

@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
 
     def full(job: Any, state: Any, *others: Any) -> Any:
         if state.step == 3:
-            (runs.checkpoints / checkpoints.ASIDE).symlink_to("/dev/full")
+            (runs.checkpoints / checkpoints.UNFINISHED).symlink_to("/dev/full")
         return take_step(job, state, *others)
 
     monkeypatch.setattr(loop, "take_step", full)

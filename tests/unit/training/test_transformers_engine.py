@@ -35,8 +35,8 @@ for run in map(Run.model_validate, json.loads(runs)):
 sampler = SamplerSettings(engine="transformers", dtype="bfloat16")
 settings = Evaluation(samples=2, max_new_tokens=8, sampler=sampler)
 evaluated = evaluate_arm("a", [(0, out / run.arm / "policy")], problems, settings)
-(record,) = evaluated.summary["policies"]
-print(len(record["per_problem"]), record["response_length_mean"])
+(record,) = evaluated.summary.policies
+print(len(record.per_problem), record.response_length_mean)
 assert "tailrl.rollout.vllm.engine" not in sys.modules
 try:
     make_sampler(SamplerSettings(), policy, 32, 0)

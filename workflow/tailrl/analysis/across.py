@@ -40,7 +40,7 @@ QUANTITIES: dict[str, Callable[[Results, str], FloatArray]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArmQuantity:
     """One quantity of one arm in one study, with its t interval over seeds.
 
     Attributes:
@@ -56,7 +56,10 @@ class Place:
     change_p_holm: float
 
 
-def places_of(name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]) -> list[Place]:
+def arm_quantities(
+    name: str, arms: Sequence[str], studies: Sequence[Study], read: Sequence[Results]
+) -> list[ArmQuantity]:
+    """One quantity of every arm in every study, arm by arm."""
     found = []
     for arm in arms:
         first_S, *_ = values = [QUANTITIES[name](results, arm) for results in read]
@@ -66,4 +69,4 @@ def places_of(name: str, arms: Sequence[str], studies: Sequence[Study], read: Se
             change = arm_difference(value_S, first_S) if value_S is not first_S and varies else NO_DIFFERENCE
             found.append((arm, study.name, mean_interval(value_S), change))
     adjusted = holm([change.p for *_, change in found]).tolist()
-    return [Place(name, *place, p) for place, p in zip(found, adjusted, strict=True)]
+    return [ArmQuantity(name, *one, p) for one, p in zip(found, adjusted, strict=True)]

@@ -1,6 +1,6 @@
 """Engines' whole distributions compared with the trainer's, as tables of numbers.
 
-A place is a position of a response. Intervals are clustered by problem.
+`places` in the tables are positions of responses. Intervals are clustered by problem.
 """
 
 import itertools
@@ -13,24 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.analysis.describe import DEFAULTS, describe_disturbance, describe_sampler, flatten
-from tailrl.artifacts.files import parse_arrays
-from tailrl.artifacts.manifest import read_vouched
-from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.probes import DistributionsRecord, read_positions
 from tailrl.artifacts.records import read_record
 from tailrl.stats.intervals import Interval, cluster_interval, ratio_interval, share_interval
-
-ARRAYS = (
-    *("response_P", "problem_P", "logp_train_P", "logp_infer_P", "tv_P", "kl_train_infer_P", "kl_infer_train_P"),
-    *("delta_max_P", "half_range_P", "entropy_train_P", "flip_P"),
-    *("kept_train_PS", "kept_infer_PS", "kept_both_PS", "log_kept_train_PS", "outside_PS", "k3_PS"),
-    *("mass_PB", "size_PB", "signed_PB", "paper_PB", "second_PB", "head_PH", "tail_PH"),
-)
-"""The arrays read from positions.npz, see `tailrl.probes.distributions.comparison.Comparison`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One engine's comparison: the engine's name in the study, the job's record, and arrays over P places."""
+    """One engine's comparison: the engine's name in the study, the job's record, and arrays over P positions."""
 
     engine: str
     record: dict[str, Any]
@@ -38,7 +28,7 @@ class Compared:
 
     @property
     def clusters(self) -> NDArray[Any]:
-        """The problem of each place, (P,): the clusters of every interval."""
+        """The problem of each position, (P,): the clusters of every interval."""
         return self.arrays["problem_P"]
 
     @property
@@ -56,15 +46,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """One engine's distance from the trainer over all places; in nats, except for shares of 1.
+    """One engine's distance from the trainer over all positions; in nats, except for shares of 1.
 
     Attributes:
-        equal: places at which the two distributions agree to the bit.
+        equal: positions at which the two distributions agree to the bit.
         tv, tv_p01, tv_p99: total variation: mean with interval, 1st and 99th percentile.
         kl_train_infer, kl_infer_train: the two KL divergences.
         delta, delta_p99: |Δ| of the sampled token.
-        delta_max: mean over places of the largest |Δ| of any token; half_range: mean of Prop. 4.2's ε_max.
-        flips, flip_share: places at which greedy decoding differs, and their share with Wilson's interval.
+        delta_max: mean over positions of the largest |Δ| of any token; half_range: mean of Prop. 4.2's ε_max.
+        flips, flip_share: positions at which greedy decoding differs, and their share with Wilson's interval.
     """
 
     engine: str
@@ -91,14 +81,14 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class SetOverlap:
-    """The min-p sets of the trainer and of one engine at one ρ, over all places.
+    """The min-p sets of the trainer and of one engine at one ρ, over all positions.
 
     Attributes:
         kept_train, kept_infer: mean |V_S| and |V'_S|; lost_train: mean 1 − Z in the trainer.
         outside: probability that the engine samples a token outside the trainer's set.
         k3: expected k3 of a token sampled from the engine's set, nats; tokens outside the trainer's set count as 0.
         overlap, overlap_p01, overlap_p99, overlap_least: |V_S ∩ V'_S| / |V_S|: mean, 1st and 99th percentile, smallest.
-        different: places at which the sets differ; responses_different: responses with such a place.
+        different: positions at which the sets differ; responses_different: responses with such a position.
     """
 
     engine: str
@@ -122,7 +112,7 @@ class ProbabilityBin:
     """Tokens with −ln π_train in [nats_from, nats_to), weighted with the engine's probability.
 
     Attributes:
-        mass: the expected number of such tokens that the engine samples at these places.
+        mass: the expected number of such tokens that the engine samples at these positions.
         size, signed: their mean |Δ| and mean −Δ, nats.
         balance: signed / size, from −1 to 1; 1 if the engine overestimates all of them.
         paper, second: the mode of −Δ predicted from iid noise in the logits, nats: by arXiv 2512.23087, Prop. 4.3, and
@@ -146,8 +136,8 @@ class Signature(ProbabilityBin):
 
     Attributes:
         part: head, between or tail.
-        signed_eps_max, paper_eps_max: means of −Δ / ε_max and of Prop. 4.3's mode / ε_max, with each place's own ε_max,
-            as in the histograms. NaN if no place has a mismatch.
+        signed_eps_max, paper_eps_max: means of −Δ / ε_max and of Prop. 4.3's mode / ε_max, with each position's own
+            ε_max, as in the histograms. NaN if no position has a mismatch.
     """
 
     part: str
@@ -159,7 +149,7 @@ class Signature(ProbabilityBin):
 class HistogramBin:
     """Tokens with −Δ / ε_max in [eps_max_from, eps_max_to), weighted with the engine's probability.
 
-    Places without a mismatch are left out.
+    Positions without a mismatch are left out.
 
     Attributes:
         part: head or tail.
@@ -176,8 +166,7 @@ class HistogramBin:
 
 def read_compared(folder: Path, engine: str) -> Compared:
     """One engine's comparison in a folder; raises StudyError if a file is missing or cannot be used."""
-    record, path = read_record(folder, DistributionsRecord), folder / "positions.npz"
-    return Compared(engine, record.model_dump(), parse_arrays(read_vouched(path), ARRAYS, path))
+    return Compared(engine, read_record(folder, DistributionsRecord).model_dump(), read_positions(folder))
 
 
 def distance(compared: Compared) -> Distance:
@@ -279,7 +268,7 @@ def _over_bins(compared: Compared, low: float, high: float) -> dict[str, Any]:
 
 
 def _over_eps_max(compared: Compared, low: float, high: float) -> dict[str, Any]:
-    """A Signature's other fields: means of −Δ and of Prop. 4.3's mode in units of ε_max, at places with a mismatch."""
+    """A Signature's other fields: means of −Δ and of Prop. 4.3's mode in units of ε_max, where there is a mismatch."""
     apart_P = compared.arrays["half_range_P"] > 0
     half_range_P, clusters_P = compared.arrays["half_range_P"][apart_P], compared.clusters[apart_P]
     mass_P, signed_P, paper_P = (_sum(compared, name, low, high)[apart_P] for name in ("mass", "signed", "paper"))

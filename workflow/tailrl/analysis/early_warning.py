@@ -35,7 +35,7 @@ RISES, FALLS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0), (0.8, 0.67, 0.5, 0
 FALLING = "falling reward"
 """The reference for the other metrics: the reward is what collapses."""
 
-METRICS = {
+TRIED = {
     "k3": (keys.K3_UNMASKED, RISES),
     "masked k3": (keys.K3_MASKED, RISES),
     "effective sample size": (keys.SAMPLE_SIZE_RAW, FALLS),
@@ -176,7 +176,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
     settings, absent_N = flatten(record.settings), np.full(len(metrics[keys.STEP]), math.nan)
     own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}
     # At every step, what `tracking.alarm.signal` takes from one step.
-    parts = {key: SKEWED if key == SKEW else (key,) for key, _ in METRICS.values()}
+    parts = {key: SKEWED if key == SKEW else (key,) for key, _ in TRIED.values()}
     signals = {key: np.abs(np.sum([metrics.get(k, absent_N) for k in held], axis=0)) for key, held in parts.items()}
     return Case(
         folder.name,
@@ -194,7 +194,7 @@ def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, flo
 
 def thresholds() -> list[tuple[str, float]]:
     """Every metric with each of its thresholds."""
-    return [(name, factor) for name, (_, factors) in METRICS.items() for factor in factors]
+    return [(name, factor) for name, (_, factors) in TRIED.items() for factor in factors]
 
 
 def raised(case: Case, key: str, factor: float) -> int | None:
@@ -204,7 +204,7 @@ def raised(case: Case, key: str, factor: float) -> int | None:
 
 def warned(cases: Iterable[Case], metric: str, factor: float, chooses: bool, runs: str = ALL) -> Warned:
     """The results of one threshold on one half of the runs, all of them or those with a mismatch."""
-    key = METRICS[metric][0]
+    key = TRIED[metric][0]
     own = [case for case in cases if case.chooses == chooses and (runs == ALL or case.mismatched)]
     alarm_R, collapse_R = _alarms(own, key, factor), _collapses(own)
     arm_R = np.array([case.settings for case in own])
@@ -255,7 +255,7 @@ def with_p(one: Warned, cases: Sequence[Case]) -> Warned:
 
     Only arms with the same planned steps are exchanged, since no alarm can come after a run's end.
     """
-    key, factors = METRICS[one.metric]
+    key, factors = TRIED[one.metric]
     alarms = [_alarms(cases, key, factor) for factor in reversed(factors)]  # the farther threshold wins a tie
     chooses = [case.chooses for case in cases]
     places = [(case.study, case.steps, case.seed) for case in cases]
@@ -270,7 +270,7 @@ def judge_metrics(every: Sequence[Warned]) -> list[Warned]:
     threshold would never raise an alarm. All are left out if these runs all collapsed, or none did.
     """
     chosen = []
-    for metric in METRICS:
+    for metric in TRIED:
         own = [one for one in every if one.metric == metric and one.half == "chosen on" and one.skill > 0]
         chosen += [max(own, key=lambda one: one.rank)] if own else []
     chosen.sort(key=lambda one: one.rank[0], reverse=True)

@@ -3,18 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from tailrl.artifacts.files import parse_object
-from tailrl.artifacts.manifest import read_vouched
+from tailrl.artifacts.probes import Quality
 from tailrl.config.gradients import NO_MISMATCH
-from tailrl.runtime.errors import StudyError
 
 RATIOS = ("deviation", "error", "cosine")
 
-COLUMNS = {
+QUALITIES = {
     "bias": "bias",
     "bias_constrained": "bias against ∇J_mp",
     "deviation": "standard deviation",
@@ -24,10 +20,10 @@ COLUMNS = {
 }
 """The columns of the tables, by their names in quality.jsonl."""
 
-LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *COLUMNS, "cosine_half_width")
-"""The required keys of a line of quality.jsonl."""
+LINE = ("mismatch", "dose", "model", "arm", "divergence", "lacking", *QUALITIES, "cosine_half_width")
+"""The columns of the table of single models."""
 
-MISMATCHES = {
+DOSE_LABELS = {
     "noise": "noise σ on every logit (nats)",
     "floor": "tail floor η",
     "bias": "error of each token (nats)",
@@ -52,7 +48,7 @@ ENDS = ("median", "low", "high")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One arm at one dose over all models; see `tailrl.probes.gradients.quality.Quality` for the values.
+    """One arm at one dose over all models; see `tailrl.artifacts.probes.Quality` for the values.
 
     Attributes:
         less_error: models in which the rms error is below that of the study's first arm, at this dose.
@@ -83,33 +79,23 @@ class Summary:
     cosine_ratio: Range
 
 
-def read_qualities(path: Path) -> list[dict[str, Any]]:
-    """The lines of quality.jsonl, null as NaN; raises StudyError if it cannot be used."""
-    rows = []
-    for number, line in enumerate(read_vouched(path).splitlines(), start=1):
-        rows.append(parse_object(line, f"{path}, line {number}"))
-        if missing := [name for name in LINE if name not in rows[-1]]:
-            raise StudyError(f"{path}, line {number}: has no {missing[0]}")
-    if not rows:
-        raise StudyError(f"{path}: holds no line")
-    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> list[Summary]:
+def summarise(rows: Sequence[Quality]) -> list[Summary]:
     """One summary per dose and arm, in the order of measurement; the first arm is the reference."""
-    reference = {(r["mismatch"], r["dose"], r["model"]): r for r in rows if r["arm"] == rows[0]["arm"]}
-    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    reference = {(r.mismatch, r.dose, r.model): r for r in rows if r.arm == rows[0].arm}
+    groups: dict[tuple[str, float, str], list[Quality]] = {}
     for row in rows:
-        groups.setdefault((row["mismatch"], row["dose"], row["arm"]), []).append(row)
+        groups.setdefault((row.mismatch, row.dose, row.arm), []).append(row)
     summaries = []
     for (kind, dose, arm), own in groups.items():
-        beside = [reference[kind, dose, r["model"]] for r in own]
-        start = [reference[NO_MISMATCH, 0.0, r["model"]] for r in own]
-        less = sum(r["error"] < (1 - ROUNDING) * b["error"] for r, b in zip(own, beside, strict=True))
-        ranges = [_range([r[name] for r in own]) for name in ("divergence", *COLUMNS)]
-        ratios = [_range([r[name] / s[name] for r, s in zip(own, start, strict=True)]) for name in RATIOS]
-        half_width = max(r["cosine_half_width"] for r in own)
-        nested = [r["bias_constrained"] for r in own if not r["lacking"]]
+        beside = [reference[kind, dose, r.model] for r in own]
+        start = [reference[NO_MISMATCH, 0.0, r.model] for r in own]
+        less = sum(r.error < (1 - ROUNDING) * b.error for r, b in zip(own, beside, strict=True))
+        ranges = [_range([getattr(r, name) for r in own]) for name in ("divergence", *QUALITIES)]
+        ratios = [
+            _range([getattr(r, name) / getattr(s, name) for r, s in zip(own, start, strict=True)]) for name in RATIOS
+        ]
+        half_width = max(r.cosine_half_width for r in own)
+        nested = [r.bias_constrained for r in own if not r.lacking]
         summaries.append(
             Summary(kind, dose, arm, len(own), less, len(nested), _range(nested).high, half_width, *ranges, *ratios)
         )

@@ -11,7 +11,7 @@ from tailrl.artifacts.results import TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
 from tailrl.tracking.metrics import REWARD, STEP
 
-WINDOW, FEWEST = 0.1, 5
+WINDOW_SHARE, FEWEST_STEPS = 0.1, 5
 """The window of the mean reward: this share of the run's steps, and at least this many steps."""
 
 
@@ -78,4 +78,4 @@ def survival_curve(arm: str, runs: Sequence[TrainedRun]) -> list[Surviving]:
 
 
 def _window(steps: int) -> int:
-    return max(FEWEST, math.ceil(WINDOW * steps))
+    return max(FEWEST_STEPS, math.ceil(WINDOW_SHARE * steps))

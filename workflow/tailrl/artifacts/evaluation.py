@@ -1,7 +1,7 @@
 """eval/<arm>.json and <arm>.samples.jsonl: an arm's scores and responses. The only reader and writer of these files."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,23 +9,26 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from tailrl.artifacts.files import Record, parse_record
+from tailrl.artifacts.files import Record, parse_lines, parse_record
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count
-from tailrl.config.jobs import Evaluation as Settings
+from tailrl.config.jobs import Evaluation
 from tailrl.runtime.errors import StudyError, writing
 
 
 class ProblemScores(Record):
-    """One problem's samples, 1 if correct, in order."""
+    """One problem's samples, 1 if correct, in the order of the repeats."""
 
     id: str
     correct: list[Literal[0, 1]] = Field(min_length=1)
 
 
 class PolicyScores(Record):
-    """One policy: its training seed (base: 0), the step of a snapshot, its means over problems, and the problems."""
+    """One policy: its training seed (base: 0), the step of a snapshot, its means over problems, and the problems.
+
+    Lengths have the end token; stopped responses are those with one.
+    """
 
     seed: Count
     step: Count | None = None
@@ -38,10 +41,12 @@ class PolicyScores(Record):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One policy on the held-out problems: its training seed (base: 0), and correct_PK, (P, K) float64, 0 or 1."""
+    """One policy on the held-out problems: its training seed (base: 0), correct_PK, (P, K) float64, 0 or 1, and the
+    step after which a snapshot was kept."""
 
     seed: int
     correct_PK: FloatArray
+    step: int | None = None
 
     @property
     def by_problem(self) -> FloatArray:
@@ -60,22 +65,24 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The score of a snapshot, a policy kept after this many steps."""
-
-    step: int
-    score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class ArmScores:
     """An arm's policies on the same problems, in the same order; `lm_eval` is lm-eval's version."""
 
     arm: str
     problems: tuple[str, ...]
     scores: tuple[Score, ...]
     lm_eval: str
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[Score, ...] = ()
+
+
+class Samples(Record):
+    """A line of <arm>.samples.jsonl: a policy's responses to a problem, in the order of `ProblemScores.correct`."""
+
+    seed: Count
+    step: Count | None = None
+    id: str
+    answer: str
+    responses: list[str]
 
 
 class EvaluationFile(Record):
@@ -92,14 +99,14 @@ class EvaluationFile(Record):
     snapshots: list[PolicyScores] = Field(default_factory=list)
     lm_eval_version: str
 
-    def arrays(self) -> Evaluation:
+    def arrays(self) -> ArmScores:
         """The scores in arrays."""
         problems = tuple(item.id for item in self.policies[0].per_problem)
-        snapshots = tuple(Snapshot(policy.step or 0, _score(policy)) for policy in self.snapshots)
-        return Evaluation(self.arm, problems, tuple(map(_score, self.policies)), self.lm_eval_version, snapshots)
+        scores, snapshots = (tuple(map(_score, policies)) for policies in (self.policies, self.snapshots))
+        return ArmScores(self.arm, problems, scores, self.lm_eval_version, snapshots)
 
 
-def header(arm: str, settings: Settings) -> dict[str, Any]:
+def header(arm: str, settings: Evaluation) -> dict[str, Any]:
     """The fields of an `EvaluationFile` that say how an arm was evaluated."""
     return {
         "arm": arm,
@@ -113,23 +120,30 @@ def header(arm: str, settings: Settings) -> dict[str, Any]:
 
 
 def manifest_of(path: Path) -> Path:
-    """The path of an evaluation's manifest, eval/<arm>.manifest.json."""
-    return path.with_suffix(".manifest.json")
+    """The path of the manifest of an evaluation or of its samples, eval/<arm>.manifest.json."""
+    return path.with_name(path.name.removesuffix(".json").removesuffix(".samples.jsonl") + ".manifest.json")
 
 
-def write_evaluation(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write an `EvaluationFile`; raises StudyError if the disk refuses."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_evaluation(path: Path, found: EvaluationFile) -> None:
+    """Write eval/<arm>.json; raises StudyError if the disk refuses."""
+    _write(path, json.dumps(found.model_dump(exclude_defaults=True), indent=1, ensure_ascii=False) + "\n")
 
 
-def write_samples(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
+def write_samples(path: Path, samples: Iterable[Samples]) -> None:
     """Write every response, one line per policy and problem; raises StudyError if the disk refuses."""
+    lines = (json.dumps(sample.model_dump(exclude_none=True), ensure_ascii=False) for sample in samples)
+    _write(path, "".join(f"{line}\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        path.write_text(text, encoding="utf-8")
+
+
+def read_samples(path: Path) -> list[Samples]:
+    """Every response, as written; raises StudyError if the file cannot be used."""
+    return parse_lines(Samples, read_vouched(path, manifest_of(path)), path)
 
 
 def read_evaluation_file(path: Path) -> EvaluationFile:
@@ -150,10 +164,10 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
     return found
 
 
-def read_evaluation(path: Path) -> Evaluation:
+def read_evaluation(path: Path) -> ArmScores:
     """An arm's evaluation in arrays; raises StudyError like `read_evaluation_file`."""
     return read_evaluation_file(path).arrays()
 
 
 def _score(policy: PolicyScores) -> Score:
-    return Score(policy.seed, np.array([item.correct for item in policy.per_problem], dtype=np.float64))
+    return Score(policy.seed, np.array([item.correct for item in policy.per_problem], dtype=np.float64), policy.step)

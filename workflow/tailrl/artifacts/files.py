@@ -62,6 +62,14 @@ def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> Recor
         raise StudyError(f"{where}: {one_line(sentences(error, kind))}") from None
 
 
+def parse_lines(kind: type[RecordT], data: bytes, path: Path) -> list[RecordT]:
+    """The records of a file with one a line, at least one; raises StudyError, which names the line."""
+    found = [parse_record(kind, line, f"{path}, line {number}") for number, line in enumerate(data.splitlines(), 1)]
+    if not found:
+        raise StudyError(f"{path}: holds no line")
+    return found
+
+
 def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDArray[Any]]:
     """Numeric arrays of one length, by name, from an npz file's content; raises StudyError, which names the file."""
     try:

@@ -18,7 +18,7 @@ from tailrl.config.source_files import edited
 from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError, few, say, writing
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 HELD = 2**30
 """Bytes of the largest file that a report reads only to compare its digest, which takes seconds."""
 CARD = "README.md"
@@ -91,7 +91,7 @@ def read_manifest(path: Path) -> Manifest:
 def files_in(folder: Path) -> list[Path]:
     """A job's files under a folder, sorted, without manifests, model cards and hidden files."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
-    return [file for file in files if file.name not in (NAME, CARD)]
+    return [file for file in files if file.name not in (MANIFEST, CARD)]
 
 
 @cache
@@ -120,7 +120,7 @@ def check_outputs(path: Path) -> None:
 
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
     """A small file's content, checked against its manifest (by default beside it); raises StudyError if it differs."""
-    data, beside = read_bytes(path), manifest or path.with_name(NAME)
+    data, beside = read_bytes(path), manifest or path.with_name(MANIFEST)
     known = read_manifest(beside).outputs.get(path.name)
     if known is None or known.sha256 != hashlib.sha256(data).hexdigest():
         raise _changed(path, beside, path)
@@ -132,7 +132,7 @@ def vouched_checksum(path: Path) -> str:
 
     A file without a manifest, or that none lists, is the user's own.
     """
-    beside, digest = path.with_name(NAME), checksum(path)
+    beside, digest = path.with_name(MANIFEST), checksum(path)
     known = read_manifest(beside).outputs.get(path.name) if beside.is_file() else None
     if known is not None and known.sha256 != digest:
         raise _changed(path, beside, path)
@@ -144,10 +144,10 @@ def vouched_checksum(path: Path) -> str:
 def read_digests(folder: Path, home: Path) -> dict[str, str]:
     """SHA-256 of each file in a folder, by its path; raises StudyError if any differs from the manifest in `home`."""
     found = {str(file.relative_to(folder)): checksum(file) for file in files_in(folder)}
-    known = read_manifest(home / NAME).digests(folder.relative_to(home).as_posix())
+    known = read_manifest(home / MANIFEST).digests(folder.relative_to(home).as_posix())
     for name in sorted(known.keys() | found.keys()):
         if known.get(name) != found.get(name):
-            raise _changed(folder / name, home / NAME, folder)
+            raise _changed(folder / name, home / MANIFEST, folder)
     return found
 
 
@@ -159,9 +159,9 @@ def policy_digest(folder: Path) -> str:
             if any, is in the folder, beside it, or for a snapshot beside `snapshots`.
     """
     homes = [folder, *([folder.parent] if folder.name == "policy" else folder.parents[1:2])]
-    home = next((home for home in homes if (home / NAME).is_file()), None)
-    if home is not None and read_manifest(home / NAME).digests(folder.relative_to(home).as_posix()):
-        tell_of_sources(home / NAME)
+    home = next((home for home in homes if (home / MANIFEST).is_file()), None)
+    if home is not None and read_manifest(home / MANIFEST).digests(folder.relative_to(home).as_posix()):
+        tell_of_sources(home / MANIFEST)
         return digest_of(read_digests(folder, home))
     return digest_of({str(file.relative_to(folder)): checksum(file) for file in files_in(folder)})
 

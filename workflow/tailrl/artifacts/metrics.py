@@ -17,7 +17,7 @@ FloatArray = NDArray[np.float64]
 Metrics = Mapping[str, FloatArray]
 """By key, (N,) over the steps; NaN where a step lacks the key."""
 
-Point = dict[str, float | None]
+StepMetrics = dict[str, float | None]
 """What one step logged; None for a value that was not finite."""
 
 
@@ -26,7 +26,7 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
     return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
 
 
-def follow_metrics(path: Path, ended: Callable[[], bool]) -> Iterator[Point]:
+def follow_metrics(path: Path, ended: Callable[[], bool]) -> Iterator[StepMetrics]:
     """The steps of a growing file, each once its line is complete, until its writer has ended."""
     with path.open(encoding="utf-8") as file:
         part, over = "", False
@@ -36,7 +36,7 @@ def follow_metrics(path: Path, ended: Callable[[], bool]) -> Iterator[Point]:
             yield from (parse_object(line, path) for line in lines)
 
 
-def read_points(job: Path) -> list[Point]:
+def read_steps(job: Path) -> list[StepMetrics]:
     """Every step of a finished run.
 
     Raises:
@@ -44,7 +44,7 @@ def read_points(job: Path) -> list[Point]:
             does not lie between 0 and 1.
     """
     path = job / "metrics.jsonl"
-    points: list[Point] = []
+    points: list[StepMetrics] = []
     for step, line in enumerate(read_vouched(path).splitlines()):
         where = f"{path}, line {step + 1}"
         try:
@@ -66,7 +66,7 @@ def read_points(job: Path) -> list[Point]:
 
 
 def read_metrics(job: Path) -> Metrics:
-    """Every step of a finished run, by key; raises StudyError like `read_points`."""
-    points = [{key: math.nan if value is None else value for key, value in point.items()} for point in read_points(job)]
+    """Every step of a finished run, by key; raises StudyError like `read_steps`."""
+    points = [{key: math.nan if value is None else value for key, value in point.items()} for point in read_steps(job)]
     keys = dict.fromkeys(key for point in points for key in point)
     return {key: np.array([point.get(key, math.nan) for point in points], dtype=np.float64) for key in keys}

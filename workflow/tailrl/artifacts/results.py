@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrl.artifacts.evaluation import Evaluation, manifest_of, read_evaluation_file
-from tailrl.artifacts.manifest import NAME, Manifest, check_outputs, digest_of, read_manifest, tell_of_sources
+from tailrl.artifacts.evaluation import ArmScores, manifest_of, read_evaluation_file
+from tailrl.artifacts.manifest import MANIFEST, Manifest, check_outputs, digest_of, read_manifest, tell_of_sources
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
@@ -42,8 +42,8 @@ class Results:
 
     arms: tuple[str, ...]
     runs: Mapping[str, tuple[TrainedRun, ...]]
-    evaluations: Mapping[str, Evaluation]
-    base: Evaluation
+    evaluations: Mapping[str, ArmScores]
+    base: ArmScores
     edited: tuple[str, ...] = ()
 
     def all_runs(self) -> list[TrainedRun]:
@@ -74,7 +74,7 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
     jobs = [folder / "data", folder / "base", *(_job(folder, arm, seed) for arm in names for seed in study.seeds)]
-    manifests = [path for job in jobs if (path := job / NAME).is_file()]
+    manifests = [path for job in jobs if (path := job / MANIFEST).is_file()]
     manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *names)]
     for path in manifests:
         check_outputs(path)
@@ -91,7 +91,7 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
         raise StudyError(f"{job / 'run.json'}: is of arm {record.arm}, seed {record.seed}, not of this folder's")
     steps, planned = len(metrics[STEP]), record.run.training.steps
-    if steps != read_manifest(job / NAME).steps or not (steps == planned or (record.stopped and steps < planned)):
+    if steps != read_manifest(job / MANIFEST).steps or not (steps == planned or (record.stopped and steps < planned)):
         raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
     return record, metrics
 
@@ -113,7 +113,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     return TrainedRun(arm, seed, metrics, tokens, record)
 
 
-def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[Evaluation, Manifest]:
+def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:
     """The evaluated policies of these seeds; raises StudyError if evaluated with other settings than the study's."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
@@ -124,15 +124,14 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     for seed in seeds:
         if seed not in by_seed:
             raise StudyError(f"{path}: holds no policy of seed {seed}")
-    snapshots = tuple(kept for kept in evaluation.snapshots if kept.score.seed in seeds)
+    snapshots = tuple(score for score in evaluation.snapshots if score.seed in seeds)
     return replace(evaluation, scores=tuple(by_seed[seed] for seed in seeds), snapshots=snapshots), made
 
 
-def _check_policies(path: Path, evaluation: Evaluation, made: Manifest, runs: Path) -> None:
+def _check_policies(path: Path, evaluation: ArmScores, made: Manifest, runs: Path) -> None:
     """Raises StudyError if an evaluation's policies are not those now in the runs' folders."""
-    policies: list[tuple[int, int | None]] = [(score.seed, None) for score in evaluation.scores]
-    policies += [(kept.score.seed, kept.step) for kept in evaluation.snapshots]
-    for seed, step in policies:
-        job, name = runs / f"seed{seed}", "policy" if step is None else f"snapshots/step-{step:08d}"
-        if made.evaluated(seed, step) != digest_of(read_manifest(job / NAME).digests(name)):
+    for score in (*evaluation.scores, *evaluation.snapshots):
+        job = runs / f"seed{score.seed}"
+        name = "policy" if score.step is None else f"snapshots/step-{score.step:08d}"
+        if made.evaluated(score.seed, score.step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
             raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")

@@ -1,4 +1,4 @@
-"""CSV tables, claims.csv among them: the only reader and writer of these files."""
+"""CSV tables: the only reader and writer of these files."""
 
 import csv
 import math
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tailrl.artifacts.files import read_text
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import StudyError, reason
 
 Row = Mapping[str, object]
 
@@ -42,10 +42,10 @@ def _cell(value: object) -> object:
     return "" if math.isnan(value) else format(value, ".9g")
 
 
-def read_csv(path: Path, columns: Iterable[str] = (), numbers: Iterable[str] = ()) -> list[dict[str, str]]:
+def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """A table's rows, as text.
 
-    Raises StudyError if a row lacks one of the columns, has surplus cells, or has words in a column of numbers.
+    Raises StudyError if a row lacks one of the columns, or has surplus cells.
     """
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
@@ -57,14 +57,4 @@ def read_csv(path: Path, columns: Iterable[str] = (), numbers: Iterable[str] = (
             raise StudyError(f"{path}: a line has no {missing[0]}")
         if None in row:
             raise StudyError(f"{path}: a line has more cells than the header")
-        for name in numbers:
-            try:
-                float(row[name] or 0)
-            except ValueError:
-                raise StudyError(f"{path}: {name} is {one_line(repr(row[name]))}, not a number") from None
     return rows
-
-
-def write_claims(path: Path, verdicts: Iterable[object]) -> None:
-    """Write the verdicts on claims, one row each."""
-    write_csv(path, flat_rows(verdicts))

@@ -8,9 +8,10 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point
 from tailrl.analysis.format import points
 from tailrl.analysis.survival import collapses, lasted
+from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
-from tailrl.claims.decide import Changes, Line, Scope, Verdict, decide, decide_changes, scope_of
+from tailrl.claims.decide import Changes, Line, Scope, decide, decide_changes, scope_of
 from tailrl.claims.finding import Finding, changed, ends, interval
 from tailrl.config.arm import Ablation
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference

@@ -3,12 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tailrl.analysis import arm_kinds
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
 from tailrl.claims.finding import (
     ASIDE,
@@ -71,44 +72,6 @@ class Changes(NamedTuple):
     beside: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A line of the report: the claim, its verdict, the scope, and what was seen.
-
-    Attributes:
-        id: of the claim; claim: its text, found by the id.
-        policy, task, dose, arms, seeds: the scope; seeds: runs of the arm with fewest.
-        effect, low, high, unit: the endpoint with its interval over seeds.
-        p, p_holm: two-sided, raw and by Holm over the claim's family; NaN if no test decides.
-        seen: the effect in words.
-        endpoint: the primary endpoint, fixed beforehand.
-    """
-
-    id: str
-    claim: str = field(init=False)
-    source: str
-    verdict: str
-    policy: str
-    task: str
-    dose: str
-    arms: str
-    seeds: int
-    effect: float
-    low: float
-    high: float
-    unit: str
-    p: float
-    p_holm: float
-    seen: str
-    endpoint: str
-
-    def __post_init__(self) -> None:
-        words = words_of(self.id)
-        if not words:
-            raise ValueError(f"no claim has the id {self.id!r}")
-        object.__setattr__(self, "claim", words)
-
-
 def decide(lines: Sequence[Line]) -> list[Verdict]:
     """The verdict of each line, in order, with Holm's correction over the tests of each family.
 
@@ -133,10 +96,14 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
         if verdict == REPRODUCED and claim.requires and found.get(claim.requires) != REPRODUCED:
             verdict = UNDECIDED
         found[claim.id] = verdict
+        words = words_of(claim.id)
+        if not words:
+            raise ValueError(f"no claim has the id {claim.id!r}")
         p_shown, p_holm_shown = (p, p_holm) if verdict != UNTESTABLE else (untested, untested)
         verdicts.append(
             Verdict(
                 id=claim.id,
+                claim=words,
                 source=claim.source,
                 verdict=verdict,
                 **scope._asdict(),

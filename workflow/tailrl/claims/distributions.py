@@ -10,8 +10,9 @@ import numpy as np
 from scipy import stats
 
 from tailrl.analysis.distributions import Compared
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
-from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, ends, fact, interval
 from tailrl.config.distributions import TAIL_FROM
 from tailrl.stats.intervals import UPPER, Interval, ratio_interval

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tailrl.analysis.early_warning import METRICS, Case, Warned
+from tailrl.analysis.early_warning import TRIED, Case, Warned
 from tailrl.analysis.format import count
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE, named
-from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, ends, interval, nothing
 from tailrl.stats.intervals import Interval
 
@@ -52,7 +53,7 @@ def _announces(one: Warned, studies: tuple[str, ...]) -> Finding:
 
 def unskilled(judged: Sequence[Warned]) -> list[str]:
     """The metrics that are not judged."""
-    return [metric for metric in METRICS if metric not in {one.metric for one in judged}]
+    return [metric for metric in TRIED if metric not in {one.metric for one in judged}]
 
 
 def why_not(cases: Sequence[Case]) -> str:

@@ -1,17 +1,17 @@
 """Evidence for each statement from finished and published studies: their claims.csv files, figures and tables."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
 from tailrl.claims.decide import outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
-
-Row = dict[str, str]
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
@@ -28,19 +28,24 @@ COMMANDS = {
 EARLY_WARNING = "early_warning"
 """Results made of the runs of several studies, which their lines name."""
 
-FIRST = ("evaluation", "survival", "training", "mismatch")
+FIRST_FIGURES = ("evaluation", "survival", "training", "mismatch")
 """The figures that come first, in this order."""
 
 SEARCH = "search_"
 """The prefix of studies that search for a dose with one or two seeds; they are no evidence."""
 
-SAME = ("id", "seeds", "effect", "low", "high")
+SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 """Two lines that agree in these columns come from the same runs."""
 
 MOST_NAMED = 4
 """The largest number of undecided studies that are listed by name."""
 
-COLUMNS = ("id", "claim", "source", "verdict", "dose", "arms", *SAME[1:], "unit", "seen", "p_holm")
+
+@dataclass(frozen=True, slots=True)
+class Told(Verdict):
+    """A verdict with the current text of a known claim, and the path of its report, or None."""
+
+    page: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,7 @@ class Shown:
     """One study's results.
 
     Attributes:
-        claims: the lines of its claims.csv files, with the current text of known claims; `page` is the path of the
-            line's report, or empty.
+        claims: the lines of its claims.csv files.
         figures: each with the tables behind it that exist.
         tables: of its ablations and comparisons, in Markdown.
         page: its report, or None.
@@ -57,7 +61,7 @@ class Shown:
     """
 
     name: str
-    claims: tuple[Row, ...]
+    claims: tuple[Told, ...]
     figures: tuple[tuple[Path, tuple[Path, ...]], ...]
     tables: tuple[Path, ...]
     page: Path | None
@@ -66,7 +70,7 @@ class Shown:
     @property
     def command(self) -> str:
         """The command that makes it again; for early warnings also the studies with their runs."""
-        of = self.claims[0]["arms"].split(", ") if self.name == EARLY_WARNING and self.claims else []
+        of = self.claims[0].arms.split(", ") if self.name == EARLY_WARNING and self.claims else []
         first, *rest = dict.fromkeys(COMMANDS.get(name, f"make {name}") for name in [*of, self.name])
         return " ".join([first, *(command.removeprefix("make ") for command in rest)])
 
@@ -82,7 +86,7 @@ class Answer:
     verdict: str
     words: str
     study: Shown | None = None
-    line: Row | None = None
+    line: Told | None = None
     claim: str = ""
 
     @property
@@ -122,10 +126,10 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     found = []
     for statement in STATEMENTS:
         # A line without arms says that its study has no suitable arm.
-        told = [(study, line) for study in studies for line in study.claims if line["arms"]]
+        told = [(study, line) for study in studies for line in study.claims if line.arms]
         named = [(study, line) for study, line in told if study.name.startswith(statement.only)]
         named.sort(key=lambda pair: pair[0].command != statement.command)
-        spoken = {name: [pair for pair in named if fnmatchcase(pair[1]["id"], name)] for name in statement.by}
+        spoken = {name: [pair for pair in named if fnmatchcase(pair[1].id, name)] for name in statement.by}
         several = sum(map(bool, spoken.values())) > 1
         for name, lines in spoken.items():
             found += _spoken(statement, name if several else "", lines)
@@ -136,28 +140,28 @@ def answers(studies: Sequence[Shown]) -> list[Answer]:
     return found
 
 
-def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Row]]) -> list[Answer]:
+def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
     """The lines on one claim of the statement, or on several of a kind. Undecided lines are only counted if another
     line decides the same claim."""
-    decided = {line["id"] for _, line in lines if line["verdict"] != UNTESTABLE}
-    found, rest = list[Answer](), list[tuple[Shown, Row]]()
-    first: dict[tuple[str, ...], str] = {}
+    decided = {line.id for _, line in lines if line.verdict != UNTESTABLE}
+    found, rest = list[Answer](), list[tuple[Shown, Told]]()
+    first: dict[tuple[object, ...], str] = {}
     for study, line in lines:
-        if line["verdict"] == UNTESTABLE and line["id"] in decided:
+        if line.verdict == UNTESTABLE and line.id in decided:
             rest.append((study, line))
             continue
-        runs = first.setdefault(tuple(line[key] for key in SAME), study.name)
+        runs = first.setdefault(tuple(getattr(line, key) for key in SAME_RUNS), study.name)
         # A share of runs has the same interval in any two studies with the same counts.
-        same = runs != study.name and line["low"] and line["unit"] != "share of runs"
+        same = runs != study.name and not math.isnan(line.low) and line.unit != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
-        found.append(Answer(statement, line["verdict"], line["seen"] + again, study, line, claim))
-    return found + [Answer(statement, line["verdict"], _rest(rest), claim=claim) for _, line in rest[:1]]
+        found.append(Answer(statement, line.verdict, line.seen + again, study, line, claim))
+    return found + [Answer(statement, line.verdict, _rest(rest), claim=claim) for _, line in rest[:1]]
 
 
-def _rest(rest: Sequence[tuple[Shown, Row]]) -> str:
+def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
     """Undecided lines in words, with their reason if it is the same for all."""
     names = dict.fromkeys(study.name for study, _ in rest)
-    said = {line["seen"].split(";")[0] for _, line in rest}
+    said = {line.seen.split(";")[0] for _, line in rest}
     lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"
     where = f"of {', '.join(names)}" if len(names) <= MOST_NAMED else f"of {len(names)} studies"
     return f"{lines}, {where}: " + (said.pop() if len(said) == 1 else "nothing to test")
@@ -172,10 +176,10 @@ def _tables(folder: Path) -> list[Path]:
 def _shown(name: str, places: Sequence[Path]) -> Shown:
     pages = {place: _page(place, name) for place in places}
     claims = [
-        {**row, "claim": words_of(row["id"], row["claim"]), "page": str(page or "")}
+        Told(**asdict(row) | {"claim": words_of(row.id, row.claim)}, page=page)
         for place, page in pages.items()
         for path in _tables(place)
-        for row in read_csv(path, COLUMNS, ("p_holm",))
+        for row in read_verdicts(path)
     ]
     remedies: dict[str, str] = {}
     for path in (place / table for place in places for table in ("arms.csv", "tables/arms.csv")):
@@ -183,7 +187,7 @@ def _shown(name: str, places: Sequence[Path]) -> Shown:
             remedies |= {row["arm"]: row["remedy"] for row in read_csv(path, ("arm", "remedy"))}
     patterns = ("*.svg", "figures/*.svg", "ablations/*.svg")
     drawn = sorted(path for place in places for pattern in patterns for path in place.glob(pattern))
-    drawn.sort(key=lambda path: FIRST.index(path.stem) if path.stem in FIRST else len(FIRST))
+    drawn.sort(key=lambda path: FIRST_FIGURES.index(path.stem) if path.stem in FIRST_FIGURES else len(FIRST_FIGURES))
     figures = []
     for path in drawn:
         beside = path.parent, path.parents[1] / "tables"

@@ -14,9 +14,10 @@ import numpy as np
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import MISMATCHES, Summary
+from tailrl.analysis.gradients import DOSE_LABELS, Summary
+from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
-from tailrl.claims.decide import Line, Scope, Verdict, decide
+from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, fact
 from tailrl.config.gradients import NO_MISMATCH
 
@@ -49,7 +50,7 @@ def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str
 
 
 def _scope(kind: str) -> Scope:
-    dose = "no mismatch" if kind == NO_MISMATCH else MISMATCHES.get(kind, kind)
+    dose = "no mismatch" if kind == NO_MISMATCH else DOSE_LABELS.get(kind, kind)
     return Scope("tiny random models, all responses written down", "digits that add up to the prompt's target", dose)
 
 

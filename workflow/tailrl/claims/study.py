@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tailrl.analysis import arm_kinds
+from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import TRAINED_CLAIMS, Claim
-from tailrl.claims.decide import Line, Verdict, decide, scope_of
+from tailrl.claims.decide import Line, decide, scope_of
 from tailrl.claims.endpoints import MEASURES
 from tailrl.claims.finding import Finding, nothing, opposite
 

@@ -32,7 +32,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False, rich_markup_mode="markdown")
-for panel, group in commands.PANELS.items():
+for panel, group in commands.HELP_GROUPS.items():
     for command in group:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(jobs.app, name="job", rich_help_panel="Snakemake")

@@ -13,7 +13,7 @@ from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
 StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
-Results = Annotated[
+Folder = Annotated[
     Path, Argument(metavar="FOLDER", help="the study's results folder, such as results/default", show_default=False)
 ]
 
@@ -97,14 +97,14 @@ def metrics() -> None:
     print(metrics_page(), end="")
 
 
-def mirror(results: Results) -> None:
+def mirror(results: Folder) -> None:
     """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
 
     mirror_runs(results)
 
 
-def dashboard(results: Results) -> None:
+def dashboard(results: Folder) -> None:
     """Make a study's workspace and report on a W&B server."""
     from tailrl.tracking.wandb_dashboard import make_dashboard
 
@@ -118,7 +118,7 @@ def unlock() -> None:
     remove_stale_lock(Path.cwd())
 
 
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download),
     "Results": (across, card, claims, mirror, dashboard),
     "Snakemake": (unlock,),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.values import positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
@@ -27,29 +27,29 @@ from tailrl.runtime.limits import enough_address_space
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 app.callback(help=app.info.help)(enough_address_space)
 
-Settings = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
+SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]
 ProblemFile = Annotated[Path, Option(help="the problems, one a line")]
-Policy = Annotated[Path, Option(help="the folder of the policy")]
-Results = Annotated[Path, Option(help="the folder to read")]
+PolicyFolder = Annotated[Path, Option(help="the folder of the policy")]
+Folder = Annotated[Path, Option(help="the folder to read")]
 Out = Annotated[Path, Option(help="the file or folder to write")]
 Roots = Annotated[list[Path], Argument(help="folders of results", show_default=False)]
 
 
 @app.command()
-def problems(settings: Settings, out: Out) -> None:
+def problems(settings: SettingsText, out: Out) -> None:
     """Write the problems of a study."""
     tasks = parse_settings(Problems, settings)
     sources = at_start(job_files("problems", tasks))
     from tailrl.tasks.prepare import write_all_problems
 
     write_all_problems(tasks, out)
-    write_manifest(out / NAME, files_in(out), sources=sources)
+    write_manifest(out / MANIFEST, files_in(out), sources=sources)
     sync(out)
 
 
 @app.command()
-def policy(settings: Settings, problems: ProblemFile, out: Out) -> None:
+def policy(settings: SettingsText, problems: ProblemFile, out: Out) -> None:
     """Write the policy that reinforcement learning starts from."""
     made = parse_settings(PolicyFile, settings).policy
     at_start(job_files("policy", made))
@@ -61,9 +61,9 @@ def policy(settings: Settings, problems: ProblemFile, out: Out) -> None:
 
 @app.command()
 def train(
-    settings: Settings,
+    settings: SettingsText,
     seed: Annotated[int, Option(parser=whole_number, metavar="N")],
-    policy: Policy,
+    policy: PolicyFolder,
     problems: ProblemFile,
     out: Out,
     wandb: Annotated[Path, Option(help="the folder of W&B's files")],
@@ -91,7 +91,7 @@ def train(
 @app.command()
 def evaluate(
     arm: Annotated[str, Option()],
-    settings: Settings,
+    settings: SettingsText,
     policy: Annotated[list[str], Option(metavar="SEED=FOLDER", help="a trained policy; once for each")],
     problems: ProblemFile,
     out: Out,
@@ -116,7 +116,7 @@ def evaluate(
 
 
 @app.command()
-def report(study: WholeStudy, results: Results, out: Out) -> None:
+def report(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
     from tailrl.report.study import write_report
 
@@ -124,7 +124,7 @@ def report(study: WholeStudy, results: Results, out: Out) -> None:
 
 
 @app.command()
-def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Results, out: Out) -> None:
+def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
     from tailrl.report.study import write_ablation
 
@@ -132,7 +132,7 @@ def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Results
 
 
 @app.command()
-def gradients(settings: Settings, out: Out) -> None:
+def gradients(settings: SettingsText, out: Out) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
     measured = parse_settings(Gradients, settings)
     at_start(job_files("gradients", measured))
@@ -142,7 +142,7 @@ def gradients(settings: Settings, out: Out) -> None:
 
 
 @app.command()
-def gradient_report(results: Results, out: Out) -> None:
+def gradient_report(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
     from tailrl.report.study import write_gradients
 
@@ -150,7 +150,7 @@ def gradient_report(results: Results, out: Out) -> None:
 
 
 @app.command()
-def distributions(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+def distributions(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     compared = parse_settings(Distributions, settings)
     at_start(job_files("distributions", compared))
@@ -161,7 +161,7 @@ def distributions(settings: Settings, policy: Policy, problems: ProblemFile, out
 
 
 @app.command()
-def distribution_report(results: Results, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
+def distribution_report(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
     from tailrl.report.study import write_distribution_report
 
@@ -169,7 +169,7 @@ def distribution_report(results: Results, engine: Annotated[list[str], Option(he
 
 
 @app.command()
-def equal_mass(settings: Settings, policy: Policy, problems: ProblemFile, out: Out) -> None:
+def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
     from tailrl.probes.distributions.equal_mass import write_equal_mass
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from tailrl.artifacts.evaluation import header, manifest_of, write_evaluation, write_samples
+from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, manifest_of, write_evaluation, write_samples
 from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_manifest
 from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
@@ -40,21 +40,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An arm's evaluation, ready for JSON.
+    """An arm's evaluation: its two files, and further fields of their manifest.
 
     Attributes:
-        summary: the settings (arm, task, samples_per_problem, temperature, max_new_tokens, sampler, seed,
-            lm_eval_version) and `policies`, one record each: seed; avg_at_k and pass_at_k, fractions from 0 to 1, means
-            over problems; response_length_mean, tokens with the end token; stopped_fraction, responses that stopped by
-            the end token; per_problem, records of id and correct (k zeros and ones, in the order of the repeats).
-            `snapshots`, if there are any, has such records too, each with its step.
-        samples: one record per policy and problem: seed, a snapshot's step, id, answer, responses (k texts, in the
-            same order).
-        made_from: further fields of the manifest: arm, settings, digests of policies and problems.
+        samples: one per policy and problem.
+        made_from: arm, settings, digests of policies and problems.
     """
 
-    summary: dict[str, Any]
-    samples: list[dict[str, Any]]
+    summary: EvaluationFile
+    samples: list[Samples]
     made_from: dict[str, Any]
 
 
@@ -116,15 +110,10 @@ def evaluate(
         records.append(_record(whose, outcome["results"][TASK], scored, lm.rollouts))
         for sample in scored:
             (responses,) = sample["filtered_resps"]
-            samples.append(
-                {**whose, "id": sample["doc"]["id"], "answer": sample["doc"]["answer"], "responses": responses}
-            )
-    summary = {
-        **header(arm, settings),
-        "policies": records[: len(policies)],
-        **({"snapshots": records[len(policies) :]} if snapshots else {}),
-        "lm_eval_version": version("lm_eval"),
-    }
+            problem, answer = sample["doc"]["id"], sample["doc"]["answer"]
+            samples.append(Samples(**whose, id=problem, answer=answer, responses=responses))
+    scores = {"policies": records[: len(policies)], "snapshots": records[len(policies) :]}
+    summary = EvaluationFile.model_validate(header(arm, settings) | scores | {"lm_eval_version": version("lm_eval")})
     given = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests}
     made_from = {**given, "inputs": inputs, "sources": at_start(job_files("evaluate", settings))}
     return Evaluated(summary, samples, made_from)
@@ -136,7 +125,7 @@ def _record(
     scored: Sequence[Mapping[str, Any]],
     rollouts: Sequence[Rollout],
 ) -> dict[str, Any]:
-    """One policy's record in the summary, from lm-eval's aggregates and scored problems."""
+    """One policy's scores, from lm-eval's aggregates and scored problems."""
     return {
         **whose,
         "avg_at_k": aggregates[f"avg_at_k,{FILTER}"],

@@ -5,7 +5,7 @@ operators differ with the batch on a CPU. Three kinds do, and this is the remedy
 
 - A matrix product with weights chooses its kernel by the number of rows. Any multiple of `FEWEST_ROWS` gives the same
   bits on Intel and AMD (on AMD 4 would do). But AMX, and float32 with several threads of an Intel CPU, cut long sums by
-  the number of rows. There `product` adds up shorter sums or takes `BLOCK` rows at a time; `at_once` measures which.
+  the number of rows. There `product` adds up shorter sums or takes `BLOCK_ROWS` at a time; `at_once` measures which.
 - An elementwise exp, log or SiLU has a vectorised body and a scalar tail with other rounding. A multiple of `ROWS` rows
   leaves no tail at any width, with one thread or two; round widths need fewer rows (`row_multiple`). Rows are padded at
   their end and the padding is dropped afterwards.
@@ -31,7 +31,7 @@ from tailrl.kernels.packing import Packing, padded, unpadded
 
 ROWS = 64
 FEWEST_ROWS = 16
-BLOCK = 32  # rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently
+BLOCK_ROWS = 32  # rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently
 SUMMANDS = 512  # of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 on
 MOST_ROWS = 1024  # most rows of a product at once, as many as `at_once` tries
 VECTORS = 128  # half-precision numbers in one unrolled vector loop, times two threads
@@ -93,13 +93,13 @@ def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tupl
     counts = sorted({most, *range(FEWEST_ROWS, min(most, 2 * ROWS), FEWEST_ROWS), *range(2 * ROWS, most, 2 * ROWS)})
     with torch.no_grad():
         for summands in (inputs, *shorter):
-            expected_RO = _product(rows_RI, weight_OI, None, BLOCK, summands)
+            expected_RO = _product(rows_RI, weight_OI, None, BLOCK_ROWS, summands)
             if all(
                 torch.equal(_product(rows_RI[:count], weight_OI, None, most, summands), expected_RO[:count])
                 for count in counts
             ):
                 return most, summands
-    return BLOCK, inputs
+    return BLOCK_ROWS, inputs
 
 
 def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -82,7 +82,7 @@ class KeptEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients:
+class GradientSums:
     """Gradients that the backward adds up, in the dtype of the logits; None where not needed."""
 
     hidden_TH: Tensor | None  # with respect to hidden / temperature
@@ -170,7 +170,7 @@ def _dense_sums(shifted_VC: Tensor, safe_VC: Tensor | None) -> tuple[Tensor, Ten
 
 
 def add_entries(
-    gradients: Gradients, entries: Entries, scale_C: Tensor, scaled_CH: Tensor, weight_VH: Tensor, rows: slice
+    gradients: GradientSums, entries: Entries, scale_C: Tensor, scaled_CH: Tensor, weight_VH: Tensor, rows: slice
 ) -> None:
     """Add the products of scale × e over a chunk's kept entries with the weight and with the hidden states."""
     active_C = scale_C != 0
@@ -214,7 +214,7 @@ def _by_row(weight_BH: Tensor, token_m: Tensor, row_m: Tensor, value_m: Tensor, 
 
 
 def add_dense(
-    gradients: Gradients,
+    gradients: GradientSums,
     rows_T: Tensor,
     factor_T: Tensor,
     norm_T: Tensor,

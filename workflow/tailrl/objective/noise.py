@@ -19,7 +19,7 @@ from tailrl.runtime.seeding import derive_seed
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-BLOCK = 2**18
+DRAWN_AT_ONCE = 2**18
 """Numbers drawn at a time, so that two dozen operations on them stay in a core's cache."""
 
 
@@ -53,7 +53,7 @@ def _drawn(
     words_T2 = torch.from_numpy(_words(seeds, positions, stream))
     tokens_V = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9))
     drawn_TV = torch.empty(len(seeds), count)
-    rows = max(1, BLOCK // max(1, count))
+    rows = max(1, DRAWN_AT_ONCE // max(1, count))
     for out_BV, words_B2 in zip(torch.split(drawn_TV, rows), torch.split(words_T2, rows), strict=True):
         out_BV.copy_(law(_bits(tokens_V, words_B2)))
     return drawn_TV

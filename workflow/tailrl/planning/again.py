@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tailrl.artifacts.manifest import NAME, read_manifest
+from tailrl.artifacts.manifest import MANIFEST, read_manifest
 from tailrl.config.source_files import edited
 from tailrl.config.training import differing
 from tailrl.runtime.errors import StudyError, few
@@ -43,8 +43,8 @@ def again(dag: Any, persistence: Any) -> str:
 
 def manifests(outputs: Iterable[str]) -> list[Path]:
     """The manifests that lie among a job's outputs."""
-    paths = [path / NAME if path.is_dir() else path for path in map(Path, outputs)]
-    return [path for path in paths if path.name.endswith(NAME) and path.is_file()]
+    paths = [path / MANIFEST if path.is_dir() else path for path in map(Path, outputs)]
+    return [path for path in paths if path.name.endswith(MANIFEST) and path.is_file()]
 
 
 def _values(texts: Iterable[str]) -> list[Any]:

@@ -13,8 +13,9 @@ from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.format import LOST
 from tailrl.analysis.scores import compare_arms
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.ablation import judge_ablation
 from tailrl.config.study import Study
 from tailrl.report.axes import (
@@ -53,7 +54,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
     verdicts = judge_ablation(ablation, read, points_A)
-    write_claims(folder / f"{name}_claims.csv", verdicts)
+    write_verdicts(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from tailrl.analysis.across import GAIN, QUANTITIES, Place, places_of
+from tailrl.analysis.across import GAIN, QUANTITIES, ArmQuantity, arm_quantities
 from tailrl.analysis.format import p_value
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.results import read_results
-from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.across import judge_across
 from tailrl.claims.finding import ends, interval
 from tailrl.config.study import Study
@@ -49,11 +50,11 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
         raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
     studies = [_as_run(study, folder / study.name, shared[0]) for study in studies]
     read = [read_results(study, folder / study.name, shared) for study in studies]
-    places = [place for name in QUANTITIES for place in places_of(name, shared, studies, read)]
-    write_csv(out.with_suffix(".csv"), flat_rows(places))
-    write_claims(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, places))
-    save_svg(across_figure(places), out.with_suffix(".svg"))
-    out.with_suffix(".md").write_text(_page(studies, shared, places), encoding="utf-8")
+    measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
+    write_csv(out.with_suffix(".csv"), flat_rows(measured))
+    write_verdicts(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
+    save_svg(across_figure(measured), out.with_suffix(".svg"))
+    out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
 
 
 def _as_run(study: Study, folder: Path, arm: str) -> Study:
@@ -62,10 +63,10 @@ def _as_run(study: Study, folder: Path, arm: str) -> Study:
     return study.model_copy(update={"seeds": tuple(score.seed for score in evaluated.scores)})
 
 
-def across_figure(places: Sequence[Place]) -> Figure:
+def across_figure(measured: Sequence[ArmQuantity]) -> Figure:
     """A panel for each quantity, a line for each arm over the studies, whose labels leave out a common start."""
     arms, studies, names = (
-        list(dict.fromkeys(getattr(p, key) for p in places)) for key in ("arm", "study", "quantity")
+        list(dict.fromkeys(getattr(p, key) for p in measured)) for key in ("arm", "study", "quantity")
     )
     same = next((i for i, letters in enumerate(zip(*studies, strict=False)) if len(set(letters)) > 1), 0)
     begin = studies[0][:same].rfind("_") + 1
@@ -76,29 +77,29 @@ def across_figure(places: Sequence[Place]) -> Figure:
                 ax.set_axis_off()
                 continue
             for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
-                own = [place.value for place in places if (place.quantity, place.arm) == (name, arm)]
-                x = [place + 0.2 * ((index + 1) / (len(arms) + 1) - 0.5) for place in range(len(own))]
+                own = [one.value for one in measured if (one.quantity, one.arm) == (name, arm)]
+                x = [at + 0.2 * ((index + 1) / (len(arms) + 1) - 0.5) for at in range(len(own))]
                 ax.plot(x, [i.mean for i in own], color=colour, linestyle=dash, marker="o", markersize=3, linewidth=0.8)
                 ax.vlines(x, [i.low for i in own], [i.high for i in own], color=colour, linewidth=1)
-            if all(math.isnan(place.value.mean) for place in places if place.quantity == name):
+            if all(math.isnan(one.value.mean) for one in measured if one.quantity == name):
                 say_in_the_middle(ax)
             elif name != GAIN:
-                set_magnitude_scale(ax, [place.value.mean for place in places if place.quantity == name])
+                set_magnitude_scale(ax, [one.value.mean for one in measured if one.quantity == name])
             ax.set_title(name)
             ax.set_xticks(range(len(studies)), [study[begin:] for study in studies])
         arm_legend(figure, arms)
     return figure
 
 
-def _page(studies: Sequence[Study], arms: Sequence[str], places: Sequence[Place]) -> str:
-    cells = {(place.quantity, place.arm, place.study): _cell(place) for place in places}
+def _page(studies: Sequence[Study], arms: Sequence[str], measured: Sequence[ArmQuantity]) -> str:
+    cells = {(one.quantity, one.arm, one.study): _cell(one) for one in measured}
     tables = {name: {arm: [cells[name, arm, study.name] for study in studies] for arm in arms} for name in QUANTITIES}
     return render("across.md.j2", studies=studies, tables=tables)
 
 
-def _cell(place: Place) -> str:
-    value = place.value
+def _cell(one: ArmQuantity) -> str:
+    value = one.value
     if np.isnan(value.mean):
         return "not recorded"
     text = interval(*ends(value))
-    return text if np.isnan(place.change_p_holm) else f"{text} (p {p_value(place.change_p_holm)})"
+    return text if np.isnan(one.change_p_holm) else f"{text} (p {p_value(one.change_p_holm)})"

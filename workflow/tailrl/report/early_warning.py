@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from tailrl.analysis.early_warning import (
     FALLING,
-    METRICS,
     MISMATCHED,
+    TRIED,
     Case,
     Warned,
     ahead,
@@ -24,8 +24,8 @@ from tailrl.analysis.early_warning import (
     warned,
     with_p,
 )
-from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
-from tailrl.claims.decide import Verdict
+from tailrl.artifacts.claims import Verdict, write_verdicts
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.early_warning import ANNOUNCES, UNSKILLED, beyond, in_steps, judge_warnings, unskilled, why_not
 from tailrl.report.axes import ARM_COLOURS, GREY, make_panels, save_svg, say_nothing_to_show, set_percent_axis, style
 from tailrl.report.page import render
@@ -57,7 +57,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     write_csv(out / "early_warning.csv", flat_rows([*judged, *mismatched]))
     write_csv(out / "runs.csv", [_row(case) for case in cases])
     verdicts = judge_warnings(cases, judged)
-    write_claims(out / "claims.csv", verdicts)
+    write_verdicts(out / "claims.csv", verdicts)
     save_svg(warning_figure(judged), out / "early_warning.svg")
     (out / "early_warning.md").write_text(_page(cases, judged, mismatched, verdicts), encoding="utf-8")
 
@@ -135,5 +135,5 @@ def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
 def _row(case: Case) -> dict[str, Any]:
     """A run's CSV row, with the step, from 0, of each metric's alarm at each threshold."""
     names = ("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain")
-    alarms = {f"{name} {factor:g}": raised(case, METRICS[name][0], factor) for name, factor in thresholds()}
+    alarms = {f"{name} {factor:g}": raised(case, TRIED[name][0], factor) for name, factor in thresholds()}
     return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

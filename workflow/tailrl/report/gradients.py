@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import COLUMNS, ENDS, LINE, MISMATCHES, Range, Summary, read_qualities, summarise
-from tailrl.artifacts.probes import GradientsRecord
+from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.gradients import NO_MISMATCH
@@ -39,9 +39,9 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     Raises:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
     """
-    qualities = read_qualities(results / "quality.jsonl")
+    qualities = read_quality(results)
     summaries = summarise(qualities)
-    write_csv(out / "models.csv", ({name: row[name] for name in LINE} for row in qualities))
+    write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
     settings = read_record(results, GradientsRecord).settings
@@ -67,7 +67,7 @@ def gradient_figure(summaries: Sequence[Summary]) -> Figure:
                 set_magnitude_scale(row[0], drawn)
             row[0].set_ylabel(title)
         for ax, kind in zip(panels[-len(kinds) :], kinds, strict=True):
-            ax.set_xlabel(MISMATCHES.get(kind, kind))
+            ax.set_xlabel(DOSE_LABELS.get(kind, kind))
         arm_legend(figure, arms)
     return figure
 
@@ -91,11 +91,11 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
 def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:
     doses = []
     for (kind, dose), group in itertools.groupby(summaries, key=lambda s: (s.mismatch, s.dose)):
-        own, title = list(group), "No mismatch" if kind == NO_MISMATCH else f"{MISMATCHES.get(kind, kind)}: {dose:g}"
-        rows = [(s, [_cell(getattr(s, name)) for name in COLUMNS]) for s in own]
+        own, title = list(group), "No mismatch" if kind == NO_MISMATCH else f"{DOSE_LABELS.get(kind, kind)}: {dose:g}"
+        rows = [(s, [_cell(getattr(s, name)) for name in QUALITIES]) for s in own]
         doses.append((f"{title[0].upper()}{title[1:]}", _cell(own[0].divergence), rows))
     return render(
-        "gradient_quality.md.j2", summaries=summaries, settings=settings, columns=list(COLUMNS.values()), doses=doses
+        "gradient_quality.md.j2", summaries=summaries, settings=settings, columns=list(QUALITIES.values()), doses=doses
     )
 
 

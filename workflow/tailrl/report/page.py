@@ -51,7 +51,7 @@ class Section:
     figures: list[Drawing] = field(default_factory=list)
 
 
-SECTIONS = {"evaluation": "Held-out score", "survival": "Held-out score"}
+SECTION_OF = {"evaluation": "Held-out score", "survival": "Held-out score"}
 """The section of these figures in a summary; all others belong to `Training`."""
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
@@ -66,7 +66,7 @@ def page(summary: str, figures: Sequence[Drawing]) -> str:
     """
     first, *sections = _sections(summary)
     for drawing in figures:
-        wanted = SECTIONS.get(drawing.path.stem, "Training")
+        wanted = SECTION_OF.get(drawing.path.stem, "Training")
         last = sections[-1] if sections else first
         next((section for section in sections if section.name == wanted), last).figures.append(drawing)
     title = summary.partition("\n")[0].lstrip("# ")

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrl.analysis.format import p_value
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
-from tailrl.claims.evidence import COLUMNS, Answer, Shown, answers, read_shown
+from tailrl.claims.evidence import Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, fragment, render
 
-SHOWN = 4
+MOST_SHOWN = 4
 """The page shows this many lines of a statement, and folds the rest if there is more than one more."""
 
 
@@ -55,7 +54,7 @@ def claims_page(studies: Sequence[Shown], out: Path) -> str:
 
 def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
     shown = [(study, _drawings(study, captions, out), [read_text(path) for path in study.tables]) for study in studies]
-    return render("paper.html.j2", found=found, shown=shown, limit=SHOWN, fragment=fragment, **_shared(found, out))
+    return render("paper.html.j2", found=found, shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out))
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
@@ -66,7 +65,6 @@ def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
         "arms": _arms,
         "counted": lambda verdicts: Counter(verdicts).items(),
         "drawn": _drawn,
-        "p": _p,
         "words_of": words_of,
         "relative": lambda path: _relative(Path(path), out),
     }
@@ -90,7 +88,7 @@ def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, 
 def _arms(answer: Answer) -> str:
     """A line's arms, each with its remedy."""
     remedies = answer.study.remedies if answer.study else {}
-    names = answer.line["arms"].split(", ") if answer.line else []
+    names = answer.line.arms.split(", ") if answer.line else []
     return ", ".join(f"{name} ({remedies[name]})" if remedies.get(name) else name for name in names)
 
 
@@ -101,11 +99,22 @@ def _drawn(answer: Answer) -> Path | None:
 
 
 def _csv_row(answer: Answer) -> dict[str, object]:
-    statement, study, line = answer.statement, answer.study, answer.line or {}
-    named = {"id": statement.id, "part": statement.part, "statement": statement.text, "verdict": answer.verdict}
-    named |= {"seen": answer.words, "claim_id": line.get("id", "")}
-    rest = {name: line.get(name, "") for name in COLUMNS if name not in named}
-    return {**named, "study": study.name if study else "", **rest, "made by": answer.made_by}
+    statement, study, line = answer.statement, answer.study, answer.line
+    named = {
+        "id": statement.id,
+        "part": statement.part,
+        "statement": statement.text,
+        "verdict": answer.verdict,
+        "seen": answer.words,
+        "claim_id": line.id if line else "",
+    }
+    cells = ("claim", "source", "dose", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
+    return {
+        **named,
+        "study": study.name if study else "",
+        **{name: getattr(line, name, "") for name in cells},
+        "made by": answer.made_by,
+    }
 
 
 def _drawings(study: Shown, captions: Path, out: Path) -> list[Drawing]:
@@ -123,7 +132,3 @@ def _caption(captions: Path, drawn: Path) -> str:
 
 def _relative(path: Path, out: Path) -> str:
     return Path(os.path.relpath(path, out)).as_posix()
-
-
-def _p(line: dict[str, str]) -> str:
-    return p_value(float(line["p_holm"])) if line["p_holm"] else ""

@@ -18,7 +18,7 @@ from tailrl.tracking.metrics import K3_MASKED, REWARD, STEP
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SnapshotPoint:
     """avg@k of an arm's policies after a number of steps, share of 1.
 
     Attributes:
@@ -33,7 +33,7 @@ class Point:
     avg: Interval
 
 
-def score_points(results: Results) -> list[Point]:
+def score_points(results: Results) -> list[SnapshotPoint]:
     """Each arm's points: the untrained policy, every snapshot, and the last policy at its run's last step."""
     points = []
     for arm in results.arms:
@@ -42,11 +42,11 @@ def score_points(results: Results) -> list[Point]:
         steps: dict[int, list[Score]] = {0: [results.base.scores[0]]}
         for kept in evaluation.snapshots:
             # A stop rule can end a run at a snapshot's step: then the snapshot is the last policy.
-            if kept.step < done[kept.score.seed]:
-                steps.setdefault(kept.step, []).append(kept.score)
+            if kept.step is not None and kept.step < done[kept.seed]:
+                steps.setdefault(kept.step, []).append(kept)
         for score in evaluation.scores:
             steps.setdefault(done[score.seed], []).append(score)
-        points += [Point(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
+        points += [SnapshotPoint(arm, step, len(steps[step]), _interval(steps[step])) for step in sorted(steps)]
     return points
 
 
@@ -54,7 +54,7 @@ def _interval(scores: Sequence[Score]) -> Interval:
     return crossed_interval(by_problem(tuple(scores))) if len(scores) > 1 else problem_interval(scores[0].correct_PK)
 
 
-def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
+def figure1(points: Sequence[SnapshotPoint], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
     """Training reward, held-out score and KL over the steps, as in Figure 1 of arXiv 2512.23087."""
     with style():
         figure, (reward, score, kl) = make_panels(1, 3, 2.8)
@@ -71,7 +71,7 @@ def figure1(points: Sequence[Point], curves: Sequence[Curve], arms: Sequence[str
     return figure
 
 
-def _draw_points(ax: Axes, points: Sequence[Point], arms: Sequence[str]) -> None:
+def _draw_points(ax: Axes, points: Sequence[SnapshotPoint], arms: Sequence[str]) -> None:
     """Lines through the means, bars for the intervals."""
     for arm, (colour, dash) in arm_styles(arms).items():
         own = [point for point in points if point.arm == arm]

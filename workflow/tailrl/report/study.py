@@ -11,8 +11,9 @@ from tailrl.analysis import arm_kinds, scores, tables
 from tailrl.analysis.describe import arm_rows
 from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import Results, read_results
-from tailrl.artifacts.tables import flat_rows, write_claims, write_csv
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
@@ -75,7 +76,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     write_csv(out / "tables" / "survival.csv", flat_rows(survival))
     save_svg(survival_figure(read), out / "figures" / "survival.svg")
     verdicts = judge(read)
-    write_claims(out / "tables" / "claims.csv", verdicts)
+    write_verdicts(out / "tables" / "claims.csv", verdicts)
     summary = summarize(study, read, verdicts)
     (out / "summary.md").write_text(summary, encoding="utf-8")
     drawn = [
@@ -96,7 +97,7 @@ def write_gradients(results: Path, out: Path) -> None:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
     """
     verdicts = judge_gradients(*gradients.write_gradients(results, out))
-    write_claims(out / "claims.csv", verdicts)
+    write_verdicts(out / "claims.csv", verdicts)
 
 
 def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
@@ -106,7 +107,7 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
         StudyError: a file of an engine's job is missing or cannot be used.
     """
     verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
-    write_claims(out / "claims.csv", verdicts)
+    write_verdicts(out / "claims.csv", verdicts)
 
 
 def _write_curves(results: Results, pruned: list[str], out: Path) -> None:

@@ -10,8 +10,8 @@ from tailrl.analysis.describe import describe_arms, what_ran
 from tailrl.analysis.format import LOST, count, p_value, points, spread
 from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.analysis.tables import mean_of
+from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results, TrainedRun
-from tailrl.claims.decide import Verdict
 from tailrl.config.study import Study
 from tailrl.report.page import render
 from tailrl.stats.intervals import LEVEL, problem_interval

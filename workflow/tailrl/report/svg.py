@@ -15,7 +15,7 @@ ELEMENTS = {
 }
 """The elements that matplotlib uses. None of them runs, loads or links to anything, or holds HTML."""
 
-PLAIN = re.compile(r"(matrix|rotate|scale|skew[XY]|translate)\(|url\(#")
+LOADS_NOTHING = re.compile(r"(matrix|rotate|scale|skew[XY]|translate)\(|url\(#")
 """The functions in attributes and styles that load nothing."""
 
 
@@ -72,4 +72,4 @@ def _drawing(path: Path) -> str:
 
 def _loads(style: str) -> bool:
     """Whether an attribute or a style may fetch a file, or hide that it does."""
-    return any(mark in PLAIN.sub("", style) for mark in "(@\\")
+    return any(mark in LOADS_NOTHING.sub("", style) for mark in "(@\\")

@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrl.artifacts.metrics import follow_metrics, read_points
+from tailrl.artifacts.metrics import follow_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, finished_jobs, read_record
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.seeding import derive_seed
@@ -127,7 +127,7 @@ def mirror(results: Path) -> None:
     jobs = finished_jobs(results)
     mode: Mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
     for job in jobs:
-        record, points = read_record(job, RunRecord).model_dump(), read_points(job)
+        record, points = read_record(job, RunRecord).model_dump(), read_steps(job)
         try:
             # The files that W&B writes beside an online run repeat ours: they go.
             with tempfile.TemporaryDirectory() as scratch:

@@ -32,9 +32,9 @@ from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.provenance import provenance
 from tailrl.training.state import RunState
 
-NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
+FILE_NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
 """The steps done, the run (a digest of its fingerprint), and the start of the file's checksum."""
-ASIDE = "writing.safetensors"
+UNFINISHED = "writing.safetensors"
 
 
 class Checkpoints:
@@ -58,7 +58,7 @@ class Checkpoints:
         return self.folder / str(distributed.gathered(name)[0])
 
     def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
-        aside = self.folder / ASIDE
+        aside = self.folder / UNFINISHED
         try:
             header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
             data = save(tensors, metadata=header)
@@ -98,7 +98,7 @@ class Checkpoints:
 
     def _resume(self, state: RunState) -> str | None:
         """The name of the restored file."""
-        aside = self.folder / ASIDE
+        aside = self.folder / UNFINISHED
         if aside.exists():
             say(f"{aside}: half-written, left out")
             aside.unlink()
@@ -125,7 +125,7 @@ class Checkpoints:
         return None
 
     def _restore(self, file: Path, state: RunState) -> None:
-        match = NAME.fullmatch(file.name)
+        match = FILE_NAME.fullmatch(file.name)
         if match is None or file.is_dir() or checksum(file)[:16] != match[2]:
             raise DamagedError(file, "damaged, since its checksum is not the one in its name")
         try:
@@ -139,7 +139,7 @@ class Checkpoints:
     def _files(self) -> list[Path]:
         """This run's checkpoints, oldest first."""
         files = sorted(self.folder.glob("step-*"))
-        return [file for file in files if (match := NAME.fullmatch(file.name)) and match[1] == self.name]
+        return [file for file in files if (match := FILE_NAME.fullmatch(file.name)) and match[1] == self.name]
 
     @property
     def finished(self) -> Path:

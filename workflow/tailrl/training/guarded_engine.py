@@ -17,10 +17,10 @@ from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, say
 from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
 
-class Engine:
+class GuardedEngine:
     """A sampler, how to make it, and how it gets weights."""
 
     def __init__(self, make: Callable[[], Sampler], disturbance: Disturbance, timeout: float) -> None:
@@ -31,7 +31,7 @@ class Engine:
         )
         with self.in_time("the engine's start"):
             self.sampler = make()
-        self.hand_over = Handover(self.sampler, disturbance)
+        self.weight_sync = WeightSync(self.sampler, disturbance)
 
     def in_time(self, what: str) -> AbstractContextManager[None]:
         """For a block that calls the engine; see `timeouts.guarded`."""
@@ -58,12 +58,12 @@ class Engine:
         say(f"the engine failed and is restarted, its batch repeated: {first}")
         try:
             with deadline(self.timeout, "the end of the engine that failed"):
-                del self.sampler, self.hand_over.sampler
+                del self.sampler, self.weight_sync.sampler
                 gc.collect()  # frees the old engine's memory for the new one
             with deadline(self.timeout, "the engine's start"):
-                self.sampler = self.hand_over.sampler = self.make()
+                self.sampler = self.weight_sync.sampler = self.make()
             with deadline(self.timeout, "the hand-over of the weights"):
-                self.hand_over.again(model)
+                self.weight_sync.again(model)
             return self._generate(requests, decoding)
         except StudyError as error:
             raise StudyError(f"the engine failed ({first}) and could not be restarted: {error}") from None

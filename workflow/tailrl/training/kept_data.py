@@ -20,7 +20,7 @@ from tailrl.runtime.atomic_files import DamagedError, write_whole
 from tailrl.runtime.errors import StudyError, reason, writing
 from tailrl.training.step import Sample
 
-ASIDE = "writing-tokens.safetensors"
+UNFINISHED = "writing-tokens.safetensors"
 
 
 class KeptMetrics:
@@ -96,9 +96,9 @@ class KeptTokens:
         """Write a step's arrays, all of one length; raises StudyError where the disk refuses."""
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         try:
-            write_whole(data, self.folder / ASIDE, self._file(step))
+            write_whole(data, self.folder / UNFINISHED, self._file(step))
         except OSError as error:
-            (self.folder / ASIDE).unlink(missing_ok=True)
+            (self.folder / UNFINISHED).unlink(missing_ok=True)
             raise StudyError(
                 f"{self.folder}: the tokens of step {step} could not be kept ({reason(error)}): they need "
                 f"{len(data) / 1e6:.1f} MB"

@@ -35,7 +35,7 @@ from tailrl.tasks.problem import Problem, read_problems
 from tailrl.tracking import metrics as keys
 from tailrl.tracking.tracker import Tracker
 from tailrl.training.checkpoints import Checkpoints, fingerprint
-from tailrl.training.guarded_engine import Engine
+from tailrl.training.guarded_engine import GuardedEngine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import give_up_forward, place
@@ -109,14 +109,14 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         make_exact(model)
     place(model, settings, run.sampler.exact)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
-    engine = Engine(
+    engine = GuardedEngine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),
         run.disturbance,
         settings.rollout_timeout,
     )
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
     kept = KeptMetrics(checkpoints.folder, checkpoints.name), KeptTokens(checkpoints.folder, checkpoints.name)
-    state = RunState(model, make_optimizer(model, settings), engine.hand_over, thresholds, *kept)
+    state = RunState(model, make_optimizer(model, settings), engine.weight_sync, thresholds, *kept)
     snapshots = Snapshots(checkpoints.folder, checkpoints.name, settings.snapshots)
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
@@ -160,7 +160,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
 
 
 def take_step(
-    job: Job, state: RunState, engine: Engine, chosen: Sequence[int], between_steps: float
+    job: Job, state: RunState, engine: GuardedEngine, chosen: Sequence[int], between_steps: float
 ) -> tuple[dict[str, float], str | None]:
     """One step, from the problems to the weights in the engine.
 
@@ -184,11 +184,11 @@ def take_step(
     fault, updated = None, None
     try:
         deal = derive_seed("deal", job.seed, step)
-        updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.hand_over.delayed)
+        updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.weight_sync.delayed)
     except NumericalError as error:
         fault = _skip(job, state, samples, error)
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
-        engine.hand_over(state.model)
+        engine.weight_sync(state.model)
     with watch.phase("metrics"):
         metrics = dict.fromkeys(keys.METRICS, math.nan) | {
             keys.STEP: float(step),
@@ -201,7 +201,7 @@ def take_step(
         }
         if updated is not None:
             loss, norm, record = updated
-            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
+            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics(run.correction)}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
                 kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
@@ -220,7 +220,7 @@ def take_step(
 
 
 def _sample(
-    job: Job, state: RunState, engine: Engine, chosen: Sequence[int], watch: Stopwatch
+    job: Job, state: RunState, engine: GuardedEngine, chosen: Sequence[int], watch: Stopwatch
 ) -> tuple[list[Sample], NDArray[np.float32]]:
     """The responses of a step, as all ranks sampled them, and their rewards, a row for each of its problems."""
     run, settings, together = job.run, job.run.training, job.run.sampler.tensor_parallel
@@ -262,7 +262,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
     return Job(run, seed, out, tokenizer, problems, prompts, decoding)
 
 
-def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> float:
+def _start_engine(engine: GuardedEngine, job: Job, state: RunState, resumed: bool) -> float:
     """Give the engine its first weights and test it; returns its self-test's largest error over all ranks, nats."""
     run, size = job.run, state.model.config.vocab_size
     if run.floor_defeats_pruning(size) and distributed.is_first():
@@ -271,9 +271,9 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
             f"{run.vocabulary.rule}, which prunes nothing on the disturbed side at the rho that it starts from",
             stacklevel=1,
         )
-    hand_over = engine.hand_over.again if resumed else engine.hand_over
+    weight_sync = engine.weight_sync.again if resumed else engine.weight_sync
     with engine.in_time("the hand-over of the weights"):
-        hand_over(state.model)
+        weight_sync(state.model)
     prompts = job.prompts[:4]
     requests = step_requests(prompts, [state.thresholds.of(0)] * len(prompts), 2, job.seed, step=-1)
     with engine.in_time("the engine's self-test"):
@@ -281,5 +281,5 @@ def _start_engine(engine: Engine, job: Job, state: RunState, resumed: bool) -> f
     if resumed:
         # Drops what the engine cached in its test.
         with engine.in_time("the hand-over of the weights"):
-            engine.hand_over.again(state.model)
+            engine.weight_sync.again(state.model)
     return float(max(distributed.gathered(tested)))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.metrics import metrics_line
 from tailrl.artifacts.records import RunRecord, write_record
 from tailrl.artifacts.tokens import write_tokens
@@ -69,8 +69,7 @@ def write_results(
         resumed_at_steps=state.resumed,
         **found,
     )
-    lines = "".join(map(metrics_line, state.metrics.read()))
-    tokens = state.tokens.joined()
+    lines, tokens = "".join(map(metrics_line, state.metrics.read())), state.tokens.joined()
     try:
         with whole_folder(folder, "writing-results") as aside:
             (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
@@ -81,7 +80,7 @@ def write_results(
             write_record(aside, record)
             inputs = {name: record.fingerprint[name] for name in ("problems", "base policy")}
             sources = at_start(job_files("train", run))
-            write_manifest(aside / NAME, files_in(aside), inputs=inputs, sources=sources, steps=state.step)
+            write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, sources=sources, steps=state.step)
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import NAME, files_in, read_digests, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, read_digests, write_manifest
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link_tree, whole_folder
@@ -45,7 +45,7 @@ class Snapshots:
             # A run resumed from an earlier checkpoint writes the same policy again.
             with whole_folder(path, "writing-snapshot") as aside:
                 save_policy(model, tokenizer, aside, weights)
-                write_manifest(aside / NAME, files_in(aside))
+                write_manifest(aside / MANIFEST, files_in(aside))
         except (OSError, StudyError) as error:
             free = shutil.disk_usage(self.folder).free / 1e6
             raise StudyError(
@@ -66,7 +66,7 @@ class Snapshots:
                 raise StudyError(f"{self._path(step)}: the policy after step {step} is missing")
             read_digests(self._path(step), self._path(step))
             link_tree(self._path(step), folder / f"step-{step:08d}")
-            (folder / f"step-{step:08d}" / NAME).unlink()  # the run's manifest has these files
+            (folder / f"step-{step:08d}" / MANIFEST).unlink()  # the run's manifest has these files
 
     def _path(self, step: int) -> Path:
         return self.folder / f"snapshot-{self.name}-{step:08d}"

@@ -19,9 +19,9 @@ from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.runtime import distributed
 from tailrl.runtime.distributed import sharded_like
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
-NUMBERS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
+SCALARS = ("step", "skipped_in_a_row", "resumed", "startup_seconds", "wall_seconds")
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class RunState:
 
     model: PreTrainedModel  # the trained policy
     optimizer: torch.optim.Optimizer  # its optimizer; the learning rate is a function of the step
-    hand_over: Handover  # has the weights that a stale engine still waits for
+    weight_sync: WeightSync  # has the weights that a stale engine still waits for
     thresholds: Thresholds  # the adapted thresholds
     metrics: KeptMetrics  # of every step
     tokens: KeptTokens  # the per-token records of the kept steps
@@ -46,13 +46,13 @@ class RunState:
         found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
-        for age, weights in enumerate(self.hand_over.past):
+        for age, weights in enumerate(self.weight_sync.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
         return {name: tensor.contiguous() for name, tensor in distributed.on_first(found.items()).items()}
 
     def numbers(self) -> dict[str, Any]:
         """The state's numbers, for JSON; flushes the kept metrics, to which they refer, to the disk."""
-        small = {name: getattr(self, name) for name in NUMBERS}
+        small = {name: getattr(self, name) for name in SCALARS}
         kept_data = {"metrics": self.metrics.settle(), "tokens": self.tokens.state()}
         return small | kept_data | {"thresholds": self.thresholds.state()}
 
@@ -79,14 +79,14 @@ class RunState:
         for index, values in state.items():
             # The count of steps is a single number, which is not sharded.
             state[index] = {n: sharded_like(t, parameters[index]) if t.ndim else t for n, t in values.items()}
-        small = {name: numbers[name] for name in NUMBERS}
+        small = {name: numbers[name] for name in SCALARS}
         lines, checksums = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
         copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         for name, tensor in own.items():
             tensor.copy_(sharded_like(given[name], tensor))
-        self.hand_over.past.clear()
-        self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))
+        self.weight_sync.past.clear()
+        self.weight_sync.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])
         self.metrics.restore(lines)
         self.tokens.checksums = checksums

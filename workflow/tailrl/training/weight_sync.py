@@ -12,7 +12,7 @@ from tailrl.objective.disturbance import round_weights
 from tailrl.rollout import Sampler
 
 
-class Handover:
+class WeightSync:
     """Loads the policy's weights of `staleness` calls ago into a sampler, or the first call's if there were fewer."""
 
     def __init__(self, sampler: Sampler, disturbance: Disturbance) -> None:

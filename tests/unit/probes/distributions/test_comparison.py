@@ -10,7 +10,7 @@ from definitions import safe_tokens, softmax
 from torch import Tensor
 
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM
-from tailrl.probes.distributions.comparison import EDGES, SCALED_BINS, Comparison, compare
+from tailrl.probes.distributions.comparison import EDGES, SCALED_BINS, Positions, compare
 
 P, V = 40, 97
 LOG_RHOS = (-13.0, -3.0)
@@ -218,6 +218,6 @@ def test_states_one_after_another() -> None:
     train_PV, infer_PV, tokens_P = random_logits(0.3)
     whole = compare(train_PV, infer_PV, tokens_P, LOG_RHOS)
     parts = [compare(train_PV[s], infer_PV[s], tokens_P[s], LOG_RHOS) for s in (slice(0, 9), slice(9, 9), slice(9, P))]
-    joined = Comparison.joined(parts)
-    for field in fields(Comparison):
+    joined = Positions.joined(parts)
+    for field in fields(Positions):
         np.testing.assert_array_equal(getattr(joined, field.name), getattr(whole, field.name))

@@ -78,9 +78,9 @@ def test_places_are_every_nth_from_one_by_the_responses_seed(policy_folder: Path
     seeds = [derive_seed("distributions", 0, index) for index in range(12)]
     assert (found["problem_P"] == found["response_P"] % 5).all()
     for index, seed in enumerate(seeds):
-        places = found["place_P"][found["response_P"] == index]
+        places = found["position_P"][found["response_P"] == index]
         assert places.tolist() == list(range(seed % 3, places.max() + 1, 3)) if places.size else seed % 3 > 0
-    assert set(found["place_P"].tolist()) == set(range(9)), "over the responses, every place has its turn"
+    assert set(found["position_P"].tolist()) == set(range(9)), "over the responses, every place has its turn"
 
 
 @pytest.mark.usefixtures("plain")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from tailrl.artifacts.probes import Quality
 from tailrl.config.gradients import Gradients
 from tailrl.objective.safe_set import safe_set
 from tailrl.probes.gradients.enumeration import random_model, return_gradient, sampler_logits
-from tailrl.probes.gradients.quality import Quality, measure, write_qualities
+from tailrl.probes.gradients.quality import measure, write_qualities
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 

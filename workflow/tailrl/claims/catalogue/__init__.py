@@ -127,7 +127,7 @@ STATEMENTS = [
 ]
 """Every statement of the two papers, and every question left open."""
 
-WORDS = {claim.id: claim.text for claim in CATALOGUE.values()} | SEVERAL
+TEXTS = {claim.id: claim.text for claim in CATALOGUE.values()} | SEVERAL
 """The text of each claim, and the common texts of several."""
 
 
@@ -139,6 +139,6 @@ def named(pattern: str) -> dict[str, Claim]:
 def words_of(claim: str, otherwise: str = "") -> str:
     """The text of the claim with this id, or of a pattern of claims; `otherwise` if there is none."""
     field, _, asked = claim.removeprefix("ablation.").rpartition(".")
-    if claim.startswith("ablation.") and field and (words := WORDS.get(f"ablation.{{field}}.{asked}")):
+    if claim.startswith("ablation.") and field and (words := TEXTS.get(f"ablation.{{field}}.{asked}")):
         return words.format(field=field)
-    return WORDS.get(claim, otherwise)
+    return TEXTS.get(claim, otherwise)

@@ -1,6 +1,6 @@
 """Imports TRL's trainers, or raises ImportError with advice. No other module imports TRL."""
 
-TESTED = "1.16"
+TRL = "1.16"
 """The series of versions that the adapter is tested with."""
 
 try:
@@ -8,9 +8,7 @@ try:
     from trl import GRPOTrainer as GRPOTrainer
     from trl import RLOOTrainer as RLOOTrainer
 except ImportError as error:
-    raise ImportError(
-        f"tailrl.trl needs TRL, which cannot be imported ({error}): pip install trl=={TESTED}.*"
-    ) from None
+    raise ImportError(f"tailrl.trl needs TRL, which cannot be imported ({error}): pip install trl=={TRL}.*") from None
 
-if trl.__version__.split(".")[:2] != TESTED.split("."):
-    raise ImportError(f"tailrl.trl overrides parts of TRL {TESTED}, and knows no other: this one is {trl.__version__}")
+if trl.__version__.split(".")[:2] != TRL.split("."):
+    raise ImportError(f"tailrl.trl overrides parts of TRL {TRL}, and knows no other: this one is {trl.__version__}")

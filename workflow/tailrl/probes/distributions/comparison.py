@@ -6,13 +6,11 @@ agree (1e-14 nats).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tailrl.artifacts.probes import Positions
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM
 from tailrl.objective.safe_set import safe_set
 
@@ -22,70 +20,8 @@ EDGES = (0.0, 0.1, 0.5, *map(float, range(1, 15)), 16.0, 18.0, 20.0, float("inf"
 SCALED_BINS = 41
 """Bins of −Δ / ε_max, which lies in [−2, 2]; an odd number, so that 0 is in the middle of a bin."""
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int32]
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two distributions at P states; nats, float64, unless said otherwise.
-
-    Attributes:
-        logp_train_P, logp_infer_P: log-prob of the sampled token; Δ is their difference.
-        tv_P: total variation, ½ Σ |π_train − π_infer|, in [0, 1].
-        kl_train_infer_P, kl_infer_train_P: KL(π_train ‖ π_infer), and the other way round.
-        delta_max_P: largest |Δ| of any token.
-        half_range_P: (max Δ − min Δ) / 2: the ε_max of arXiv 2512.23087, Prop. 4.2, which ignores shifts.
-        entropy_train_P, entropy_infer_P: entropies.
-        flip_P: bool, whether greedy decoding chooses different tokens (of equal logits, the first token).
-        kept_train_PS, kept_infer_PS, kept_both_PS: int32, tokens in V_S, in V'_S and in both, for S thresholds.
-        log_kept_train_PS, log_kept_infer_PS: log Z and log Z', the mass of either safe set.
-        outside_PS: Σ π_infer over the tokens outside V_S: the chance that the engine samples a token outside V_S.
-        k3_PS: Σ q' (r − 1 − ln r) over the tokens of both sets, with q' = π_infer / Z' and r = (π_train / Z) / q': the
-            expected k3 of a token that the engine samples from V'_S. Tokens outside V_S add nothing (training's metric
-            leaves them out of its mean). If both sets hold every token, it is KL(π_infer ‖ π_train).
-        mass_PB, size_PB, signed_PB: Σ π_infer, Σ π_infer |Δ| and −Σ π_infer Δ over the tokens whose −ln π_train lies
-            in each of B bins (`EDGES`). The last two over the first are means over tokens that the engine samples.
-        paper_PB, second_PB: Σ π_infer m over the same bins. m is the mode of −Δ of a sampled token as iid noise of
-            this state's variance predicts it (`_predictions`): by arXiv 2512.23087, Prop. 4.3, and to second order.
-        head_PH, tail_PH: Σ π_infer over the tokens of the head and of the tail, by −Δ / ε_max in H bins; 0 if the two
-            distributions are equal.
-    """
-
-    logp_train_P: Floats
-    logp_infer_P: Floats
-    tv_P: Floats
-    kl_train_infer_P: Floats
-    kl_infer_train_P: Floats
-    delta_max_P: Floats
-    half_range_P: Floats
-    entropy_train_P: Floats
-    entropy_infer_P: Floats
-    flip_P: NDArray[np.bool_]
-    kept_train_PS: Counts
-    kept_infer_PS: Counts
-    kept_both_PS: Counts
-    log_kept_train_PS: Floats
-    log_kept_infer_PS: Floats
-    outside_PS: Floats
-    k3_PS: Floats
-    mass_PB: Floats
-    size_PB: Floats
-    signed_PB: Floats
-    paper_PB: Floats
-    second_PB: Floats
-    head_PH: Floats
-    tail_PH: Floats
-
-    @classmethod
-    def joined(cls, parts: Sequence["Comparison"]) -> "Comparison":
-        """The states of several comparisons, concatenated."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
-
-def compare(
-    logits_train_PV: Tensor, logits_infer_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]
-) -> Comparison:
+def compare(logits_train_PV: Tensor, logits_infer_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]) -> Positions:
     """The comparison of two sets of logits.
 
     Args:
@@ -123,7 +59,7 @@ def compare(
         *_by_probability(train_PV, delta_PV, mass_PV),
         *_histograms(train_PV, delta_PV, mass_PV),
     )
-    return Comparison(*(values.cpu().numpy() for values in found))
+    return Positions(*(values.cpu().numpy() for values in found))
 
 
 def _excess(p_PV: Tensor, q_PV: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ in packed micro-batches, as in training. For the noise floor it scores them twic
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.artifacts.manifest import NAME, policy_digest, vouched_checksum, write_manifest
-from tailrl.artifacts.probes import DistributionsRecord
+from tailrl.artifacts.manifest import MANIFEST, policy_digest, vouched_checksum, write_manifest
+from tailrl.artifacts.probes import DistributionsRecord, Positions, write_positions
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
@@ -29,7 +28,7 @@ from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
 from tailrl.objective.disturbance import computing_with, disturb, round_weights
-from tailrl.probes.distributions.comparison import EDGES, Comparison, compare
+from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.errors import StudyError
@@ -37,7 +36,7 @@ from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import guarded
 from tailrl.tasks.problem import read_problems
-from tailrl.training.weight_sync import Handover
+from tailrl.training.weight_sync import WeightSync
 
 HELD_LOGITS = 2**26
 """Most logits that an engine keeps before they are compared: 256 MiB, or one response's."""
@@ -47,20 +46,14 @@ COMPARED_LOGITS = 2**21
 
 
 def write_distributions(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
-    """Writes out/positions.npz and out/run.json.
-
-    The first has the fields of `Comparison` and, int32 [P], of each kept token its response (by request), problem,
-    position in the response (`place_P`) and id; the second has settings and provenance.
+    """Writes out/positions.npz (`artifacts.probes.Positions`), and out/run.json with settings and provenance.
 
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
             that refuses the temperature or keeps no logits, logits that are not finite, or no position to compare.
     """
     begun = time.perf_counter()
-    try:
-        settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
-    except ValueError as error:
-        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
+    _check_temperature(settings)
     sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length = read_inputs(settings, policy_folder, problems_file)
@@ -70,7 +63,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     with in_time("the engine's start"):
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     with in_time("the hand-over of the weights"):
-        Handover(sampler, settings.engine.disturbance)(model)
+        WeightSync(sampler, settings.engine.disturbance)(model)
     every, disturbance = 0 if settings.engine.rescored else settings.every, settings.engine.disturbance
     decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
@@ -91,9 +84,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         raise StudyError(
             f"distributions: none of {settings.responses} responses has a position to compare; lower every"
         )
-    columns = zip(("response_P", "problem_P", "place_P", "token_P"), np.array(where, np.int32).T, strict=True)
     out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(out / "positions.npz", **dict(columns), **asdict(Comparison.joined(compared)))
+    write_positions(out, np.array(where, np.int32), Positions.joined(compared))
     record = DistributionsRecord(
         settings=settings.model_dump(mode="json"),
         **provenance(),
@@ -107,7 +99,14 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         wall_seconds=round(time.perf_counter() - begun, 1),
     )
     write_record(out, record)
-    write_manifest(out / NAME, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
+    write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
+
+
+def _check_temperature(settings: Distributions) -> None:
+    try:
+        settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
+    except ValueError as error:
+        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
 
 
 def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
@@ -145,7 +144,7 @@ def compare_rollouts(
     rollouts: Sequence[Rollout],
     settings: Distributions,
     log_rhos: Sequence[float],
-) -> Comparison:
+) -> Positions:
     """The comparison at every kept position of the rollouts, in order; raises StudyError as `write_distributions`."""
     train_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
     if settings.engine.rescored:
@@ -165,7 +164,7 @@ def compare_rollouts(
     )
     rows = max(1, COMPARED_LOGITS // model.config.vocab_size)
     parts = [slice(start, start + rows) for start in range(0, max(1, len(tokens_P)), rows)]
-    return Comparison.joined([compare(train_PV[p], infer_PV[p], tokens_P[p], log_rhos) for p in parts])
+    return Positions.joined([compare(train_PV[p], infer_PV[p], tokens_P[p], log_rhos) for p in parts])
 
 
 @torch.no_grad()

@@ -19,13 +19,11 @@ from itertools import product
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor
 
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.objective.advantages import ESTIMATORS, STEP_WIDE
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
 """Measures bias, variance and direction of every arm's gradient, by model, kind of mismatch and dose."""
 
-import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tailrl.artifacts.manifest import NAME, write_manifest
-from tailrl.artifacts.probes import GradientsRecord
+from tailrl.artifacts.manifest import MANIFEST, write_manifest
+from tailrl.artifacts.probes import GradientsRecord, Quality, write_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
@@ -30,41 +28,6 @@ from tailrl.probes.gradients.moments import Terms, draw_steps, mean_and_variance
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """The gradient ĝ of one arm's step, on one model at one dose; norms are in units of |∇J|.
-
-    Attributes:
-        model: number of the random model.
-        mismatch, dose: none, noise, floor or bias, and its dose.
-        arm: name of the arm.
-        divergence: KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3.
-        bias: |E ĝ − ∇J|.
-        bias_constrained: |E ĝ − ∇J_mp| in units of |∇J_mp|; J_mp is the return of the trainer's own pruned policy; nan
-            if J_mp is flat.
-        lacking: share of states in which the sampler's set lacks a token of the trainer's; Thm 5.3 assumes none.
-        deviation: root of the trace of ĝ's covariance.
-        error: root mean squared |ĝ − ∇J|.
-        direction: cosine between E ĝ and ∇J; nan if E ĝ is 0.
-        cosine: mean cosine between ĝ and ∇J over sampled steps; 0 for ĝ = 0.
-        cosine_half_width: half the width of its 95 % interval over the sampled steps.
-    """
-
-    model: int
-    mismatch: str
-    dose: float
-    arm: str
-    divergence: float
-    bias: float
-    bias_constrained: float
-    lacking: float
-    deviation: float
-    error: float
-    direction: float
-    cosine: float
-    cosine_half_width: float
 
 
 def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Terms:
@@ -130,7 +93,7 @@ def measure(settings: Gradients) -> Iterator[Quality]:
             nats = divergence(model, logits_infer_SV)
             for name, arm in settings.arms.items():
                 values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
-                yield Quality(index, kind, dose, name, nats, **values)
+                yield Quality(model=index, mismatch=kind, dose=dose, arm=name, divergence=nats, **values)
 
 
 def estimator_quality(
@@ -173,13 +136,10 @@ def _rules(arm: Arm) -> tuple[str, str]:
 
 
 def write_qualities(settings: Gradients, out: Path) -> None:
-    """Writes out/quality.jsonl, one `Quality` a line (null for nan), and out/run.json with settings and provenance."""
+    """Writes out/quality.jsonl, one `Quality` a line, and out/run.json with settings and provenance."""
     start, sources = time.perf_counter(), at_start(job_files("gradients", settings))
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "quality.jsonl").open("w", encoding="utf-8") as file:
-        for quality in measure(settings):
-            finite = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(quality).items()}
-            file.write(json.dumps(finite) + "\n")
+    write_quality(out, measure(settings))
     record = GradientsRecord(
         settings=settings.model_dump(mode="json"),
         **provenance(),
@@ -187,4 +147,4 @@ def write_qualities(settings: Gradients, out: Path) -> None:
         wall_seconds=round(time.perf_counter() - start, 1),
     )
     write_record(out, record)
-    write_manifest(out / NAME, [out / "quality.jsonl", out / "run.json"], sources=sources)
+    write_manifest(out / MANIFEST, [out / "quality.jsonl", out / "run.json"], sources=sources)

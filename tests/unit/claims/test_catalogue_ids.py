@@ -7,12 +7,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, made, results_of
+from claims_fixture import DVP, EXACT, MATCHED, NAIVE, NOISE, around, line_of, made, results_of
 
 from tailrl.analysis import across, early_warning
+from tailrl.artifacts.claims import write_verdicts
 from tailrl.claims import catalogue, distributions, gradients
-from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TRAINED_CLAIMS, WORDS, named, words_of
-from tailrl.claims.evidence import COLUMNS, Shown, answers
+from tailrl.claims.catalogue import CATALOGUE, STATEMENTS, TEXTS, TRAINED_CLAIMS, named, words_of
+from tailrl.claims.decide import Line, Scope, decide
+from tailrl.claims.evidence import Shown, answers
+from tailrl.claims.finding import nothing
 from tailrl.claims.study import judge
 from tailrl.report.study import claims_page, read_shown
 
@@ -49,7 +52,7 @@ def test_every_claim_has_words_of_its_own_and_no_words_are_left_over() -> None:
     assert len({claim.text for claim in CATALOGUE.values()}) == len(CATALOGUE)
     assert list(across.QUANTITIES) == list(named("across.*"))
     for asked in ("collapse", "before_reward"):
-        assert list(early_warning.METRICS) == list(named(f"warning.*.{asked}"))
+        assert list(early_warning.TRIED) == list(named(f"warning.*.{asked}"))
 
 
 def test_the_words_of_an_ablation_are_made_from_its_field() -> None:
@@ -58,7 +61,8 @@ def test_the_words_of_an_ablation_are_made_from_its_field() -> None:
     assert words_of("ablation.correction.*") == "ablation of correction"
     assert words_of("ablation.score") == words_of("ablation.x.unasked") == words_of("dvp.no_such_claim") == ""
     with pytest.raises(ValueError, match=r"^no claim has the id 'dvp\.no_such_claim'$"):
-        replace(judge(results_of(a=made(NAIVE)))[0], id="dvp.no_such_claim")
+        unknown = CATALOGUE["dvp.score"].model_copy(update={"id": "dvp.no_such_claim"})
+        decide([Line(unknown, Scope("", "", ""), nothing(()))])
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.relative_to(DOCS / "results")))
@@ -79,14 +83,10 @@ def test_every_statement_is_decided_by_known_claims() -> None:
 
 
 def test_a_line_on_a_claim_that_is_not_known_keeps_its_words(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    with (tmp_path / "x" / "claims.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for own in ("open.of_tomorrow", "dvp.score"):
-            writer.writerow(dict.fromkeys(COLUMNS, "") | {"id": own, "claim": "as it was said"})
+    lines = [line_of(own, claim="as it was said") for own in ("open.of_tomorrow", "dvp.score")]
+    write_verdicts(tmp_path / "x" / "claims.csv", lines)
     (study,) = read_shown([tmp_path])
-    assert [line["claim"] for line in study.claims] == ["as it was said", WORDS["dvp.score"]]
+    assert [line.claim for line in study.claims] == ["as it was said", TEXTS["dvp.score"]]
 
 
 def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,20 +100,22 @@ def test_other_words_change_no_verdict_and_no_matching(monkeypatch: pytest.Monke
 
     def matched() -> list[tuple[str, ...]]:
         found = answers(published())
-        named = [(a.study.name if a.study else "", a.line["id"] if a.line else "") for a in found]
+        named = [(a.study.name if a.study else "", a.line.id if a.line else "") for a in found]
         return [(a.statement.id, a.claim, a.verdict, a.words, *name) for a, name in zip(found, named, strict=True)]
 
     decided, lines = judge(results), matched()
     page = claims_page(published(), DOCS)
-    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(WORDS) if not claim.startswith("ablation.")}
-    monkeypatch.setattr(catalogue, "WORDS", {**WORDS, **new})
+    new = {claim: f"said otherwise, {place}" for place, claim in enumerate(TEXTS) if not claim.startswith("ablation.")}
+    monkeypatch.setattr(catalogue, "TEXTS", {**TEXTS, **new})
     assert matched() == lines
     again = judge(results)
     assert [verdict.claim for verdict in again] == [new[verdict.id] for verdict in decided]
-    other, shown = claims_page(published(), DOCS), {line["claim"] for study in published() for line in study.claims}
-    assert f"*{WORDS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
+    other, shown = claims_page(published(), DOCS), {line.claim for study in published() for line in study.claims}
+    assert f"*{TEXTS['dvp.prop4_2.bound'].replace('|', chr(92) + '|')}*" in page
     assert f"*{new['dvp.prop4_2.bound']}*" in other and f"*{new['warning.*.collapse*']}*" in other
     assert shown - set(new.values()) == {claim for claim in shown if claim.startswith("ablation of ")}
     monkeypatch.undo()
     # Written anew with today's words, nothing else differs; NaN is not equal to itself, its text is.
-    assert [repr(replace(verdict)) for verdict in again] == [repr(verdict) for verdict in decided]
+    assert [repr(replace(verdict, claim=words_of(verdict.id))) for verdict in again] == [
+        repr(verdict) for verdict in decided
+    ]

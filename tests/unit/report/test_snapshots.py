@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from artifacts_fixture import policy_of, write_scores
 
-from tailrl.artifacts.manifest import NAME, files_in, read_manifest, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.results import read_results
 from tailrl.config.study import Study
 from tailrl.report import study as report_study
@@ -36,8 +36,8 @@ def add_snapshots(study: Study, folder: Path, arm: str, seeds: tuple[int, ...], 
             kept.write_text(f"{arm} {seed} {step}", encoding="utf-8")
     for seed in seeds:
         job = folder / "train" / arm / f"seed{seed}"
-        known = read_manifest(job / NAME)
-        write_manifest(job / NAME, files_in(job), inputs=known.inputs, steps=known.steps)
+        known = read_manifest(job / MANIFEST)
+        write_manifest(job / MANIFEST, files_in(job), inputs=known.inputs, steps=known.steps)
     write_scores(folder, study, arm, data["policies"], snapshots=data["snapshots"])
 
 

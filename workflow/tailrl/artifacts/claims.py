@@ -1,0 +1,65 @@
+"""claims.csv: verdicts on claims, one row each. The only reader and writer of these files."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+
+from tailrl.artifacts.tables import read_csv, write_csv
+from tailrl.config.messages import sentences
+from tailrl.runtime.errors import StudyError, one_line
+
+Cell = Annotated[float, BeforeValidator(lambda cell: math.nan if cell == "" else cell)]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A line of the report: the claim, its verdict, the scope, and what was seen.
+
+    Attributes:
+        id, claim: the claim's id and its text.
+        policy, task, dose, arms, seeds: the scope; seeds: runs of the arm with fewest.
+        effect, low, high, unit: the endpoint with its interval over seeds; NaN if there is none.
+        p, p_holm: two-sided, raw and by Holm over the claim's family; NaN if no test decides.
+        seen: the effect in words.
+        endpoint: the primary endpoint, fixed beforehand.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: str
+    claim: str
+    source: str
+    verdict: str
+    policy: str
+    task: str
+    dose: str
+    arms: str
+    seeds: int
+    effect: Cell
+    low: Cell
+    high: Cell
+    unit: str
+    p: Cell
+    p_holm: Cell
+    seen: str
+    endpoint: str
+
+
+def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """Write one row a verdict."""
+    write_csv(path, map(asdict, verdicts))
+
+
+def read_verdicts(path: Path) -> list[Verdict]:
+    """The verdicts as written; raises StudyError if a column is missing or unknown, or a cell is not of its kind."""
+    found, row_of = list[Verdict](), TypeAdapter(Verdict)
+    for number, row in enumerate(read_csv(path, [field.name for field in fields(Verdict)]), start=2):
+        try:
+            found.append(row_of.validate_python(row))
+        except ValidationError as error:
+            raise StudyError(f"{path}, line {number}: {one_line(sentences(error))}") from None
+    return found
