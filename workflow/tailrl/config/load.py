@@ -27,7 +27,7 @@ def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
         raise StudyError(f"{source}: {sentences(error, Study)}") from None
 
 
-LONGEST, MOST_VALUES = 200_000, 10_000
+LARGEST_FILE, MOST_VALUES = 200_000, 10_000
 """Characters of a study's file, and keys and values in it, where each use of an anchor counts anew."""
 
 
@@ -61,9 +61,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; raises StudyError if it holds none, or a key twice in one block."""
     try:
         with Path(path).open(encoding="utf-8") as file:
-            text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise ValueError(f"more than {LONGEST} characters")
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ValueError(f"more than {LARGEST_FILE} characters")
         config = yaml.load(text, _Loader)  # a safe loader
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None

@@ -23,7 +23,7 @@ PLAIN = {"tuple_type": LIST, "list_type": LIST, "dict_type": BLOCK, "model_type"
 """By the type of pydantic's error: words that name YAML's types, where pydantic names Python's."""
 
 
-MOST = 10
+MOST_FAULTS = 10
 """Clauses of a sentence; the rest are counted."""
 
 
@@ -71,7 +71,7 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
     inner = {item["loc"][:-1] for item in errors}
     # What has entries with errors of their own is too short only because of these.
     found = [item for item in errors if item["type"] != "too_short" or item["loc"] not in inner]
-    for item in found[:MOST]:
+    for item in found[:MOST_FAULTS]:
         where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
             known = {key for block in _properties(model, item["loc"][:-1]) for key in block} if model else set()
@@ -90,4 +90,4 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             shown = not isinstance(item["input"], dict | BaseModel)
             given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)
-    return "; ".join([*clauses, f"and {len(found) - MOST} more"] if len(found) > MOST else clauses)
+    return "; ".join([*clauses, f"and {len(found) - MOST_FAULTS} more"] if len(found) > MOST_FAULTS else clauses)

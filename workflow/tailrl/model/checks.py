@@ -15,14 +15,14 @@ from tailrl.runtime.errors import StudyError, one_line, reason
 LENGTHS = (3, 5)
 """Tokens of the two sequences that are tried in one row."""
 
-ROUNDING = 2.0**-18
+ROUNDING_SHARE = 2.0**-18
 """Accepted difference per layer, as a share of the largest hidden state: 64 roundings of float32. Correct families of
 two layers differ by 4e-7 at most; the least mixing of tokens found, by a convolution at its random start, is 2e-4."""
 
 BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")
 """Ends of names in older files of what is no weight."""
 
-MOST = 10_000
+MOST_PARTS = 10_000
 """Layers, heads or experts. A configuration may name 10^9, and building so many does not end."""
 
 
@@ -34,8 +34,8 @@ def refuse_endless(path: str | Path) -> None:
         for key, value in block.items() if isinstance(block, dict) else ():
             if isinstance(value, dict):
                 blocks.append(value)
-            elif isinstance(value, int) and value > MOST and any(w in key for w in ("layer", "head", "expert")):
-                raise ValueError(f"{key} is {one_line(value)}, more than {MOST}")
+            elif isinstance(value, int) and value > MOST_PARTS and any(w in key for w in ("layer", "head", "expert")):
+                raise ValueError(f"{key} is {one_line(value)}, more than {MOST_PARTS}")
 
 
 def refuse_pickle(path: str | Path) -> None:
@@ -83,7 +83,7 @@ def _check_forward(model: PreTrainedModel, path: str | Path) -> None:
         own_PV = model(input_ids=tokens_P[None, : LENGTHS[0]], use_cache=False).logits[0]
         model.set_attn_implementation(PACKED_ATTENTION)
         ours_PV = alone_PH[: LENGTHS[0]] @ head_weight(model).T
-        accepted = ROUNDING * model.config.num_hidden_layers
+        accepted = ROUNDING_SHARE * model.config.num_hidden_layers
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from None
     except Exception as error:  # each class fails in its own way

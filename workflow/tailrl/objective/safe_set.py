@@ -83,7 +83,7 @@ RULES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {
     "top_p": top_p,
 }
 _LOG_RHO = "ln ρ of the natural logarithm, at most 0"
-THRESHOLDS = {
+THRESHOLD_RANGES = {
     "min_p": (_LOG_RHO, -math.inf, 0.0),
     "entropy": (_LOG_RHO, -math.inf, 0.0),
     "top_k": ("k, at least 1", 1.0, math.inf),
@@ -98,7 +98,7 @@ def checked(rule: str, threshold: float | Tensor | None) -> float | Tensor:
         raise StudyError(f"rule: there is no {rule!r}{near(rule, RULES)}; there are {', '.join(RULES)}")
     if rule == "full":
         return 0.0
-    meant, low, high = THRESHOLDS[rule]
+    meant, low, high = THRESHOLD_RANGES[rule]
     if threshold is None:
         raise StudyError(f"rule {rule} needs its threshold, {meant}")
     if not isinstance(threshold, Tensor) and not low <= threshold <= high:  # a look into a tensor would wait for a GPU

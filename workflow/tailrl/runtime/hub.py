@@ -1,6 +1,6 @@
 """The Hugging Face hub: where it is out of reach, its libraries are told to look into their cache alone."""
 
-PATIENCE = 10
+ANSWER_SECONDS = 10
 """Seconds that the hub may take to answer."""
 
 
@@ -10,6 +10,6 @@ def use_cache_without_hub() -> None:
 
     if not constants.HF_HUB_OFFLINE:
         try:
-            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+            get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
         except Exception:  # of the HTTP library, which changes from version to version
             constants.HF_HUB_OFFLINE = True

@@ -22,7 +22,7 @@ from tailrl.runtime.errors import StudyError, say
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FOLDER = "TAILRL_LAUNCHER"
+FOLDER_VARIABLE = "TAILRL_LAUNCHER"
 """A variable of the ranks' environment: the launcher's folder, below which their error files lie."""
 
 ENDED_BY_AGENT = -15
@@ -55,7 +55,7 @@ def launch(ranks: int, command: Sequence[str]) -> None:
         )
         logging.disable(logging.ERROR)  # the agent's many lines; one is printed below
         try:
-            elastic_launch(config, "env")(f"{FOLDER}={folder}", *command)
+            elastic_launch(config, "env")(f"{FOLDER_VARIABLE}={folder}", *command)
         except ChildFailedError as error:
             # A rank that reported bad input counts, even if it was not the first to fail.
             for file in sorted(Path(folder).rglob("error.json")):
@@ -87,7 +87,7 @@ def tell_launcher(sentence: str) -> bool:
 
     TORCHELASTIC_ERROR_FILE alone does not count: torchrun shows no sentence, and the variable may be left over.
     """
-    file, folder = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.get(FOLDER)
+    file, folder = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.get(FOLDER_VARIABLE)
     if not file or not folder or not Path(file).is_relative_to(folder):
         return False
     Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")

@@ -21,7 +21,7 @@ LONGEST_TEXT = 100_000
 LONGEST_LINE = 16_000_000
 """Longest line of a JSONL file, characters."""
 
-MOST_ROWS = 10_000_000
+MOST_TABLE_ROWS = 10_000_000
 """Most rows of a data set. A parquet file of a megabyte may claim a billion."""
 
 MOST_BYTES = 20e9
@@ -107,8 +107,8 @@ def _jsonl_rows(file: Path) -> Iterator[object]:
 
 
 def _check_size(source: object, rows: int, size: int) -> None:
-    if rows > MOST_ROWS:
-        raise StudyError(f"{source}: has {rows} rows, more than {MOST_ROWS}")
+    if rows > MOST_TABLE_ROWS:
+        raise StudyError(f"{source}: has {rows} rows, more than {MOST_TABLE_ROWS}")
     if size > MOST_BYTES:
         raise StudyError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
 
