@@ -15,7 +15,7 @@ import pytest
 GOOD = {"problem": "What is 1 + 1?", "answer": "2"}
 PROBE = """
 import resource, sys
-from tailrl.config.task import Aime25Task
+from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.registry import load_task
 try:
