@@ -24,6 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from oracle import Finding, judge, limited, passes_first, shrunk
+
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "fixtures" / "fuzz_corpus"
 SHARES = {"models": 0.05, "results": 0.2, "studies": 0.35, "rows": 0.4}
@@ -40,8 +42,6 @@ DEADLY = 30
 
 def work(name: str, seed: int, batches: range, folder: Path) -> None:
     """Judges batches; a line of JSON on stdout for each. The path of the case in hand is in folder/case."""
-    from oracle import Finding, judge, limited, shrunk
-
     kind, there = import_module(f"fuzz_{name}").KIND, folder / name
     there.mkdir()
     kind.prepare(there)
@@ -96,11 +96,15 @@ def judged_batches(kind: str, seed: int, batches: range) -> Iterator[dict[str, A
             words_said = said.read()
             if not (folder / "case").is_file():
                 raise SystemExit(f"{kind}: nothing could be judged:\n{words_said}")
+            line = {"batch": batches[0], "cases": 1, "faults": {}, "seconds": 0.0, "slowest": 0.0}
+            batches = batches[1:]
+            if not passes_first(import_module(f"fuzz_{kind}").KIND, folder / kind):
+                yield {**line, "refused": 1}
+                continue
             name = (folder / "case").read_text(encoding="utf-8")
             file = save(kind, name, (folder / kind / name).read_bytes())
             faults = {f"ended with {done.returncode}": {"words": words_said[-3000:], "file": str(file)}}
-            yield {"batch": batches[0], "faults": faults, "cases": 1, "failed": 1, "seconds": 0.0, "slowest": 0.0}
-            batches = batches[1:]
+            yield {**line, "faults": faults, "failed": 1}
 
 
 def fuzz(kind: str, seed: int, cases: int, jobs: int) -> dict[str, Any]:

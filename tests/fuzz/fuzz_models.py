@@ -23,6 +23,7 @@ from tailrl.model.policy import (
     save_policy,
 )
 from tailrl.model.tokenizer import train_tokenizer
+from tailrl.model.tokenizer_trial import try_tokenizer
 
 logging.disable_progress_bar()
 logging.set_verbosity(logging.CRITICAL)
@@ -94,4 +95,4 @@ def read(folder: Path, name: str) -> None:  # noqa: ARG001 - one folder, whichev
     encode_prompt(tokenizer, "What is 1+1?")
 
 
-KIND = Kind("models", prepare, cases, read)
+KIND = Kind("models", prepare, cases, read, first=lambda folder: try_tokenizer(str(folder)))

@@ -55,7 +55,7 @@ def cases(rng: Random) -> Iterator[Case]:
         elif way == 5 and name != "problems":
             try:
                 yield f"{name}.parquet", _parquet(mutated(ROWS[name], rng))
-            except (pyarrow.ArrowException, UnicodeError, OverflowError, TypeError, AttributeError):
+            except (pyarrow.ArrowException, UnicodeError, OverflowError, TypeError, AttributeError, LookupError):
                 continue  # no parquet file can hold these values
         elif way >= 3:
             yield f"{name}.jsonl", mutated_bytes(text[name], rng)

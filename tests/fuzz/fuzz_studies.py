@@ -148,7 +148,10 @@ def read(folder: Path, name: str) -> None:
         except (ValueError, TypeError, RecursionError):  # Snakemake refuses these
             return
         study = parse_study(data, str(file))
-    study.check_files()
+    try:
+        study.check_files()
+    except StudyError as error:  # the command line says which file is meant
+        raise StudyError(f"{file}: {error}") from None
     for arm in study.all_arms():
         study.run(arm).model_dump_json()
     assert parse_settings(Study, study.model_dump_json()) == study

@@ -19,9 +19,12 @@ class Kind:
         cases: damaged files without end.
         read: reads the folder in which one file is damaged, as the project does; the file's path is given. It raises
             StudyError where it refuses, and any other exception is a finding.
+        first: what the project does before, in a process of its own. It takes a second, and is done where `read` ends
+            this process or takes too long: what is then refused would not have come so far.
     """
 
     name: str
     prepare: Callable[[Path], None]
     cases: Callable[[Random], Iterator[Case]]
     read: Callable[[Path, str], None]
+    first: Callable[[Path], None] = lambda _: None

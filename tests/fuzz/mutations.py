@@ -68,7 +68,7 @@ def _change(node: Any, key: Any, rng: Random, places: list[Any], others: Sequenc
         node[key] = rng.choice((old * 2, old[1:], old[::-1], old * 50))
     elif way == 5 and isinstance(old, str):
         node[key] = _word(old, rng)
-    elif way == 6 and isinstance(old, int | float):
+    elif way == 6 and isinstance(old, int | float) and abs(old) < 1e300:
         node[key] = rng.choice((old + 1, old - 1, -old, old * 10, old * 1e6, old / 3, str(old), [old], float(old)))
     else:
         node[key] = copy.deepcopy(rng.choice(others))

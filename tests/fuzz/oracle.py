@@ -72,6 +72,9 @@ def judge(kind: Kind, folder: Path, case: Case, seconds: float = SECONDS) -> Fin
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if not passes_first(kind, folder):
+            return False
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "/tailrl/" in frame.filename] or frames
         place = "" if isinstance(error, TooLongError | MemoryError) else f" in {Path(frames[-1].filename).name}"
@@ -82,6 +85,15 @@ def judge(kind: Kind, folder: Path, case: Case, seconds: float = SECONDS) -> Fin
         file.unlink(missing_ok=True)
         for path, content in before.items():
             path.write_bytes(content)
+
+
+def passes_first(kind: Kind, folder: Path) -> bool:
+    """Whether what the project does first, in a process of its own, accepts the folder."""
+    try:
+        kind.first(folder)
+    except StudyError:
+        return False
+    return True
 
 
 def _of_sentence(sentence: str, folder: Path) -> Finding | None:

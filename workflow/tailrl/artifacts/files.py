@@ -76,7 +76,8 @@ def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDA
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             missing = [name for name in names if name not in file]
             arrays = {} if missing else {name: file[name] for name in names}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+    # RuntimeError: an encrypted file or a zip of another version; MemoryError: a header that lies about lengths.
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error):
         raise StudyError(f"{path}: cannot be read as an npz file of arrays") from None
     if missing:
         raise StudyError(f"{path}: has no {missing[0]}")

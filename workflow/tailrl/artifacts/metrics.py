@@ -49,7 +49,9 @@ def read_steps(job: Path) -> list[StepMetrics]:
         where = f"{path}, line {step + 1}"
         try:
             point = parse_object(line, where)
-            [float(value) for value in point.values() if value is not None]
+            if not all(value is None or type(value) in (int, float) for value in point.values()):
+                raise TypeError
+            list(map(float, filter(None, point.values())))
         except (StudyError, TypeError, ValueError, OverflowError):  # a whole number may be larger than any float
             raise StudyError(f"{where}: not a JSON object of numbers") from None
         if point.get(STEP) != step:

@@ -14,7 +14,7 @@ from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.config.training import differing
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, one_line
 from tailrl.tracking.metrics import STEP
 
 
@@ -104,7 +104,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     job, settings = _job(folder, arm, seed), study.run(arm)
     record, metrics = read_job(job)
     for key in differing(record.settings, settings.model_dump(mode="json")):
-        raise StudyError(f"{job / 'run.json'}: was trained with another {key} than the study says")
+        raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
     tokens = read_tokens(job)
     steps = np.unique(tokens.step_T)
     # Besides every `keep_tokens_every`-th step, a run keeps the first step whose update was not skipped.
@@ -118,7 +118,7 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
     for key in differing({"arm": found.arm, **(made.settings or {})}, wanted):
-        raise StudyError(f"{path}: was evaluated with another {key} than the study says")
+        raise StudyError(f"{path}: was evaluated with another {one_line(key)} than the study says")
     evaluation = found.arrays()
     by_seed = {score.seed: score for score in evaluation.scores}
     for seed in seeds:

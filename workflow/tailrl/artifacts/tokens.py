@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import parse_arrays
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.runtime.errors import StudyError
 
 ARRAYS = (
     *("step", "logp_train", "logp_infer", "logp_train_masked", "logp_infer_masked", "outside"),
@@ -44,7 +45,10 @@ def write_tokens(job: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 def read_token_arrays(job: Path, names: Sequence[str] = ARRAYS) -> dict[str, NDArray[Any]]:
     """Arrays in a job's folder, by name; raises StudyError if the file is missing, unreadable, empty or ragged."""
     path = job / "tokens.npz"
-    return parse_arrays(read_vouched(path), names, path)
+    arrays = parse_arrays(read_vouched(path), names, path)
+    if any(array.ndim > 1 for array in arrays.values()):
+        raise StudyError(f"{path}: its arrays do not hold one number a token")
+    return arrays
 
 
 def read_tokens(job: Path) -> Tokens:

@@ -29,6 +29,17 @@ class Settings(BaseModel):
             raise ValueError("needs a number, not true or false")
         return value
 
+    @field_validator("*")
+    @classmethod
+    def _writable(cls, value: Any) -> Any:
+        # What is written must be readable by all that reads it: text is UTF-8, and a whole number has 64 bits.
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):
+                raise ValueError("is not valid Unicode")
+            if isinstance(part, int) and not -(2**63) <= part < 2**63:
+                raise ValueError("needs a whole number of at most 64 bits")
+        return value
+
 
 def told_apart_by(field: str, default: str) -> Discriminator:
     """Chooses the member of a union of tagged blocks by a field that names the tag."""

@@ -65,7 +65,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         if len(text) > LARGEST_FILE:
             raise ValueError(f"more than {LARGEST_FILE} characters")
         config = yaml.load(text, _Loader)  # a safe loader
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    # A value that does not fit its tag, such as !!timestamp x, raises what its conversion happens to raise.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
         raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
     if not isinstance(config, dict):
         raise StudyError(f"{path}: holds {type(config).__name__}, not a mapping of settings")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tailrl.runtime.errors import one_line
+from tailrl.runtime.errors import LONGEST, one_line
 
 
 def near(word: object, known: Mapping[str, object] | list[str]) -> str:
@@ -87,6 +87,8 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             clauses.append(where + _other_kind(item, model))
         else:
             message = PLAIN.get(item["type"], item["msg"].removeprefix("Value error, "))
+            if len(message) > 2 * LONGEST:  # it quotes what was given
+                message = one_line(message)
             shown = not isinstance(item["input"], dict | BaseModel)
             given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)

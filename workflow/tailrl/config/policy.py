@@ -72,7 +72,7 @@ class PretrainedPolicy(Settings):
     """A Hugging Face model: a folder on this machine, or a name on the hub."""
 
     source: Literal["pretrained"]
-    path: str = Field(description="a folder in Hugging Face format, or a model's name on the hub")
+    path: str = Field(min_length=1, description="a folder in Hugging Face format, or a model's name on the hub")
 
 
 _Policy = Annotated[ScratchPolicy, Tag("scratch")] | Annotated[PretrainedPolicy, Tag("pretrained")]

@@ -93,7 +93,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         _ask_hub(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        tokenizer.encode("1 + 1 =")
     # Its files are JSON of many kinds, read without a schema.
     except Exception as error:
         raise StudyError(f"{path}: no tokenizer could be read from it: {_why(path, error)}") from None

@@ -37,7 +37,7 @@ class DataSetTask(Settings):
     """A published data set, from the Hugging Face hub or from a file."""
 
     name: str
-    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
+    path: str | None = Field(None, min_length=1, description="a local .parquet or .jsonl file with the same columns")
     problems: int | None = Field(None, ge=1, description="keep this many problems; null: all")
 
 
