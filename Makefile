@@ -14,6 +14,11 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where this is set, each process would compile vLLM again: 16 s.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Snakemake, vLLM and others keep caches there; with a plain traceback where they cannot.
+ifneq ($(shell d="$${XDG_CACHE_HOME:-$$HOME/.cache}"; mkdir -p "$$d" 2>/dev/null && test -w "$$d" && echo yes),yes)
+export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
+endif
+
 STAMP := $(VENV)/.installed
 IN_VENV := @. $(VENV)/bin/activate && set -x &&
 # --no-compile: compiling all 30,000 files takes a minute; Python compiles what is imported, on first import.

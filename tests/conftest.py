@@ -15,7 +15,7 @@ import pytest
 from sampler_fixture import PlainSampler
 
 from tailrl.config.policy import ScratchPolicy
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 

@@ -21,6 +21,8 @@ SECOND_START = ("engine starts", "training", "checkpoint", "results", "evaluatio
 WRITING, SENDING = 0.01, 1.5
 """Seconds after the file of a checkpoint, or the folder of the results, or that of a download appeared within which its
 writer is struck."""
+IN_VAIN = 3
+"""Studies that may finish before an aim is met: one may have been past it, and more are bad luck."""
 PATIENCE = 1800
 """Seconds that an aim or the end of a study is waited for."""
 
@@ -42,7 +44,9 @@ class Disturbed:
         self.spans = spans
         self.expected = expected
         self.begun = time.monotonic() - rows.seconds
+        # What a kill's aim is about: the run that begins to write, and parts of downloads that were there before.
         self.writing: Path | None = None
+        self.partial: set[Path] = set()
         # Runs that must go on from a state, and the newest step that they had one of.
         self.to_resume: dict[Path, int] = {}
         self.records: dict[Path, bytes] = {}
@@ -66,6 +70,7 @@ class Disturbed:
         process = self._start()
         harmed: set[str] = set()
         for kill_ in planned:
+            in_vain = 0
             while not self.reach(kill_, process):
                 # A study may fail because a job of it was killed that nothing starts again, and for no other reason.
                 if process.returncode and not harmed:
@@ -73,6 +78,9 @@ class Disturbed:
                 if not process.returncode:
                     self.compare()
                     self.study.begin_anew()
+                    in_vain += 1
+                if in_vain > IN_VAIN:
+                    sys.exit(f"kill {len(self.rows.rows) + 1}: {in_vain} studies finished, and none met {kill_.aim!r}")
                 process, harmed = self._start(), set()
             harmed |= self.strike(kill_, process)
             if process.poll() is not None:
@@ -93,6 +101,7 @@ class Disturbed:
     def reach(self, kill_: Kill, process: "subprocess.Popen[bytes]") -> bool:
         """Wait for the aim and a share of its time; False where the study has ended before."""
         end = time.monotonic() + PATIENCE
+        self.partial = downloading(self.study.folder)
         if kill_.aim == STARTS:
             pause: float | None = kill_.share * self.spans[STARTS]
         elif kill_.aim in PASSING:
@@ -123,18 +132,17 @@ class Disturbed:
     def _reach_job(self, kill_: Kill, process: "subprocess.Popen[bytes]", end: float) -> float | None:
         """Wait until a job has done a share of what is aimed at, or has ended; returns as `_reach_file` does."""
         before: set[int] = set()
-        partial = downloading(self.study.folder)
         # CPU time of each process when it was first seen at what is aimed at.
         seen: dict[int, float] = {}
         while process.poll() is None and time.monotonic() < end:
             now = jobs(self.study.folder)
             processes = {job.process for job in now}
-            if kill_.aim == "download" and downloading(self.study.folder) - partial:
+            if kill_.aim == "download" and downloading(self.study.folder) - self.partial:
                 return kill_.share * SENDING
             if kill_.aim == RECORDS and before - processes:
                 return kill_.share * RECORDING
             if kill_.aim == TWO_JOBS:
-                aimed = now[:1] if len(now) > 1 else []
+                aimed = now[:1] if len(processes & before) > 1 else []  # twice: a killed job may still be about to end
             else:
                 stages = (kill_.aim, *PASSING) if kill_.aim == "training" else (kill_.aim,)
                 aimed = [job for job in now if job.stage in stages and kill_.aim != "download"]
@@ -161,7 +169,6 @@ class Disturbed:
             What may now make the running Snakemake fail: the names of jobs that were killed and not Snakemake. Of one
             with an engine the rule itself starts the process again, once.
         """
-        partial = downloading(self.study.folder)
         writing_one = writer(self.writing) if kill_.aim in PASSING and self.writing else None
         if writing_one is not None and self.writing:
             kill(writing_one)  # at once: to look at all processes takes longer than to write
@@ -182,30 +189,27 @@ class Disturbed:
             for victim in victims:
                 kill(victim.process)
         interrupted = self.note_states(victims, mode)
-        self._note_row(kill_, mode, victims, interrupted, partial)
+        self._note_row(kill_, mode, victims, interrupted)
         if mode not in ("one job", TWO_JOBS):
             return set()
         harmed = {job.name for job in victims if job.stage not in SECOND_START or job.name in self.second}
         self.second |= {job.name for job in victims}
         return harmed
 
-    def _note_row(
-        self, kill_: Kill, mode: str, victims: Sequence[Job], interrupted: int, partial_before: set[Path]
-    ) -> None:
+    def _note_row(self, kill_: Kill, mode: str, victims: Sequence[Job], interrupted: int) -> None:
         first = victims[0] if victims else None
-        metrics = first.run / "metrics.jsonl" if first and first.run else None
         at = first.stage if first else "Snakemake between jobs"
         if kill_.aim in (STARTS, RECORDS) and (first is None or kill_.aim == RECORDS):
             at = kill_.aim
         # Not what an earlier kill has left, nor what goes on.
         left = mode != "Snakemake" and at in PASSING and first is not None and first.run in self.half_written(at)
         if at == "download" and mode != "Snakemake":
-            left = bool(partial_before & downloading(self.study.folder))
+            left = bool(downloading(self.study.folder) - self.partial)
         self.rows.add(
             aim=kill_.aim,
             killed=" + ".join(job.name for job in victims) if mode in ("one job", TWO_JOBS) else mode,
             at=at,
-            step=str(metrics.read_text().count("\n")) if metrics and metrics.exists() else "",
+            step=steps(first.run) if first and first.run else "",
             half_written=left,
             seconds=round(time.monotonic() - self.begun, 1),
             interrupted=interrupted,
@@ -256,3 +260,11 @@ class Disturbed:
         study = self.rows.finished + 1
         self.rows.settle(EQUAL)
         print(f"{len(self.rows.rows)} kills: study {study} is as undisturbed", flush=True)
+
+
+def steps(run: Path) -> str:
+    """Steps in the run's metrics; empty where there are none, as where Snakemake has removed a killed job's outputs."""
+    try:
+        return str((run / "metrics.jsonl").read_text(encoding="utf-8").count("\n"))
+    except FileNotFoundError:
+        return ""

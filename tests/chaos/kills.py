@@ -42,7 +42,8 @@ class Kill:
 def plan(kills: int, seed: int, aims: Sequence[str] = AIMS) -> list[Kill]:
     """What is struck, round by round in the order of a study; what is Snakemake's own lies anywhere between.
 
-    Whole rounds depend on the seed alone. A last, smaller round is a draw from the aims.
+    The aims of whole rounds depend on the seed alone, who dies and when on the number of kills too. A last, smaller
+    round is a draw from the aims.
     """
     draw, found = random.Random(seed), list[str]()
     while len(found) < kills:

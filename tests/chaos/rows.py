@@ -3,7 +3,7 @@
 import csv
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,9 @@ class Rows:
         self.file = file
         known = provenance()
         hardware = known["hardware"]
-        self.common = {
-            "commit": f"{(known['commit'] or 'unknown')[:10]}{'+' if known['dirty'] else ''}",
-            "engine": engine,
-            "seed": seed,
-            "hardware": f"{hardware['cores']} x {hardware['cpu']}",
-        }
+        self.engine, self.seed = engine, seed
+        self.commit = f"{(known['commit'] or 'unknown')[:10]}{'+' if known['dirty'] else ''}"
+        self.hardware = f"{hardware['cores']} x {hardware['cpu']}"
         found = read(file) if file is not None and file.exists() else []
         own = [row for row in found if (row.engine, row.seed) == (engine, seed)]
         self.others = [row for row in found if row not in own]
@@ -96,7 +93,13 @@ class Rows:
     def add(self, **values: Any) -> None:
         """One more kill: a line at the end of the file, which is brought to the disk."""
         number, study = len(self.rows) + 1, self.finished + 1
-        row = Struck(kill=number, study=study, followed="", **values, **self.common)
+        common: dict[str, Any] = {
+            "commit": self.commit,
+            "engine": self.engine,
+            "seed": self.seed,
+            "hardware": self.hardware,
+        }
+        row = Struck(kill=number, study=study, followed="", **values, **common)
         self.rows.append(row)
         print(row, flush=True)
         if self.file is not None:
@@ -125,14 +128,15 @@ class Rows:
 
 def read(file: Path) -> list[Struck]:
     """The rows of a file, all but a last one that was cut; ends the script where they are no kills."""
-    kinds = {field.name: field.type for field in fields(Struck)}
+    names = [field.name for field in fields(Struck)]
     with file.open(newline="", encoding="utf-8") as opened:
         lines = list(csv.DictReader(opened))
-    if lines and set(lines[0]) != set(kinds):
-        sys.exit(f"{file}: its columns are not those of kills: {', '.join(kinds)}")
-    convert = {int: int, float: float, bool: lambda text: text == "True"}
+    if lines and list(lines[0]) != names:
+        sys.exit(f"{file}: its columns are not those of kills: {', '.join(names)}")
+    convert: dict[str, Callable[[str], Any]] = dict.fromkeys(("kill", "study", "interrupted", "seed"), int)
+    convert |= {"seconds": float, "half_written": lambda text: text == "True"}
     return [
-        Struck(**{name: convert.get(kind, str)(line[name]) for name, kind in kinds.items()})  # type: ignore[call-overload]
+        Struck(**dict[str, Any]({name: convert.get(name, str)(line[name]) for name in names}))
         for line in lines
         if None not in line.values()
     ]

@@ -93,8 +93,8 @@ def snakemake(folder: Path) -> int | None:
 
 
 def downloading(folder: Path) -> set[Path]:
-    """Files of the hub's cache that have been begun and are not whole, and how far: a file, one a length."""
-    return {file for file in (folder / "hub").rglob("*.incomplete") if file.stat().st_size}
+    """Files in the hub's cache for parts of a download: under way, or left by a process that was killed."""
+    return set((folder / "hub").rglob("*.incomplete"))
 
 
 def half_written(run: Path, stage: str) -> bool:

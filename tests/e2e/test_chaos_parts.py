@@ -15,7 +15,7 @@ import pytest
 import small_study
 import victims
 from disturbed import Disturbed
-from kills import TWO_JOBS
+from kills import TWO_JOBS, Kill
 from learning import demand_learning
 from rows import Rows
 from safetensors.numpy import save_file
@@ -165,6 +165,14 @@ def test_a_run_that_had_a_state_must_go_on_from_its_newest(tmp_path: Path) -> No
         disturbed.compare()
 
 
+def test_an_aim_that_no_study_meets_ends_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed = make_disturbed(tmp_path)
+    monkeypatch.setattr(small_study, "COMMAND", "true {study} {targets}")
+    monkeypatch.setattr(SmallStudy, "begin_anew", lambda _: None)
+    with pytest.raises(SystemExit, match=r"^kill 1: 4 studies finished, and none met 'evaluation'$"):
+        disturbed.disturb([Kill("evaluation", "everything", 0.5)])
+
+
 def test_a_finished_run_must_not_be_trained_again(tmp_path: Path) -> None:
     disturbed = make_disturbed(tmp_path)
     run = disturbed.study.runs()[1]
@@ -263,5 +271,5 @@ def test_the_hub_serves_a_folder_as_a_model(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == data and Path(path).is_relative_to(tmp_path)
     assert exists == "False"
     assert victims.downloading(tmp_path) == set()
-    (Path(path).resolve().parent / "abc.incomplete").write_bytes(b"1")
+    (Path(path).resolve().parent / "abc.incomplete").touch()
     assert {file.name for file in victims.downloading(tmp_path)} == {"abc.incomplete"}

@@ -17,7 +17,7 @@ from tailrl.cli.commands import HELP_GROUPS
 from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = Problems(train=ArithmeticTask(problems=5), evaluation=ArithmeticTask(problems=3, seed=9), warm_start=())
     call(monkeypatch, "job", "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)
-    names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json"}
+    names = {"train.jsonl", "evaluation.jsonl", "warm_start.jsonl", "problems.json", "manifest.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 

@@ -1,9 +1,12 @@
 """What Snakemake plans again after an edit, in a study that is finished by the look of its files and of its records."""
 
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fixture import TINY, Workflow, copy_workflow
+from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
 REPORTED = ["report.html", "tables, figures and summary"]
 TARGETS = ("all", "gradients", "distributions", "equal_mass")
@@ -23,13 +26,26 @@ def make_finished(workflow: Workflow, *targets: str, study: str = TINY) -> None:
     assert outputs, listed
     for path in outputs:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch() if path.suffix else (path / "inside").mkdir(parents=True, exist_ok=True)
-    (workflow.folder / "results/tiny/benchmarks").mkdir()
+        if not path.suffix:
+            (path / "inside").mkdir(parents=True, exist_ok=True)
+        elif not path.exists():
+            path.write_text('{"outputs": {}}', encoding="utf-8")
+    (workflow.folder / "results/tiny/benchmarks").mkdir(exist_ok=True)
     for benchmark in ("equal_mass", "gradients"):
         (workflow.folder / f"results/tiny/benchmarks/{benchmark}.jsonl").touch()
     touched = workflow.run("snakemake", "--touch", "--forceall", "--cores", "1", *targets, "--configfile", study)
     assert touched.returncode == 0, touched.stdout + touched.stderr
     assert workflow.plan(*targets, study=study) == []
+
+
+def said(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """The workflow's own sentences."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [line.removeprefix("tailrl: ") for line in result.stderr.splitlines() if line.startswith("tailrl: ")]
+
+
+def sentences(workflow: Workflow, *targets: str, study: str = TINY) -> list[str]:
+    return said(workflow.run("snakemake", "--dry-run", *targets, "--configfile", study))
 
 
 def trained(*arms: str) -> list[str]:
@@ -65,3 +81,107 @@ def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> Non
         assert given in naive
     assert '"rollout_timeout":78.0' in evaluation
     assert len(compared) == 7 and all('"rollout_timeout":77.0' in line for line in compared)
+
+
+# --- what is said of it --------------------------------------------------------------------------------
+
+
+def test_what_runs_again_and_why_is_said_before_it_does(finished: Workflow) -> None:
+    assert sentences(finished) == []
+    counted = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 html, 1 summarise)"
+    with finished.edited("workflow/tailrl/objective/loss.py", '"""The loss of an arm', '"""A loss of an arm'):
+        assert sentences(finished) == [f"{counted}: workflow/tailrl/objective/loss.py changed"]
+    with finished.edited(TINY, "steps: 3", "steps: 4"):
+        assert sentences(finished) == [f"{counted}: the study's training.steps changed"]
+    counted = "finished jobs run again, 9 in all (4 train, 3 evaluate, 1 html, 1 summarise)"
+    with finished.edited(TINY, "steps: 3", "steps: 4"), finished.edited(TINY, "  samples: 2", "  samples: 3"):
+        (sentence,) = sentences(finished)
+    assert sentence == f"{counted}: the study's samples, training.steps changed"
+    forced = said(finished.run("snakemake", "--dry-run", "--forcerun", "summarise", "--configfile", TINY))
+    assert forced == ["finished jobs run again, 2 in all (1 html, 1 summarise): the command line forces it"]
+
+
+def test_what_is_new_does_not_run_again(finished: Workflow) -> None:
+    with finished.edited(TINY, "arms:\n", "arms:\n  more: {}\n"):
+        (sentence,) = sentences(finished)
+    assert sentence.startswith("finished jobs run again, 2 in all (1 html, 1 summarise): ")
+
+
+# --- the guides of docs/studies.md ---------------------------------------------------------------------
+
+
+def test_an_added_task_and_remedy_make_no_other_run_stale(tmp_path: Path) -> None:
+    """As docs/studies.md says to add them; the arm that uses the remedy depends on it, and no other."""
+    workflow = copy_workflow(tmp_path)
+    make_finished(workflow, *TARGETS)
+    page = (ROOT / "docs/studies.md").read_text(encoding="utf-8")
+    patches = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(patches) == 2
+    for patch in patches:
+        (tmp_path / "patch").write_text(patch, encoding="utf-8")
+        applied = workflow.run("git", "apply", "patch")
+        assert applied.returncode == 0, applied.stderr
+    assert workflow.plan(*TARGETS) == []
+    with workflow.edited(TINY, "arms:\n", "arms:\n  root: {correction: {sequence: root}}\n"):
+        assert workflow.plan() == sorted([*trained("root"), *REPORTED])
+        make_finished(workflow, "all")
+        with workflow.edited("workflow/tailrl/objective/remedies/root.py", "def weigh(", "# Edited.\ndef weigh("):
+            assert workflow.plan() == sorted([*trained("root"), *REPORTED])
+
+
+# --- an edit while a job runs --------------------------------------------------------------------------
+
+
+def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None:
+    """By the job, at the end of Snakemake, and at its next start, which makes the result again."""
+    workflow, folder = copy_workflow(tmp_path), tmp_path / "workflow/tailrl/tasks"
+    lines = (
+        f"if __import__('os').path.exists({str(tmp_path / 'edit')!r}):",
+        f"    __import__('os').unlink({str(tmp_path / 'edit')!r})",
+        f"    open({str(folder / 'loaded.py')!r}, 'a').write('# Edited.')",
+    )
+    with (folder / "prepare.py").open("a", encoding="utf-8") as file:
+        file.write("\n".join(["", *lines, ""]))
+    (tmp_path / "edit").touch()
+    command = ("snakemake", "--cores", "1", "problems", "--configfile", TINY)
+    first, log = workflow.run(*command), tmp_path / "results/tiny/logs/problems.log"
+    assert said(first) == [
+        "results/tiny/data/manifest.json: made by another version of tailrl/tasks/loaded.py than is there now"
+    ]
+    changed = "tailrl: tailrl/tasks/loaded.py changed while this job ran; its results stay, and the next"
+    assert log.read_text(encoding="utf-8").startswith(changed)
+    assert (tmp_path / "results/tiny/data/train.jsonl").stat().st_size
+    again = "finished jobs run again, 1 in all (1 problems): tailrl/tasks/loaded.py changed"
+    assert said(workflow.run(*command)) == [again]
+    assert log.read_text(encoding="utf-8") == ""
+    third = workflow.run(*command)
+    assert said(third) == [] and "Nothing to be done" in third.stdout + third.stderr
+
+
+# --- a name that two files give ------------------------------------------------------------------------
+
+
+def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    workflow, problems = copy_workflow(tmp_path), tmp_path / "results/tiny/data/train.jsonl"
+    command = ("snakemake", "--cores", "1", "problems", "--configfile")
+    assert said(workflow.run(*command, TINY)) == []
+    assert (tmp_path / "results/tiny/study_file").read_text(encoding="utf-8") == f"{TINY}\n"
+    mine = workflow.write_study({"training.steps": 7, "task.problems": 60}, name="mine.yaml")
+    before = problems.read_text()
+    sentence = (
+        f"mine.yaml and {TINY} both name their study 'tiny', but differ in task.problems, training.steps: "
+        f"results/tiny holds the results of {TINY}; give mine.yaml another name"
+    )
+    refused = workflow.run(*command, mine)
+    assert refused.returncode == 1 and f"tailrl: {sentence}\n" in refused.stderr
+    assert "Traceback" not in refused.stderr and "Execute" not in refused.stderr
+    assert problems.read_text() == before
+    assert sentences(workflow, "problems", study=mine)[0] == sentence, "a dry run goes on"
+    # The same file may change, also when its checkout has moved; a file that is gone has no say.
+    with workflow.edited(TINY, "problems: 64", "problems: 63"):
+        (moved,) = sentences(workflow, "problems")
+    assert moved == "finished jobs run again, 1 in all (1 problems): the study's train.problems changed"
+    (tmp_path / TINY).rename(tmp_path / "renamed.yaml")
+    assert len(said(workflow.run(*command, mine))) == 1
+    assert (tmp_path / "results/tiny/study_file").read_text(encoding="utf-8") == "mine.yaml\n"
+    assert len(problems.read_text().splitlines()) < len(before.splitlines())

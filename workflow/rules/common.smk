@@ -6,16 +6,20 @@ import re
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake_interface_logger_plugins.common import LogEvent
 
+from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, say
 from tailrl.config.gradients import GradientQuality
-from tailrl.config.source_files import sampling_files, source_files, training_files
+from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import BASE_ARM
-from tailrl.config.load import merged, parse_study, read_config
+from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.training import without_operational
+from tailrl.planning.again import again, manifests
 from tailrl.runtime.atomic_files import forget_finished
 
 try:
@@ -47,6 +51,15 @@ conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", 
 # Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
 def plain(text):
     return lambda wildcards: text
+
+
+REPORT_FILES = job_files("report")
+
+
+# The digest of source files is a parameter too: of an input Snakemake keeps the checksum at the end of the job, and takes
+# what was edited while the job ran for what the job was made by.
+def sources(files):
+    return lambda wildcards: digest_of_files(files)
 
 
 # What Snakemake compares with the settings of the last time: those that change a number. A job gets all of them, by a
@@ -138,7 +151,43 @@ def once_more(command):
 
 RUN_FILES = ("metrics.jsonl", "tokens.npz", "run.json", "manifest.json")
 
-check_writable(results)
+# Snakemake ends with a traceback where it may not remove an old result or write its own notes.
+for folder in (".snakemake", results, *Path(results).glob("*/")):
+    check_writable(folder)
+
+
+def study_note():
+    file = Path(os.path.abspath(workflow.configfiles[0]))
+    return own_results(Path(results), file, study)
+
+
+# Snakemake counts its jobs before the first one starts, in a dry run too: then a sentence says which run again, and why.
+# Nothing may run that would overwrite another study.
+def before_the_first_job(record):
+    if getattr(record, "event", None) == LogEvent.RUN_INFO:
+        logger.removeFilter(before_the_first_job)
+        try:
+            study_note()
+        except StudyError as error:
+            say(str(error))
+            if not workflow.dryrun:
+                sys.exit(1)
+        sentence = again(workflow.dag, workflow.persistence)
+        if sentence and not workflow.touch:
+            say(sentence)
+    return True
+
+
+logger.addFilter(before_the_first_job)
+
+
+def say_what_was_edited():
+    try:
+        tell_of_sources(
+            *(path for job in workflow.dag.jobs for path in manifests(job.output))
+        )
+    except StudyError as error:
+        say(str(error))
 
 
 # For `tailrl unlock`, which can look for a running Snakemake and its jobs on its own machine alone.
@@ -147,14 +196,21 @@ onstart:
         f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
+    Path(results).mkdir(parents=True, exist_ok=True)
+    Path(results, NOTE).write_text(f"{study_note()}\n")
 
 
 # Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`): those of
 # this study that it was asked for.
 onsuccess:
+    say_what_was_edited()
     for job in workflow.dag.jobs:
         if job.rule.name == "train":
             forget_finished(Path(job.output.run).parent / "checkpoints")
+
+
+onerror:
+    say_what_was_edited()
 
 
 wildcard_constraints:

@@ -4,7 +4,7 @@
 
 rule measure_gradients:
     input:
-        code=source_files("tailrl.probes.gradients.quality"),
+        code=job_files("gradients", study.gradients()),
     output:
         qualities=f"{results}/gradients/quality.jsonl",
         run=f"{results}/gradients/run.json",
@@ -18,6 +18,7 @@ rule measure_gradients:
     threads: 1
     params:
         settings=lambda wildcards: compared(study.gradients()),
+        sources=sources(job_files("gradients", study.gradients())),
         out=subpath(output.qualities, parent=True),
     message:
         "gradient estimators on tiny models"
@@ -30,7 +31,7 @@ rule gradients:
         qualities=rules.measure_gradients.output.qualities,
         run=rules.measure_gradients.output.run,
         manifest=rules.measure_gradients.output.manifest,
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         table=f"{results}/gradients/gradient_quality.csv",
         models=f"{results}/gradients/models.csv",
@@ -43,6 +44,7 @@ rule gradients:
         conda_env
     params:
         results=subpath(input.qualities, parent=True),
+        sources=sources(REPORT_FILES),
         out=subpath(output.table, parent=True),
     message:
         "table and figure of the gradient estimators"
@@ -54,9 +56,8 @@ rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: sampling_files(
-            study.distributions.engines[wildcards.engine].sampler.engine,
-            "tailrl.probes.distributions.measure",
+        code=lambda wildcards: job_files(
+            "distributions", study.compared(wildcards.engine)
         ),
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
@@ -74,6 +75,9 @@ rule compare:
             wildcards.engine
         ).model_dump_json(),
         compared=lambda wildcards: compared(study.compared(wildcards.engine)),
+        sources=lambda wildcards: digest_of_files(
+            job_files("distributions", study.compared(wildcards.engine))
+        ),
         out=subpath(output.run, parent=True),
     message:
         "distributions of {wildcards.engine}"
@@ -91,7 +95,7 @@ rule distributions:
             for engine in study.distributions.engines
             for name in ("positions.npz", "run.json", "manifest.json")
         ],
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         tables=[
             f"{results}/distributions/{table}.csv"
@@ -111,6 +115,7 @@ rule distributions:
     conda:
         conda_env
     params:
+        sources=sources(REPORT_FILES),
         engines=[f"--engine={engine}" for engine in study.distributions.engines],
         out=subpath(output.page, parent=True),
     message:
@@ -123,7 +128,7 @@ rule equal_mass:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=sampling_files("exact", "tailrl.probes.distributions.equal_mass"),
+        code=job_files("equal_mass", study.trainers_own()),
     output:
         f"{results}/distributions/equal_mass.csv",
     log:
@@ -136,6 +141,7 @@ rule equal_mass:
     params:
         settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
         compared=lambda wildcards: compared(study.trainers_own()),
+        sources=sources(job_files("equal_mass", study.trainers_own())),
     message:
         "thresholds of equal kept mass"
     shell:

@@ -8,12 +8,7 @@ rule evaluate:
             policy_folder(wildcards.arm, seed) for seed in arm_seeds(wildcards.arm)
         ],
         snapshots=lambda wildcards: snapshot_folders(wildcards.arm),
-        task=home / "workflow/eval_tasks/boxed.yaml",
-        code=sampling_files(
-            study.evaluation.sampler.engine,
-            "tailrl.evaluation.evaluate",
-            "tailrl.tasks.math_verify_worker",
-        ),
+        code=job_files("evaluate", study.evaluation),
     output:
         summary=f"{results}/eval/{{arm}}.json",
         samples=f"{results}/eval/{{arm}}.samples.jsonl",
@@ -28,6 +23,7 @@ rule evaluate:
     params:
         settings=lambda wildcards, output: study.evaluation.model_dump_json(),
         compared=lambda wildcards: compared(study.evaluation),
+        sources=sources(job_files("evaluate", study.evaluation)),
         policies=lambda wildcards, input: [
             f"--policy={seed}={folder}"
             for seed, folder in zip(arm_seeds(wildcards.arm), input.policies)

@@ -26,7 +26,7 @@ if len(members) > 1:
             arm_results(study.arms),
             others=finished_results(members[:-1]),
             studies=[str(STUDIES[member]) for member in members],
-            code=source_files("tailrl.report.study"),
+            code=REPORT_FILES,
         output:
             page=f"{results}/across.md",
             figure=f"{results}/across.svg",
@@ -36,6 +36,7 @@ if len(members) > 1:
         conda:
             conda_env
         params:
+            sources=sources(REPORT_FILES),
             out=lambda wildcards, output: Path(output.page).with_suffix(""),
         message:
             "comparison of " + ", ".join(members)

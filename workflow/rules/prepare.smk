@@ -3,19 +3,21 @@
 
 rule problems:
     input:
-        code=source_files("tailrl.tasks.prepare"),
+        code=job_files("problems", study.problems()),
         data=study.local_files(),
     output:
         train=f"{results}/data/train.jsonl",
         evaluation=f"{results}/data/evaluation.jsonl",
         warm_start=f"{results}/data/warm_start.jsonl",
         report=f"{results}/data/problems.json",
+        manifest=f"{results}/data/manifest.json",
     log:
         f"{results}/logs/problems.log",
     conda:
         conda_env
     params:
         settings=plain(study.problems().model_dump_json()),
+        sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
         "problems of the study {results}"
@@ -31,7 +33,7 @@ rule policy:
             if made_here
             else study.local_policy()
         ),
-        code=source_files("tailrl.training.base_policy"),
+        code=job_files("policy", study.policy),
     output:
         directory(f"{results}/base"),
     log:
@@ -44,6 +46,7 @@ rule policy:
     threads: 1
     params:
         settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
+        sources=sources(job_files("policy", study.policy)),
     message:
         "base policy"
     shell:

@@ -12,12 +12,14 @@ reported = study.model_copy(
 )
 study_json = compared(reported.model_copy(update={"ablations": {}}))
 
+CAPTIONS = [home / f"workflow/report/{figure}.rst" for figure in FIGURES]
+
 
 rule summarise:
     input:
         results=arm_results(study.arms),
-        code=source_files("tailrl.report.study"),
-        captions=[home / f"workflow/report/{figure}.rst" for figure in FIGURES],
+        code=REPORT_FILES,
+        captions=CAPTIONS,
     output:
         page=report(
             f"{results}/summary.html",
@@ -64,6 +66,7 @@ rule summarise:
         conda_env
     params:
         study=plain(study_json),
+        sources=sources([*REPORT_FILES, *CAPTIONS]),
         results=subpath(output.summary, parent=True),
     message:
         "tables, figures and summary"
@@ -108,7 +111,7 @@ rule html:
 rule early_warning:
     input:
         runs=finished_runs,
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         page="results/early_warning/early_warning.md",
         figure="results/early_warning/early_warning.svg",
@@ -125,6 +128,7 @@ rule early_warning:
             {str(Path(run).parents[3]) for run in input.runs}
         )
         or "results",
+        sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
         "early warnings of a collapse"
@@ -154,7 +158,7 @@ rule overview:
     input:
         claims=known_claims,
         captions=sorted(home.glob("workflow/report/*.rst")),
-        code=source_files("tailrl.report.study"),
+        code=REPORT_FILES,
     output:
         page="results/overview/index.html",
         claims=["results/overview/claims.md", "results/overview/statements.csv"],
@@ -165,6 +169,7 @@ rule overview:
         conda_env
     params:
         roots=["results", str(home / "docs/results")],
+        sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
         "page over all studies"
@@ -179,7 +184,7 @@ for ablation in study.ablations:
             f"ablation_{ablation}"
         input:
             results=arm_results(study.ablation_arms(ablation)),
-            code=source_files("tailrl.report.study"),
+            code=REPORT_FILES,
         output:
             table=f"{results}/ablations/{ablation}.md",
             csv=f"{results}/ablations/{ablation}.csv",
@@ -193,6 +198,7 @@ for ablation in study.ablations:
         params:
             study=plain(compared(reported)),
             name=ablation,
+            sources=sources(REPORT_FILES),
             results=subpath(output.table, ancestor=2),
         message:
             "table and figure of the ablation {params.name}"

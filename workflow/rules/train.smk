@@ -5,7 +5,7 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: training_files(study.run(wildcards.arm).sampler.engine),
+        code=lambda wildcards: job_files("train", study.run(wildcards.arm)),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
@@ -30,6 +30,9 @@ rule train:
     params:
         settings=lambda wildcards, output: study.run(wildcards.arm).model_dump_json(),
         compared=lambda wildcards: compared(study.run(wildcards.arm)),
+        sources=lambda wildcards: digest_of_files(
+            job_files("train", study.run(wildcards.arm))
+        ),
         out=subpath(output.metrics, parent=True),
         wandb=subpath(output.metrics, ancestor=4),
     message:

@@ -1,19 +1,25 @@
 """Manifests: a change after a job is noticed where the file is read next."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tailrl.artifacts import manifest
 from tailrl.artifacts.manifest import (
     MANIFEST,
+    check_outputs,
     digest_of,
     files_in,
     policy_digest,
     read_manifest,
     read_vouched,
+    tell_of_sources,
+    vouched_checksum,
     write_manifest,
 )
+from tailrl.config.source_files import PACKAGE, at_start
 from tailrl.runtime.errors import StudyError
 
 WEIGHTS = "model.safetensors"
@@ -137,3 +143,52 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).symlink_to("/dev/full")
     with pytest.raises(StudyError, match=r"manifest\.json: could not be written: No space left on device"):
         write_manifest(tmp_path / MANIFEST, [])
+
+
+# --- problems and source files ---------------------------------------------------------------------------
+
+
+def test_a_byte_flipped_in_the_problems_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text("{}\n", encoding="utf-8")
+    own = vouched_checksum(path)
+    write_manifest(tmp_path / MANIFEST, [path])
+    assert vouched_checksum(path) == own == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    flip(path)
+    with pytest.raises(StudyError, match=r"train\.jsonl: is not as its job left it"):
+        vouched_checksum(path)
+    (tmp_path / "mine.jsonl").write_text("{}\n", encoding="utf-8")
+    assert vouched_checksum(tmp_path / "mine.jsonl") == own, "a file that no manifest lists is the user's own"
+
+
+def test_large_files_are_held_by_their_length_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    check_outputs(run / MANIFEST)
+    monkeypatch.setattr(manifest, "HELD", 1)
+    flip(run / "policy" / WEIGHTS)
+    check_outputs(run / MANIFEST)
+    with (run / "policy" / WEIGHTS).open("ab") as file:
+        file.write(b"1")
+    with pytest.raises(StudyError, match=rf"policy/{WEIGHTS}: is not as its job left it"):
+        check_outputs(run / MANIFEST)
+
+
+def test_sources_edited_during_and_after_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source.py"
+    source.write_text("1\n", encoding="utf-8")
+    sources, name = at_start((str(source),)), os.path.relpath(source, PACKAGE.parent)
+    make_run(tmp_path / "run")
+    path = tmp_path / "run" / MANIFEST
+    write_manifest(path, [], sources=sources)
+    assert capsys.readouterr().err == "" and tell_of_sources(path) == ()
+    source.write_text("2\n", encoding="utf-8")
+    write_manifest(path, [], sources=sources)
+    stays = f"tailrl: {name} changed while this job ran; its results stay, and the next snakemake makes them again\n"
+    assert capsys.readouterr().err == stays
+    tell_of_sources.cache_clear()
+    write_manifest(path, files_in(tmp_path / "run"), sources=sources)
+    capsys.readouterr()
+    for _ in range(2):
+        policy_digest(tmp_path / "run" / "policy")
+    told = f"tailrl: {path}: made by another version of {name} than is there now\n"
+    assert capsys.readouterr().err == told, "once, when the policy is used"

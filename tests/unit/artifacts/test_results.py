@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
-from tailrl.artifacts.evaluation import read_evaluation
-from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.analysis.describe import what_ran
+from tailrl.artifacts.evaluation import manifest_of, read_evaluation
+from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
 from tailrl.artifacts.records import RunRecord, read_record, write_record
 from tailrl.artifacts.results import read_results
@@ -230,6 +231,56 @@ def test_operational_settings_may_differ(make_study: Callable[..., tuple[Study, 
     fewer = study.model_copy(update={"seeds": (1,), "training": training, "evaluation": evaluation})
     results = read_results(fewer, folder, fewer.arms)
     assert [score.seed for score in results.evaluations["mis"].scores] == [1]
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+HELD = ("base/model.safetensors", "data/train.jsonl", "train/dvp/seed1/policy/model.safetensors",
+        "train/dvp/seed1/tokens.npz", "eval/dvp.samples.jsonl", "eval/base.samples.jsonl")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_byte_flipped_anywhere_is_seen_when_the_report_alone_is_made_again(
+    make_study: Callable[..., tuple[Study, Path]], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
+    for job, file in (("base", "model.safetensors"), ("data", "train.jsonl")):
+        (folder / job).mkdir()
+        (folder / job / file).write_bytes(b"weights")
+        write_manifest(folder / job / MANIFEST, files_in(folder / job))
+    for arm in ("base", "dvp"):
+        samples, manifest = folder / f"eval/{arm}.samples.jsonl", manifest_of(folder / f"eval/{arm}.json")
+        samples.write_text("{}\n", encoding="utf-8")
+        known = read_manifest(manifest).model_dump(exclude={"outputs"})
+        write_manifest(manifest, [samples, folder / f"eval/{arm}.json"], **known)
+    assert read_results(study, folder, study.arms).edited == ()
+    flip(folder / name)
+    with pytest.raises(StudyError, match=rf"{name}: is not as its job left it"):
+        read_results(study, folder, study.arms)
+    if "policy" in name or name.startswith(("base", "data")):
+        (folder / name).unlink()  # to save space, as it may be
+        read_results(study, folder, study.arms)
+    assert capsys.readouterr().err == ""
+
+
+def test_results_of_an_edited_source_file_are_named(
+    make_study: Callable[..., tuple[Study, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
+    for name in ("train/dvp/seed1/manifest.json", "eval/mis.manifest.json"):
+        vouch_again(
+            folder / name.replace(".manifest", "").replace(MANIFEST, "run.json"), sources={"tailrl/x.py": "0" * 16}
+        )
+    capsys.readouterr()
+    results = read_results(study, folder, study.arms)
+    assert results.edited == ("tailrl/x.py",)
+    first, second = (folder / name for name in ("train/dvp/seed1/manifest.json", "eval/mis.manifest.json"))
+    sentence = f"{first}, {second}: made by another version of tailrl/x.py than is there now"
+    assert capsys.readouterr().err == f"tailrl: {sentence}\n"
+    assert "\n- Made by another version of tailrl/x.py than is there now.\n" in what_ran(results)
 
 
 @pytest.mark.parametrize(("steps", "stopped", "accepted"), [(2, "a rule", True), (3, "a rule", True), (2, None, False)])

@@ -3,7 +3,7 @@
 from jinja2 import Template
 from smollm2 import SHOTS, shots_template
 
-from tailrl.config.task import WordsTask
+from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.scoring import score
 from tailrl.tasks.words import WORDS, load
 

@@ -5,18 +5,25 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tailrl.config.jobs import Evaluation
+from tailrl.config.load import parse_study
 from tailrl.config.sampler import ENGINES
 from tailrl.config.source_files import (
+    JOBS,
     PACKAGE,
+    at_start,
+    digest_of_files,
+    edited,
     imported_modules,
+    job_files,
     module_file,
-    sampling_files,
     source_files,
-    training_files,
 )
+from tailrl.config.study import Study
 
 OWN = {
     "vllm": {"rollout/vllm/__init__.py", "rollout/vllm/engine.py", "rollout/vllm/processor.py"},
@@ -25,6 +32,15 @@ OWN = {
 }
 """The files of each engine; the cache of the exact one is imported by it alone."""
 CACHE = "rollout/kv_cache.py"
+
+
+def study(engine: str, **more: Any) -> Study:
+    arm = {"sampler": {"engine": engine, "dtype": "float32"}, "correction": more.pop("correction", {})}
+    return parse_study({"name": "s", "arms": {"a": arm}, **more})
+
+
+def training_files(engine: str, **more: Any) -> tuple[str, ...]:
+    return job_files("train", study(engine, **more).run("a"))
 
 
 def relative(files: Sequence[str]) -> list[str]:
@@ -79,8 +95,7 @@ def test_the_closure_follows_imports_and_lazy_imports() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_that_is_not_used_is_left_out(engine: str) -> None:
-    found = set(relative(source_files("tailrl.training.loop")))
-    found -= set(relative(sampling_files(engine, "tailrl.training.loop")))
+    found = set(relative(source_files("tailrl.training.loop"))) - set(relative(training_files(engine)))
     others = set().union(*(OWN[other] for other in ENGINES if other != engine))
     assert others <= found <= others | {CACHE}
 
@@ -125,5 +140,46 @@ def test_python_loads_no_other_file(module: str) -> None:
         f"import sys, {module}; print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'tailrl'))"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert {os.path.relpath(file) for file in loaded} <= set(source_files(module))
+    # Of the settings of tasks, those count that a job names.
+    named = {os.path.relpath(file) for file in (PACKAGE / "config/tasks").glob("*.py")}
+    assert {os.path.relpath(file) for file in loaded} - named <= set(source_files(module))
     assert len(loaded) > 3
+
+
+TASKS = ("config/tasks/words.py", "tasks/words.py", "config/tasks/aime25.py", "tasks/aime25.py")
+
+
+def test_a_job_depends_on_the_tasks_that_its_settings_name() -> None:
+    words = study("exact", task={"name": "words", "problems": 50})
+    assert {*TASKS} & {*relative(job_files("problems", words.problems()))} == {*TASKS[:2]}
+    assert {*TASKS} & {*relative(job_files("train", words.run("a")))} == {TASKS[0]}
+    assert not {*TASKS} & {*relative(training_files("exact"))}
+    stages = {"source": "scratch", "warm_start": {"stages": [{"name": "words", "problems": 50}]}}
+    warmed = study("exact", policy=stages)
+    assert {*TASKS} & {*relative(job_files("problems", warmed.problems()))} == {*TASKS[:2]}
+    assert {*TASKS} & {*relative(job_files("policy", warmed.policy))} == {TASKS[0]}
+
+
+def test_an_evaluation_depends_on_its_task_file() -> None:
+    files = job_files("evaluate", Evaluation())
+    assert "workflow/eval_tasks/boxed.yaml" in files and all(Path(file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_kind_of_job_has_files(job: str) -> None:
+    assert {"workflow/tailrl/runtime/errors.py"} < set(job_files(job))
+
+
+def test_an_edit_since_the_start_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1\n", encoding="utf-8")
+    (tmp_path / "b.py").write_text("2\n", encoding="utf-8")
+    files = (str(tmp_path / "a.py"), str(tmp_path / "b.py"))
+    before, digest = at_start(files), digest_of_files(files)
+    assert edited(before) == [] and digest_of_files(files) == digest
+    (tmp_path / "b.py").write_text("3\n", encoding="utf-8")
+    assert at_start(files) == before, "what the process began with"
+    assert edited(before) == [os.path.relpath(files[1], PACKAGE.parent)] and digest_of_files(files) != digest
+    (tmp_path / "b.py").write_text("2\n", encoding="utf-8")
+    assert edited(before) == [] and digest_of_files(files) == digest
+    (tmp_path / "a.py").unlink()
+    assert edited(before) == [os.path.relpath(files[0], PACKAGE.parent)] and digest_of_files(files) != digest

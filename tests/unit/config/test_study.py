@@ -12,7 +12,7 @@ from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
 from tailrl.config.load import parse_settings, parse_study, read_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.study import Study
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.runtime.errors import StudyError
 
 WHOLE: dict[str, Any] = {

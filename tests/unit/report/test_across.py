@@ -117,7 +117,7 @@ def test_what_cannot_be_compared_is_named(make_study: Make, tmp_path: Path) -> N
     other, _ = made(make_study, "other", seeds=[0], training={"steps": 2}, arms={"b": {}})
     with pytest.raises(StudyError, match=r"^the studies first, other have no arm in common$"):
         write_across([first, other], folder.parent, tmp_path / "x")
-    with pytest.raises(StudyError, match=r"^to compare studies takes two of them at least$"):
+    with pytest.raises(StudyError, match=r"^a comparison needs at least two studies$"):
         write_across([first], folder.parent, tmp_path / "x")
     (folder / "eval" / "a.json").unlink()
     with pytest.raises(StudyError, match=r"eval/a\.json: is missing"):

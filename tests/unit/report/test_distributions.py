@@ -220,7 +220,7 @@ def test_what_is_written(results: Path) -> None:
     ]
     assert [row["engine"] for row in rows(out / "histograms.csv")] == ["coarse"] * 2 * H + ["floor"] * 2 * H
     page = (out / "distributions.md").read_text(encoding="utf-8")
-    assert "At one place in 2 of 30 responses (at most 9 tokens, temperature 0.7, seed 3)" in page
+    assert "at one place in 2 of 30 responses (at most 9 tokens, temperature 0.7, seed 3)" in page
     assert "| same | exact in float32 | 60 | 60 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 (0 %) [0, 6] |" in page
     assert "| same | e-13 | 50 | 50 | 0 | 0 | 0 | 1 | 1 | 1 | 0 of 60 | 0 |" in page
     outside, k3 = r"0.05\d* \[.*\]", r"0.02\d* \[.*\]"

@@ -108,8 +108,8 @@ def test_how_the_runs_end_that_the_rule_would_have_ended_for_nothing(study: Path
     assert all(math.isnan(c.gain) for c in read_cases(study) if c.arm == "falls")
     write_early_warning([study], study.parent / "out")
     text = (study.parent / "out" / "early_warning.md").read_text()
-    assert "Of the 4 runs without a collapse whose policies were evaluated it would have ended 2, 1 of them" in text
-    assert "below the untrained policy; of the 3 that do not end below it, 1." in text
+    assert "Of the 4 evaluated runs without a collapse, this rule would have ended 2; 1 of these ended below" in text
+    assert "Of the 3 that did not end below it, the rule would have ended 1." in text
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -180,7 +180,7 @@ def test_the_report_of_early_warnings(study: Path) -> None:
     assert "22 runs of made, each counted once, of which 8 collapsed" in text and "nan" not in text
     assert f"metric: {K3}, factor: 30" in text  # the farthest threshold with the same skill
     assert text.count(UNSKILLED) == len(TRIED) - 2 and f"| skew of C(r) | {UNSKILLED} |" in text
-    assert "the 8 runs of that half with a mismatch" in text
+    assert "the 8 judged runs with a mismatch" in text
     assert (out / "early_warning.svg").read_text().startswith("<?xml")
     written = {path: path.read_bytes() for path in out.iterdir()}
     write_early_warning([study], out)

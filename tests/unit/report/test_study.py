@@ -96,7 +96,7 @@ def test_one_seed_one_step_one_arm(make_study: Callable[..., tuple[Study, Path]]
     study, folder = make_study(seeds=[5], training={"steps": 1}, arms={"only": {}}, ablations={})
     write_report(study, folder, tmp_path / "out")
     text = (tmp_path / "out" / "summary.md").read_text()
-    assert "With one seed there is no such interval." in text
+    assert "A single seed has no interval over seeds and problems." in text
     assert "there is nothing to compare" in text
     assert rows(tmp_path / "out" / "tables" / "kept.csv") == []
     assert rows(tmp_path / "out" / "tables" / "evaluation.csv")[0]["avg_low"] == ""

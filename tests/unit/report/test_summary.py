@@ -29,6 +29,7 @@ UNCLEAR = Difference(0.01, -0.02, 0.04, 0.4, 3)
 TOUCHING = Difference(0.04, 0.0, 0.08, 0.05, 3)
 WIDE = Difference(0.471, 0.219, 0.724, 0.014, 3)
 SINGLE = Difference(0.05, NAN, NAN, NAN, 1)
+NO_VERDICT = "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ"
 
 
 def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> Comparison:
@@ -45,12 +46,7 @@ def compared(both: Difference, p_holm: float, problems: Difference = ABOVE) -> C
         (TOUCHING, 0.1, "no detectable difference: +4.0 [+0.0, +8.0] points{}."),
         (WIDE, 0.069, "+47.1 [+21.9, +72.4] points; not confirmed after correction for 5 comparisons (p 0.069){}."),
         (BELOW, 0.0501, "-5.0 [-9.0, -1.0] points; not confirmed after correction for 5 comparisons (p 0.050){}."),
-        (
-            SINGLE,
-            NAN,
-            "no verdict on the arms: a single seed, or seeds that agree, do not show how much runs differ{}. "
-            "Between these policies: +5.0 [+1.0, +9.0] points.",
-        ),
+        (SINGLE, NAN, f"{NO_VERDICT}{{}}. Between these policies: +5.0 [+1.0, +9.0] points."),
     ],
 )
 def test_difference_sentence(both: Difference, p_holm: float, words: str) -> None:

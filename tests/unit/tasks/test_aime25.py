@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tailrl.config.task import Aime25Task
+from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.aime25 import HUB_NAME
 from tailrl.tasks.registry import download_task, load_task

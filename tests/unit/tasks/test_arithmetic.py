@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task

@@ -10,7 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tailrl.config.task import ArithmeticTask, DapoMathTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.dapo_math import HUB_NAME, load
 from tailrl.tasks.problem import read_problems, write_problems
@@ -225,7 +226,7 @@ def test_only_what_is_on_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch, 
 def test_without_the_hub_one_sentence_says_what_to_do(call: str, tmp_path: Path) -> None:
     # A process of its own: the hub's client reads these variables once, when it is imported.
     script = (
-        "from tailrl.runtime.errors import StudyError; from tailrl.config.task import DapoMathTask\n"
+        "from tailrl.runtime.errors import StudyError; from tailrl.config.tasks.dapo_math import DapoMathTask\n"
         f"from tailrl.tasks.registry import {call}\n"
         f"try: {call}(DapoMathTask(name='dapo_math'))\nexcept StudyError as error: print(error)"
     )

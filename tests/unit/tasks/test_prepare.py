@@ -1,6 +1,8 @@
 """What every arm starts from: problem files without what is evaluated, and the base policy."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,18 @@ import torch
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy, WarmStart
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks import Task
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.model.download import download_inputs
 from tailrl.model.policy import load_policy, load_tokenizer, named_weights
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks import prepare
+from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.prepare import write_all_problems
 from tailrl.tasks.problem import Problem, read_problems, write_problems
 from tailrl.tasks.registry import load_task
+from tailrl.training import base_policy
 from tailrl.training.base_policy import write_base_policy
 
 # Few enough different problems that the three sets overlap.
@@ -66,6 +73,38 @@ def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
 def test_training_on_what_is_evaluated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="every train problem is also an evaluation problem"):
         write_all_problems(Problems(train=TRAIN, evaluation=TRAIN, warm_start=()), tmp_path)
+
+
+def test_a_data_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake would keep the new file's checksum beside the old file's problems."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"problem": "p", "answer": 1, "id": 0}) + "\n", encoding="utf-8")
+    settings = Problems(train=TRAIN, evaluation=Aime25Task(name="aime25", path=str(path)), warm_start=())
+    write_all_problems(settings, tmp_path)
+
+    def load(task: Task) -> Loaded:
+        loaded = load_task(task)
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        return loaded
+
+    monkeypatch.setattr(prepare, "load_task", load)
+    with pytest.raises(StudyError, match=r"rows\.jsonl: changed while this job read it; run the study again"):
+        write_all_problems(settings, tmp_path)
+
+
+def test_a_pretrained_policy_that_changes_while_it_is_read_is_refused(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+
+    def load(path: str) -> object:
+        os.utime(folder / "config.json", ns=(0, 0))
+        return load_policy(path)
+
+    monkeypatch.setattr(base_policy, "load_policy", load)
+    with pytest.raises(StudyError, match=r"config\.json.*: changed while this job read it"):
+        write_base_policy(PretrainedPolicy(source="pretrained", path=str(folder)), tmp_path / "none", tmp_path / "base")
 
 
 def test_a_policy_from_scratch(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrl.config.task import WordsTask
+from tailrl.config.tasks.words import WordsTask
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import COMPARED, Problem
 from tailrl.tasks.registry import load_task

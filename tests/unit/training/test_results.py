@@ -1,6 +1,7 @@
 """What a finished run gives is not lost, whatever Snakemake saw of its end."""
 
 import errno
+import hashlib
 import os
 import shutil
 import threading
@@ -12,11 +13,13 @@ import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
 from transformers import PreTrainedTokenizerBase
 
+from tailrl.artifacts.manifest import MANIFEST, read_manifest, write_manifest
+from tailrl.config.source_files import at_start
 from tailrl.runtime import atomic_files
 from tailrl.runtime.atomic_files import forget_finished
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
-from tailrl.training import loop, results
+from tailrl.training import checkpoints, loop, results
 from tailrl.training.checkpoints import Checkpoints
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
 
@@ -70,6 +73,38 @@ def test_a_finished_run_without_outputs_is_restored_not_retrained(
         assert contents(out) == before
         assert f"tailrl: {out}: this run is finished; its results are restored\n" in capsys.readouterr().err
     assert (out / "tokens.npz").stat().st_ino == inode, "a second name takes no space"
+
+
+def test_an_edit_of_a_source_file_is_seen_at_the_end_and_training_starts_anew_for_it(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The results stay, with the digest that the file had at the start."""
+    source, out, run = runs.folder / "source.py", runs.folder / "out", runs.settings(**FEW)
+    source.write_text("1\n", encoding="utf-8")
+    for module in (checkpoints, results):
+        monkeypatch.setattr(module, "job_files", lambda *_: (str(source),))
+    take_step = loop.take_step
+
+    def edit(*arguments: Any) -> Any:
+        source.write_text("2\n", encoding="utf-8")
+        return take_step(*arguments)
+
+    monkeypatch.setattr(loop, "take_step", edit)
+    runs.train(run)
+    assert "source.py changed while this job ran; its results stay" in capsys.readouterr().err
+    assert list(read_manifest(out / MANIFEST).sources.values()) == [hashlib.sha256(b"1\n").hexdigest()[:16]]
+    at_start.cache_clear()  # as in the next process
+    runs.train(run)
+    assert "restored" not in capsys.readouterr().err
+    assert list(read_manifest(out / MANIFEST).sources.values()) == [hashlib.sha256(b"2\n").hexdigest()[:16]]
+
+
+def test_damaged_problems_are_not_trained_on(runs: Runs) -> None:
+    problems = runs.folder / "problems.jsonl"
+    write_manifest(runs.folder / MANIFEST, [problems])
+    problems.write_text(problems.read_text(encoding="utf-8").replace("1", "2", 1), encoding="utf-8")
+    with pytest.raises(StudyError, match=r"problems\.jsonl: is not as its job left it"):
+        runs.train(runs.settings(**FEW))
 
 
 def test_restored_results_are_newer_than_their_inputs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

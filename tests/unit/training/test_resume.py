@@ -244,7 +244,7 @@ def test_the_fingerprint_knows_what_a_run_depends_on(
     source = tmp_path / "source.py"
     source.write_text("")
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "training_files", lambda _: [str(source)])
+        patched.setattr(checkpoints, "job_files", lambda *_: (str(source),))
         assert differing(run, 5, policy, file) == ["source files"]
     with monkeypatch.context() as patched:
         versions = dict.fromkeys(("python", "torch", "transformers", "vllm"), "0")

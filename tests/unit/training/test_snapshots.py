@@ -60,6 +60,22 @@ def test_a_missing_snapshot_is_an_error(runs: Runs, monkeypatch: pytest.MonkeyPa
         runs.train(runs.settings(steps=6, snapshot_every=3))
 
 
+def test_a_snapshot_that_was_damaged_on_the_way_is_an_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the run's manifest, which is made at its end, would vouch for the damage."""
+    interrupt_at(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        runs.train(runs.settings(steps=6, snapshot_every=3))
+    (file,) = runs.checkpoints.glob("snapshot-*-00000003/model.safetensors")
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003/model\.safetensors: is not as its job left it"):
+        runs.train(runs.settings(steps=6, snapshot_every=3))
+    file.write_bytes(data)
+    runs.train(runs.settings(steps=6, snapshot_every=3))
+    assert not list((runs.folder / "out/snapshots").rglob("manifest.json"))
+    assert weights(runs.folder / "out/snapshots/step-00000003") == data
+
+
 def test_a_full_disk_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -13,6 +13,7 @@ from tailrl.artifacts.records import RunRecord
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.jobs import Run
+from tailrl.runtime.errors import few
 from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
 WORK = ("rollout", "forward", "backward", "optimizer")
@@ -167,6 +168,7 @@ def what_ran(results: Results) -> str:
         f"Hardware: {_distinct(_hardware(record) for record in records)}",
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
+        *([f"Made by another version of {few(results.edited)} than is there now"] if results.edited else []),
         *_interruptions(runs),
         *_assumed_values(results),
     ]

@@ -142,8 +142,8 @@ def distinct(cases: Iterable[Case]) -> list[Case]:
 
     Training is the same if every reward and gradient norm agrees. The recorded mismatch may differ: with the exact
     engine, bypass and recompute train alike to the bit. But with several updates per step, bypass measures k3 between
-    them, and recompute before the first. Among copies of the same length a run that measures before the first update is
-    kept, since its mismatch is that of the engines alone; otherwise the first copy.
+    them, and recompute before the first. Of copies of the same length, a run that measures before the first update is
+    kept, since only the engines cause its mismatch; otherwise the first copy.
     """
     runs, found = list(cases), list[int]()
     lengths = [len(run.signals[keys.REWARD]) for run in runs]

@@ -7,16 +7,20 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from tailrl.artifacts.files import Record, parse_record, read_bytes
+from tailrl.config.source_files import edited
 from tailrl.runtime.atomic_files import checksum
-from tailrl.runtime.errors import StudyError, writing
+from tailrl.runtime.errors import StudyError, few, say, writing
 
 MANIFEST = "manifest.json"
+HELD = 2**30
+"""Bytes of the largest file that a report reads only to compare its digest, which takes seconds."""
 CARD = "README.md"
 """The model card is not in the manifest: it is written after its policy, and may be rewritten."""
 
@@ -42,12 +46,14 @@ class Manifest(Record):
     Attributes:
         outputs: its files, by paths relative to the manifest's folder.
         inputs: SHA-256 of each input, by name: the problems, the base policy.
+        sources: digests of the job's source files when it started (`source_files.at_start`).
         steps: of a training run.
         arm, settings, policies: of an evaluation.
     """
 
     outputs: dict[str, Output]
     inputs: dict[str, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
     steps: int | None = None
     arm: str | None = None
     settings: dict[str, Any] | None = None
@@ -64,12 +70,17 @@ class Manifest(Record):
 
 
 def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
-    """Write the manifest of these files, with the other fields; raises StudyError if the disk refuses."""
+    """Write the manifest of these files, with the other fields; raises StudyError if the disk refuses.
+
+    Says on stderr which source files were edited since the job started.
+    """
     files = {os.path.relpath(file, path.parent): file for file in outputs}
     found = {name: {"length": file.stat().st_size, "sha256": checksum(file)} for name, file in files.items()}
     manifest = Manifest.model_validate({"outputs": found, **others})
     with writing(path):
         path.write_text(manifest.model_dump_json(indent=1, exclude_defaults=True) + "\n", encoding="utf-8")
+    if names := edited(manifest.sources):
+        say(f"{few(names)} changed while this job ran; its results stay, and the next snakemake makes them again")
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -83,6 +94,30 @@ def files_in(folder: Path) -> list[Path]:
     return [file for file in files if file.name not in (MANIFEST, CARD)]
 
 
+@cache
+def tell_of_sources(*manifests: Path) -> tuple[str, ...]:
+    """The source files that are not as the jobs of these manifests had them; names both on stderr, once."""
+    found = {path: edited(read_manifest(path).sources) for path in manifests}
+    files = tuple(sorted({file for names in found.values() for file in names}))
+    if older := [str(path) for path, names in found.items() if names]:
+        say(f"{few(older)}: made by another version of {few(files)} than is there now")
+    return files
+
+
+def check_outputs(path: Path) -> None:
+    """Raises StudyError if a file of a manifest is not as its job left it; a file that is gone misleads nobody.
+
+    Of files over HELD bytes the length alone is compared.
+    """
+    for name, known in read_manifest(path).outputs.items():
+        file = path.parent / name
+        if not file.is_file():
+            continue
+        length = file.stat().st_size
+        if length != known.length or (length <= HELD and checksum(file) != known.sha256):
+            raise _changed(file, path, file)
+
+
 def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
     """A small file's content, checked against its manifest (by default beside it); raises StudyError if it differs."""
     data, beside = read_bytes(path), manifest or path.with_name(MANIFEST)
@@ -90,6 +125,20 @@ def read_vouched(path: Path, manifest: Path | None = None) -> bytes:
     if known is None or known.sha256 != hashlib.sha256(data).hexdigest():
         raise _changed(path, beside, path)
     return data
+
+
+def vouched_checksum(path: Path) -> str:
+    """SHA-256 of a file, such as the problems; raises StudyError if a manifest beside it has another one.
+
+    A file without a manifest, or that none lists, is the user's own.
+    """
+    beside, digest = path.with_name(MANIFEST), checksum(path)
+    known = read_manifest(beside).outputs.get(path.name) if beside.is_file() else None
+    if known is not None and known.sha256 != digest:
+        raise _changed(path, beside, path)
+    if known is not None:
+        tell_of_sources(beside)
+    return digest
 
 
 def read_digests(folder: Path, home: Path) -> dict[str, str]:
@@ -112,6 +161,7 @@ def policy_digest(folder: Path) -> str:
     homes = [folder, *([folder.parent] if folder.name == "policy" else folder.parents[1:2])]
     home = next((home for home in homes if (home / MANIFEST).is_file()), None)
     if home is not None and read_manifest(home / MANIFEST).digests(folder.relative_to(home).as_posix()):
+        tell_of_sources(home / MANIFEST)
         return digest_of(read_digests(folder, home))
     return digest_of({str(file.relative_to(folder)): checksum(file) for file in files_in(folder)})
 

@@ -1,20 +1,19 @@
 """Everything that a report needs, read from a study's results folder and checked against the study."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tailrl.artifacts.evaluation import ArmScores, manifest_of, read_evaluation_file
-from tailrl.artifacts.manifest import MANIFEST, Manifest, digest_of, read_manifest
+from tailrl.artifacts.manifest import MANIFEST, Manifest, check_outputs, digest_of, read_manifest, tell_of_sources
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
 from tailrl.config.study import BASE_ARM, Study
-from tailrl.config.training import OPERATIONAL
+from tailrl.config.training import differing
 from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import STEP
 
@@ -36,12 +35,16 @@ class TrainedRun:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The input of a report: `runs[arm]` and `evaluations[arm]`, in the order of arms and seeds."""
+    """The input of a report: `runs[arm]` and `evaluations[arm]`, in the order of arms and seeds.
+
+    `edited` are source files that are not as the runs and evaluations had them.
+    """
 
     arms: tuple[str, ...]
     runs: Mapping[str, tuple[TrainedRun, ...]]
     evaluations: Mapping[str, ArmScores]
     base: ArmScores
+    edited: tuple[str, ...] = ()
 
     def all_runs(self) -> list[TrainedRun]:
         """Every run, arm by arm."""
@@ -61,7 +64,7 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
     for run in (run for arm in names for run in runs[arm]):
         if run.record.fingerprint.get("base policy") != made.evaluated(0):
-            job = folder / "train" / run.arm / f"seed{run.seed}"
+            job = _job(folder, run.arm, run.seed)
             raise StudyError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
     evaluations = {}
     for arm in names:
@@ -70,7 +73,12 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
-    return Results(names, runs, evaluations, base)
+    jobs = [folder / "data", folder / "base", *(_job(folder, arm, seed) for arm in names for seed in study.seeds)]
+    manifests = [path for job in jobs if (path := job / MANIFEST).is_file()]
+    manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *names)]
+    for path in manifests:
+        check_outputs(path)
+    return Results(names, runs, evaluations, base, tell_of_sources(*manifests))
 
 
 def read_job(job: Path) -> tuple[RunRecord, Metrics]:
@@ -88,10 +96,14 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     return record, metrics
 
 
+def _job(folder: Path, arm: str, seed: int) -> Path:
+    return folder / "train" / arm / f"seed{seed}"
+
+
 def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
-    job, settings = folder / "train" / arm / f"seed{seed}", study.run(arm)
+    job, settings = _job(folder, arm, seed), study.run(arm)
     record, metrics = read_job(job)
-    for key in _differing(record.settings, settings.model_dump(mode="json")):
+    for key in differing(record.settings, settings.model_dump(mode="json")):
         raise StudyError(f"{job / 'run.json'}: was trained with another {key} than the study says")
     tokens = read_tokens(job)
     steps = np.unique(tokens.step_T)
@@ -105,7 +117,7 @@ def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -
     """The evaluated policies of these seeds; raises StudyError if evaluated with other settings than the study's."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
     wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
-    for key in _differing({"arm": found.arm, **(made.settings or {})}, wanted):
+    for key in differing({"arm": found.arm, **(made.settings or {})}, wanted):
         raise StudyError(f"{path}: was evaluated with another {key} than the study says")
     evaluation = found.arrays()
     by_seed = {score.seed: score for score in evaluation.scores}
@@ -123,12 +135,3 @@ def _check_policies(path: Path, evaluation: ArmScores, made: Manifest, runs: Pat
         name = "policy" if score.step is None else f"snapshots/step-{score.step:08d}"
         if made.evaluated(score.seed, score.step) != digest_of(read_manifest(job / MANIFEST).digests(name)):
             raise StudyError(f"{path}: evaluated another policy than {job / name}; remove it to evaluate that one")
-
-
-def _differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """The dotted keys of settings that differ, without operational settings, which change no number."""
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in sorted((found.keys() | wanted.keys()) - OPERATIONAL):
-            yield from _differing(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
-    elif found != wanted:
-        yield name

@@ -1,5 +1,4 @@
-"""Verdicts of an ablation: whether a value changes the score, the steps before a collapse or the difference of two
-arms, and whether a value is as good as the base arm's."""
+"""Verdicts of an ablation: whether a value changes a result, or is as good as the base arm's."""
 
 import math
 from collections.abc import Sequence
@@ -86,7 +85,7 @@ def _changes(
     results: Results, field: str, asked: str, points_B: Sequence[Point], found: Sequence[Finding], none: str,
     beside: str = "",
 ) -> Changes:  # fmt: skip
-    """One base arm's changes, whose seeds are those of the value with fewest."""
+    """One base arm's changes; `seeds` is that of the value with fewest."""
     claim = CATALOGUE[f"ablation.{{field}}.{asked}"].filled(field=field, start=_start(points_B).value)
     scope, seeds = _scope(results, points_B, _dose(results, field, points_B)), min(p.runs for p in points_B)
     return Changes(claim, scope, [replace(one, seeds=seeds) for one in found], none, beside)

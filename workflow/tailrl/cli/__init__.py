@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 from tailrl.cli import commands, jobs
 from tailrl.runtime.errors import StudyError, masked, reason, say
 from tailrl.runtime.launch import tell_launcher
+from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
 
 HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMAND --help` says more."
@@ -51,11 +52,10 @@ def main() -> None:
         print(masked("".join(traceback.format_exception(error))), file=sys.stderr, end="")
         say(str(error))
         sys.exit(os.EX_SOFTWARE)
-    except OSError as error:
-        # The system refuses a file, or the disk is full; a library's own error has no number.
-        if error.errno is None:
+    except Exception as error:
+        if (sentence := _refusal(error)) is None:
             raise
-        _end(f"{f'{error.filename}: ' if error.filename else ''}{reason(error)}")
+        _end(sentence)
     finally:
         limit_the_end()
 
@@ -71,6 +71,16 @@ def _run(words: list[str]) -> None:
         where = getattr(error, "ctx", None)
         see = f" (see {where.command_path} --help)" if where else ""
         raise StudyError(f"{error.format_message().rstrip('.')}{see}") from None
+
+
+def _refusal(error: Exception) -> str | None:
+    """The sentence where the system refuses memory, a file or its space; None for any other error."""
+    if isinstance(error, OSError) and error.errno is not None:  # a library's own error has no number
+        out = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv[:-1] else None
+        # A full disk refuses what is written to an open file, and names none.
+        where = error.filename or (out and f"{out}: a file could not be written")
+        return f"{where}: {reason(error)}" if where else reason(error)
+    return out_of_memory(error)
 
 
 def _end(sentence: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """The commands for the workflow's rules: one command a rule.
 
-A job flushes its files to the disk before it ends: Snakemake notes the end, and reads no file.
+A job takes the digests of its source files before it imports them, and flushes its files to the disk before it ends:
+Snakemake notes the end, and reads no file.
 """
 
 import os
@@ -10,17 +11,21 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
+from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.values import positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
 from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
 from tailrl.config.load import parse_settings
+from tailrl.config.source_files import at_start, job_files
 from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
+from tailrl.runtime.limits import enough_address_space
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
+app.callback(help=app.info.help)(enough_address_space)
 
 SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]
@@ -34,18 +39,23 @@ Roots = Annotated[list[Path], Argument(help="folders of results", show_default=F
 @app.command()
 def problems(settings: SettingsText, out: Out) -> None:
     """Write the problems of a study."""
+    tasks = parse_settings(Problems, settings)
+    sources = at_start(job_files("problems", tasks))
     from tailrl.tasks.prepare import write_all_problems
 
-    write_all_problems(parse_settings(Problems, settings), out)
+    write_all_problems(tasks, out)
+    write_manifest(out / MANIFEST, files_in(out), sources=sources)
     sync(out)
 
 
 @app.command()
 def policy(settings: SettingsText, problems: ProblemFile, out: Out) -> None:
     """Write the policy that reinforcement learning starts from."""
+    made = parse_settings(PolicyFile, settings).policy
+    at_start(job_files("policy", made))
     from tailrl.training.base_policy import write_base_policy
 
-    write_base_policy(parse_settings(PolicyFile, settings).policy, problems, out)
+    write_base_policy(made, problems, out)
     sync(out)
 
 
@@ -63,10 +73,12 @@ def train(
     if ranks > 1 and "RANK" not in os.environ:
         launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
         return
+    run = parse_settings(Run, settings)
+    at_start(job_files("train", run))
     from tailrl.evaluation.model_card import write_card
     from tailrl.training.loop import train as train_run
 
-    train_run(parse_settings(Run, settings), seed, policy, problems, out, wandb)
+    train_run(run, seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
     # Not in the loop: an edit of the card's words makes no run stale, and a run without its card is kept.
@@ -87,6 +99,8 @@ def evaluate(
     snapshots: Annotated[list[str] | None, Option(metavar="SEED=FOLDER", help="policies kept during training")] = None,
 ) -> None:
     """Evaluate the policies of one arm."""
+    evaluation = parse_settings(Evaluation, settings)
+    at_start(job_files("evaluate", evaluation))
     from tailrl.evaluation.evaluate import evaluate_arm, write_results
     from tailrl.training.snapshots import read_snapshots
 
@@ -96,7 +110,7 @@ def evaluate(
         for seed, snapshot in map(seed_and_folder, snapshots or [])
         for step, folder in read_snapshots(snapshot)
     ]
-    evaluated = evaluate_arm(arm, policies, problems, parse_settings(Evaluation, settings), kept)
+    evaluated = evaluate_arm(arm, policies, problems, evaluation, kept)
     write_results(evaluated, out, samples)
     sync(out.parent)
 
@@ -120,9 +134,11 @@ def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder,
 @app.command()
 def gradients(settings: SettingsText, out: Out) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
+    measured = parse_settings(Gradients, settings)
+    at_start(job_files("gradients", measured))
     from tailrl.probes.gradients.quality import write_qualities
 
-    write_qualities(parse_settings(Gradients, settings), out)
+    write_qualities(measured, out)
 
 
 @app.command()
@@ -136,9 +152,11 @@ def gradient_report(results: Folder, out: Out) -> None:
 @app.command()
 def distributions(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
+    compared = parse_settings(Distributions, settings)
+    at_start(job_files("distributions", compared))
     from tailrl.probes.distributions.measure import write_distributions
 
-    write_distributions(parse_settings(Distributions, settings), policy, problems, out)
+    write_distributions(compared, policy, problems, out)
     sync(out)
 
 

@@ -5,7 +5,8 @@ Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profi
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -95,6 +96,15 @@ THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": ma
 """Defaults of a sequence weight's threshold other than 2; those of rejections are from arXiv 2605.14220."""
 
 
+REMEDIES = tuple(sorted(file.stem for file in Path(__file__).parents[1].glob("objective/remedies/[a-z]*.py")))
+"""The added sequence weights, each named like its module in `tailrl.objective.remedies`."""
+
+if TYPE_CHECKING:
+    SequenceWeight = str
+else:
+    SequenceWeight = Literal[("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)]
+
+
 class Correction(Settings):
     """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence, and a veto."""
 
@@ -102,7 +112,7 @@ class Correction(Settings):
         "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
     )
     token_threshold: float = Field(2.0, gt=1, description="C of the token weight")
-    sequence: Literal["none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3"] = Field(
+    sequence: SequenceWeight = Field(
         "none",
         description="is: exp(Δ_y); tis: min(exp(Δ_y), C); mis: exp(Δ_y), but 0 above C; geometric: 1 if exp(mean Δ_t) "
         "is within [1/C, C], else 0; reject_k1, reject_k3: 1 if the sequence's mean of |K1| or K3 is at most C, else 0",
@@ -142,7 +152,8 @@ class Correction(Settings):
     @property
     def ratio(self) -> bool:
         """Whether a weight is a probability ratio, not only 0 or 1."""
-        return self.token != "none" or self.sequence in ("is", "tis", "mis")
+        ratios = {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
+        return self.token != "none" or self.sequence in ratios
 
 
 class Clip(Settings):

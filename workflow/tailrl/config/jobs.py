@@ -9,7 +9,8 @@ from tailrl.config.arm import Clip, Correction, Vocabulary, log_rho
 from tailrl.config.base import Settings
 from tailrl.config.policy import Policy
 from tailrl.config.sampler import Disturbance, SamplerSettings
-from tailrl.config.task import ArithmeticTask, Generated, Task
+from tailrl.config.tasks import Generated, Task
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.runtime.timeouts import MONTH
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from tailrl.config.base import Settings
 from tailrl.config.messages import sentences
 from tailrl.config.study import Study
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.config.training import differing
+from tailrl.runtime.errors import StudyError, few, one_line, reason
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -101,3 +102,32 @@ def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible file name
         name = one_line(text) if text.isprintable() and text else repr(text)
         raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None
+
+
+NOTE = "study_file"
+"""In a study's folder of results: the path of the file that said what they are."""
+
+
+def own_results(results: Path, file: Path, study: Study) -> str:
+    """The file's path for the note in a folder of results: relative if possible, so that a checkout can be moved.
+
+    Raises:
+        StudyError: another file made these results, and still gives its study the same name but other settings.
+    """
+    path = str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+    noted = (results / NOTE).read_text(encoding="utf-8").strip() if (results / NOTE).is_file() else path
+    if noted == path or not Path(noted).is_file():
+        return path
+    try:
+        theirs = read_study(noted)
+    except StudyError:
+        return path
+    if theirs.name != study.name:
+        return path
+    own, other = (found.model_dump(mode="json", exclude={"description"}) for found in (study, theirs))
+    if keys := list(differing(other, own)):
+        raise StudyError(
+            f"{path} and {noted} both name their study {study.name!r}, but differ in {few(keys)}: {results} holds the "
+            f"results of {noted}; give {path} another name"
+        )
+    return noted

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Tag, model_validator
 
 from tailrl.config.base import Settings, told_apart_by
-from tailrl.config.task import ArithmeticTask, Generated
+from tailrl.config.tasks import Generated
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 
 
 class WarmStart(Settings):

@@ -1,11 +1,14 @@
 """The source files that a module depends on. Rules name them as input: Snakemake does not track imported code."""
 
 import ast
+import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from tailrl.config.base import Settings
 from tailrl.config.sampler import ENGINES
 
 PACKAGE = Path(__file__).parents[1]
@@ -67,15 +70,67 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
     return sorted(os.path.relpath(file) for file in files.values())
 
 
+JOBS = {
+    "problems": ("tailrl.tasks.prepare",),
+    "policy": ("tailrl.training.base_policy",),
+    "train": ("tailrl.training.loop", "tailrl.tasks.math_verify_worker"),
+    "evaluate": ("tailrl.evaluation.evaluate", "tailrl.tasks.math_verify_worker"),
+    "gradients": ("tailrl.probes.gradients.quality",),
+    "distributions": ("tailrl.probes.distributions.measure",),
+    "equal_mass": ("tailrl.probes.distributions.equal_mass",),
+    "report": ("tailrl.report.study",),
+}
+"""The modules that each kind of job runs, beside those that its settings name."""
+
+
+def job_files(job: str, settings: Settings | None = None) -> tuple[str, ...]:
+    """The source files of a job of a kind of `JOBS`: an edit of one makes its results stale.
+
+    Of tasks, remedies and engines, which are found by their names, those count that the settings name.
+    """
+    data = settings.model_dump() if settings else {}
+    tasks, engines = set(_texts(data, "name")), set(_texts(data, "engine"))
+    named = [f"tailrl.config.tasks.{task}" for task in tasks]
+    named += [f"tailrl.tasks.{task}" for task in tasks if job == "problems"]
+    named += [f"tailrl.objective.remedies.{weight}" for weight in _texts(data, "sequence")]
+    others = [f"tailrl.rollout.{engine}" for engine in ENGINES if engines and engine not in engines]
+    files = _files((*JOBS[job], *sorted(filter(module_file, named))), tuple(others))
+    return (*files, os.path.relpath(PACKAGE.parent / "eval_tasks/boxed.yaml")) if job == "evaluate" else files
+
+
 @cache
-def sampling_files(engine: str, *modules: str) -> list[str]:
-    """`source_files` of a job that samples with one engine: without the other engines' code."""
-    return source_files(*modules, without=[f"tailrl.rollout.{other}" for other in ENGINES if other != engine])
+def _files(modules: tuple[str, ...], without: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(source_files(*modules, without=without))
 
 
-def training_files(engine: str) -> list[str]:
-    """The files of a training run: an edit of one makes the run's results and checkpoints stale."""
-    return sampling_files(engine, "tailrl.training.loop", "tailrl.tasks.math_verify_worker")
+def _texts(data: Any, key: str) -> Iterator[str]:
+    """Every text under this key in plain data, at any depth."""
+    for name, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+        if name == key and isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping | list | tuple):
+            yield from _texts(value, key)
+
+
+@cache
+def at_start(files: tuple[str, ...]) -> dict[str, str]:
+    """Digests of source files, by path from the folder `workflow`, when this process first asked for them."""
+    return {os.path.relpath(file, PACKAGE.parent): _digest(Path(file)) for file in files}
+
+
+def edited(digests: Mapping[str, str]) -> list[str]:
+    """The source files, by path from the folder `workflow`, that have other digests now."""
+    return [file for file, digest in digests.items() if _digest(PACKAGE.parent / file) != digest]
+
+
+def digest_of_files(files: Iterable[str]) -> str:
+    """One digest of source files, as they are now."""
+    every = "".join(f"{os.path.relpath(file, PACKAGE.parent)} {_digest(Path(file))}\n" for file in files)
+    return hashlib.sha256(every.encode()).hexdigest()[:16]
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
 def _with_packages(module: str) -> list[str]:

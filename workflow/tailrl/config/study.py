@@ -16,7 +16,8 @@ from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy
 from tailrl.config.sampler import SamplerSettings
-from tailrl.config.task import ArithmeticTask, DataSetTask, GeneratedTask, Task
+from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.runtime.errors import StudyError, one_line
 

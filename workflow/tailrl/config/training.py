@@ -1,6 +1,7 @@
 """The block of a study on training: sizes, optimizer, number format, lengths, and when a run ends."""
 
 import difflib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -47,6 +48,15 @@ def without_operational(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: without_operational(value) for key, value in data.items() if key not in OPERATIONAL}
     return [without_operational(value) for value in data] if isinstance(data, list) else data
+
+
+def differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """The dotted keys in which two blocks of plain data differ, without operational settings."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in sorted((found.keys() | wanted.keys()) - OPERATIONAL):
+            yield from differing(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
+    elif found != wanted:
+        yield name
 
 
 class Training(Settings):

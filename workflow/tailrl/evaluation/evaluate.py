@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, manifest_of, write_evaluation, write_samples
-from tailrl.artifacts.manifest import policy_digest, write_manifest
+from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_manifest
 from tailrl.config.jobs import Evaluation
+from tailrl.config.source_files import at_start, job_files
 from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
 from tailrl.model.policy import (
     check_vocabulary,
@@ -30,7 +31,6 @@ from tailrl.model.policy import (
 )
 from tailrl.rollout import Sampler, make_sampler
 from tailrl.rollout.types import Rollout
-from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.timeouts import guarded
 
@@ -95,6 +95,7 @@ def evaluate(
     for _, folder in every:
         check_weights(folder)
     digests = [{**whose, "sha256": policy_digest(folder)} for whose, folder in every]
+    inputs = {"problems": vouched_checksum(problems_file)}
     tasks = load_tasks(problems_file, settings)
     records, samples = [], []
     for whose, folder in every:
@@ -113,8 +114,8 @@ def evaluate(
             samples.append(Samples(**whose, id=problem, answer=answer, responses=responses))
     scores = {"policies": records[: len(policies)], "snapshots": records[len(policies) :]}
     summary = EvaluationFile.model_validate(header(arm, settings) | scores | {"lm_eval_version": version("lm_eval")})
-    inputs = {"problems": checksum(problems_file)}
-    made_from = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests, "inputs": inputs}
+    given = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests}
+    made_from = {**given, "inputs": inputs, "sources": at_start(job_files("evaluate", settings))}
     return Evaluated(summary, samples, made_from)
 
 

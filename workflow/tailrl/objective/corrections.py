@@ -11,6 +11,7 @@ A rejection can judge the policy's own movement instead, r_ppo; weights and veto
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -41,18 +42,20 @@ Judged = tuple[Tensor, Tensor]
 """Weights, 0 where rejected, and which are rejected."""
 
 
-def _judge(weight: Tensor, rejected: Tensor) -> Judged:
+def judge(weight: Tensor, rejected: Tensor) -> Judged:
+    """These weights, with 0 where rejected."""
     return weight.masked_fill(rejected, 0.0), rejected
 
 
-def _ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
+def ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
+    """exp(Δ_y) of each sequence, [N]."""
     return sequence_sum(delta_T, sequence_T, count).exp()
 
 
 def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Judged:
     """w = exp(Δ_y) = π_train^mp(y) / π_infer^mp(y): the weight of Theorem 5.3; unbiased, of unbounded variance."""
-    ratio_N = _ratio(delta_T, sequence_T, count)
-    return _judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
+    ratio_N = ratio(delta_T, sequence_T, count)
+    return judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
 
 
 def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
@@ -63,26 +66,26 @@ def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: flo
 
 def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """MIS: w = exp(Δ_y) 1[exp(Δ_y) ≤ C]; the default C = 2 is assumed, since the paper's is unconfirmed."""
-    ratio_N = _ratio(delta_T, sequence_T, count)
-    return _judge(ratio_N, ratio_N > threshold)
+    ratio_N = ratio(delta_T, sequence_T, count)
+    return judge(ratio_N, ratio_N > threshold)
 
 
 def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where the token ratios' geometric mean, exp(mean_t Δ_t), lies within [1/C, C], else 0."""
     mean_N = sequence_mean(delta_T, sequence_T, count)
-    return _judge(torch.ones_like(mean_N), mean_N.abs() > torch.tensor(threshold).log())
+    return judge(torch.ones_like(mean_N), mean_N.abs() > torch.tensor(threshold).log())
 
 
 def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where |mean_t K1| ≤ threshold, else 0; K1 = −Δ has either sign."""
     mean_N = sequence_mean(-delta_T, sequence_T, count)
-    return _judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
+    return judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
 
 
 def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where mean_t K3 ≤ threshold, else 0; K3 = e^Δ − Δ − 1 ≥ 0."""
     mean_N = sequence_mean(delta_T.expm1() - delta_T, sequence_T, count)
-    return _judge(torch.ones_like(mean_N), mean_N > threshold)
+    return judge(torch.ones_like(mean_N), mean_N > threshold)
 
 
 # --- weights of a token: (Δ_T, threshold) → weight [T], rejected [T] ----------------------------------
@@ -90,12 +93,12 @@ def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float)
 
 def token_tis(delta_T: Tensor, threshold: float) -> Judged:
     """TIS: w_t = min(exp(Δ_t), C)."""
-    return _judge(delta_T.exp().clamp(max=threshold), torch.zeros_like(delta_T, dtype=torch.bool))
+    return judge(delta_T.exp().clamp(max=threshold), torch.zeros_like(delta_T, dtype=torch.bool))
 
 
 def token_mask(delta_T: Tensor, threshold: float) -> Judged:
     """w_t = exp(Δ_t) where it lies within [1/C, C], else 0."""
-    return _judge(delta_T.exp(), delta_T.abs() > torch.tensor(threshold).log())
+    return judge(delta_T.exp(), delta_T.abs() > torch.tensor(threshold).log())
 
 
 SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
@@ -106,6 +109,7 @@ SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
     "reject_k1": reject_k1,
     "reject_k3": reject_k3,
 }
+"""Those of every study; `tailrl.objective.remedies` has the others."""
 TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis, "mask": token_mask}
 
 
@@ -140,14 +144,16 @@ def correct(
     """
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T = delta_T.masked_fill(outside_T, 0.0)
-    raw_N = _ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
+    raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
     token_T, sequence_N = torch.ones_like(delta_T), torch.ones_like(raw_N)
     masked_T, rejected_N, vetoed_N = map(torch.zeros_like, (outside_T, outside_N, outside_N))
     if correction.token != "none":
         token_T, masked_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
     if correction.sequence != "none":
         judged_T = delta_T if correction.rejects == "r_corr" else moved_T.masked_fill(outside_T, 0.0)
-        sequence_N, rejected_N = SEQUENCE_WEIGHTS[correction.sequence](judged_T, sequence_T, count, correction.limit)
+        name = correction.sequence
+        weigh = SEQUENCE_WEIGHTS.get(name) or import_module(f"tailrl.objective.remedies.{name}").weigh
+        sequence_N, rejected_N = weigh(judged_T, sequence_T, count, correction.limit)
     if correction.veto is not None:
         vetoed_N = sequence_any((delta_T < torch.tensor(correction.veto).log()) | outside_T, sequence_T, count)
     gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N

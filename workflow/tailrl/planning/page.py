@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
 from tailrl.config.study import Study
-from tailrl.config.task import Aime25Task
+from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.planning.machine import IN_FLIGHT, Machine
 from tailrl.planning.memory import Placed, in_flight, peak, place
 from tailrl.planning.shapes import Shape, shape_of

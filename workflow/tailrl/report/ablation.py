@@ -1,4 +1,4 @@
-"""One ablation: final score, collapses, KL, kept mass and tokens outside against the values that a field takes."""
+"""One ablation: score, collapses, KL, kept mass and tokens outside, for each value of a field."""
 
 import itertools
 import math
@@ -36,16 +36,16 @@ from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, problem_interval
 
 
-def write(study: Study, name: str, results: Path, folder: Path) -> None:
-    """Writes folder/<name>.csv, .svg, .md, with the verdict on the field <name>_claims.csv, and with the differences
-    between all of its arms, across values too, <name>_differences.csv.
+def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
+    """Write <name>.csv, .svg and .md into out/ablations, the verdicts as <name>_claims.csv, and the differences between
+    all of the ablation's arms as <name>_differences.csv.
 
     Raises:
-        StudyError: a result or the ablation is missing.
+        StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
     """
     if name not in study.ablations:
         raise StudyError(f"study {study.name!r} has no ablation {name!r}")
-    ablation, arms = study.ablations[name], study.ablation_arms(name)
+    ablation, arms, folder = study.ablations[name], study.ablation_arms(name), out / "ablations"
     read = read_results(study, results, arms)
     values = ["null" if value is None else str(value) for value in ablation.values]
     places = itertools.product(ablation.bases, values)
@@ -77,8 +77,8 @@ def write(study: Study, name: str, results: Path, folder: Path) -> None:
 
 
 def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, samples: int) -> Figure:
-    """Six panels over the values, evenly spaced, numbers in ascending and all else in the study's order, a line a base
-    arm; grey: the untrained policy."""
+    """Six panels over the values, with a line for each base arm; grey is the untrained policy. Values are evenly
+    spaced: numbers in ascending order, others in the study's order."""
     points_A = _ascending(points_A)
     bases, values = (list(dict.fromkeys(getattr(p, name) for p in points_A)) for name in ("base", "value"))
     with style():
@@ -106,7 +106,7 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
         low, high = score.get_ylim()
         score.set_ylim(max(low, -0.02), min(high, 1.02))  # a t interval of few seeds can leave [0, 1]
         longest = np.nanmax([1.0, *(p.survived.mean for p in points_A)])
-        survived.set_ylim(0, 1.05 * longest)  # likewise
+        survived.set_ylim(0, 1.05 * longest)  # an interval can exceed the run's steps
         for ax, name in ((k3_unmasked, "k3_unmasked"), (k3_masked, "k3_masked"), (lost, "lost"), (outside, "outside")):
             set_magnitude_scale(ax, [getattr(p, name).mean for p in points_A])
             if name in ("lost", "outside") and ax.get_yscale() == "linear":
@@ -120,7 +120,7 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
 
 
 def _ascending(points_A: Sequence[Point]) -> Sequence[Point]:
-    """By value where all values are numbers, which are drawn as an axis; base arms in the study's order."""
+    """Sorted by value if all values are numbers; otherwise in the study's order."""
     try:
         return sorted(points_A, key=lambda p: float(p.value))
     except ValueError:

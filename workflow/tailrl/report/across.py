@@ -1,4 +1,4 @@
-"""Studies that have their arms in common and differ in what all arms share, a task or a length: arm by arm."""
+"""Studies with the same arms, compared arm by arm; they differ in a setting of all arms, such as the task."""
 
 import itertools
 import math
@@ -15,6 +15,7 @@ from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.across import judge_across
+from tailrl.claims.finding import ends, interval
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     arm_legend,
@@ -30,20 +31,20 @@ from tailrl.runtime.errors import StudyError
 
 
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
-    """Writes out.csv, out.svg, out.md and out_claims.csv: the arms that all studies have, side by side.
+    """Write out.csv, out.svg, out.md and out_claims.csv: the arms that all studies have, side by side.
 
-    The seeds are those of the results, which a command line may have made others than the study files'.
+    The seeds come from the results, since a command line may have changed those of the study files.
 
     Args:
-        studies: at least two; the later ones are held against the first.
-        folder: that holds the results folder of each.
-        out: path of the files, without their endings.
+        studies: at least two; the others are compared with the first.
+        folder: holds the results folder of each study.
+        out: path of the files, without suffix.
 
     Raises:
-        StudyError: a single study, none of whose arms another has, or a missing result.
+        StudyError: a single study, studies without a common arm, or a missing result.
     """
     if len(studies) < 2:
-        raise StudyError("to compare studies takes two of them at least")
+        raise StudyError("a comparison needs at least two studies")
     shared = [arm for arm in studies[0].arms if all(arm in study.arms for study in studies)]
     if not shared:
         raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
@@ -57,13 +58,13 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
 
 
 def _as_run(study: Study, folder: Path, arm: str) -> Study:
-    """The study with the seeds that an arm of it was evaluated with."""
+    """The study with the seeds of an arm's evaluation."""
     evaluated = read_evaluation(folder / "eval" / f"{arm}.json")
     return study.model_copy(update={"seeds": tuple(score.seed for score in evaluated.scores)})
 
 
 def across_figure(measured: Sequence[ArmQuantity]) -> Figure:
-    """A panel for each quantity, a line for each arm over the studies, by what their names do not have in common."""
+    """A panel for each quantity, a line for each arm over the studies, whose labels leave out a common start."""
     arms, studies, names = (
         list(dict.fromkeys(getattr(p, key) for p in measured)) for key in ("arm", "study", "quantity")
     )
@@ -100,5 +101,5 @@ def _cell(one: ArmQuantity) -> str:
     value = one.value
     if np.isnan(value.mean):
         return "not recorded"
-    text = f"{value.mean:.3g}" if np.isnan(value.low) else f"{value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]"
+    text = interval(*ends(value))
     return text if np.isnan(one.change_p_holm) else f"{text} (p {p_value(one.change_p_holm)})"

@@ -14,18 +14,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 WIDTH = 6.75
-"""Inches: the text width of a two-column page, so that type prints at its own size."""
+"""Inches, the text width of a two-column page: type prints at its real size."""
 
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for a line."""
+"""Okabe and Ito's colours, safe for any colour vision, without their yellow, which is too pale for a line."""
 
 Dash = Literal["-", "--", "-.", ":"] | tuple[int, tuple[int, ...]]
 
 DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":", (0, (8, 2, 2, 2, 2, 2)))
-"""Past the last colour the colours start again, with the next of these."""
+"""After the last colour, colours repeat with the next of these."""
 
 LEGEND_ROW = 0.176
-"""Inches that a row of the legend takes."""
+"""Inches, the height of a legend's row."""
 
 GREY = "#6E6E6E"
 
@@ -54,12 +54,12 @@ _STYLE: dict[Any, Any] = {
 }
 
 _SMALLEST_OF_LARGEST = 1e-8
-"""Magnitudes below this share of the largest are rounding: a log axis need not reach down to them."""
+"""Magnitudes below this share of the largest are rounding; a log axis leaves them out."""
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Inside it, new figures have the report's look."""
+    """A context in which new figures have the report's look."""
     with mpl.rc_context(_STYLE):
         yield
 
@@ -78,8 +78,8 @@ def make_panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Ax
 
 
 def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None = None) -> None:
-    """The colours of the arms (of those shown, or of all) in rows above the panels, which keep their height: past the
-    first two rows the figure grows."""
+    """Add a legend of the arms, all or those shown, above the panels. With each row past the second the figure grows,
+    so that panels keep their height."""
     names = [arm for arm in arms if shown is None or arm in shown]
     styles = arm_styles(arms)
     lines = [Line2D([], [], color=styles[arm][0], linestyle=styles[arm][1]) for arm in names]
@@ -93,8 +93,8 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
 def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
     """A log y axis for magnitudes; with zeros or negative values, symmetric and linear around 0.
 
-    An exact zero is a result (no mismatch) and has to be visible, which a log axis cannot do. Less than a
-    decade, and zeros alone, stay linear.
+    An exact zero is a result (no mismatch) and must be visible, which a log axis does not allow. Values within a
+    decade, and zeros alone, keep a linear axis.
     """
     known = np.array([value for value in values if math.isfinite(value)])
     nonzero = np.abs(known[known != 0])
@@ -133,24 +133,24 @@ def _power_label(value: float) -> str:
 
 
 def set_percent_axis(ax: Axes, *, axis: str = "x") -> None:
-    """Labels of shares of 1 as percentages."""
+    """Label shares of 1 as percentages."""
     formatter = FuncFormatter(lambda value, _: f"{100 * value:g}%")
     (ax.xaxis if axis == "x" else ax.yaxis).set_major_formatter(formatter)
 
 
 def say_nothing_to_show(ax: Axes, reason: str) -> None:
-    """A sentence in place of a panel that has no data."""
+    """Replace a panel without data by a sentence."""
     say_in_the_middle(ax, reason)
     ax.set_axis_off()
 
 
 def say_in_the_middle(ax: Axes, words: str = "not recorded") -> None:
-    """Words in a panel that keeps its axes."""
+    """Write words into a panel, which keeps its axes."""
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=GREY)
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """The figure as SVG, without the date: the same figure gives the same bytes."""
+    """Write the figure as SVG, without the date: the same figure gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with style():
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

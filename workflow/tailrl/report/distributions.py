@@ -1,4 +1,4 @@
-"""Engines' whole distributions against the trainer's: the tables as CSV, a page of them, and the figure."""
+"""Engines' whole distributions against the trainer's: tables as CSV, a page and a figure."""
 
 import math
 from collections.abc import Sequence
@@ -39,26 +39,28 @@ from tailrl.report.page import render
 from tailrl.stats.intervals import Interval
 
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
-"""Of the thresholds, in the panel of the safe sets."""
+"""The markers of the thresholds in the panel of the safe sets."""
 
 ABOVE = 0.3
-"""The share of a histogram's panel that the rows of modes and means have."""
+"""The upper share of a histogram's panel, with the rows of modes and means."""
 
 LEAST = 1e-6
-"""Of the highest density: a bin with less is next to empty."""
+"""Bins below this share of the highest density do not widen the axes."""
 
 Spread = tuple[float, float, float]
 """Mean, 1st and 99th percentile over places."""
 
 
 def write_distributions(results: Path, engines: Sequence[str], out: Path) -> list[Compared]:
-    """Writes out/distributions.csv, safe_sets.csv, probability.csv, histograms.csv, signature.csv, distributions.md and
-    distributions.svg; returns what was compared.
+    """Write distributions.{csv,md,svg}, safe_sets.csv, probability.csv, histograms.csv and signature.csv into out.
 
     Args:
-        results: what the jobs left: a folder for each engine with positions.npz and run.json.
-        engines: which of them, in the order in which they are shown.
-        out: where the report goes; the same inputs give the same bytes.
+        results: holds a folder for each engine, with positions.npz and run.json.
+        engines: the reported engines, in this order.
+        out: the report's folder; the same inputs give the same bytes.
+
+    Returns:
+        The comparison of each engine with the trainer.
 
     Raises:
         StudyError: one of these files is missing or cannot be used.
@@ -80,14 +82,10 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
 
 
 def distribution_figure(
-    distances: Sequence[Distance],
-    overlaps: Sequence[SetOverlap],
-    bins: Sequence[ProbabilityBin],
-    shapes: Sequence[HistogramBin],
-    signatures: Sequence[Signature],
-) -> Figure:
-    """Six panels, of the numbers in these rows alone: total variation and overlap by engine; size and sign of Δ by
-    probability; Δ in head and tail."""
+    distances: Sequence[Distance], overlaps: Sequence[SetOverlap], bins: Sequence[ProbabilityBin],
+    shapes: Sequence[HistogramBin], signatures: Sequence[Signature],
+) -> Figure:  # fmt: skip
+    """Six panels: total variation and overlap by engine; size and sign of Δ by probability; Δ in head and tail."""
     engines = [one.engine for one in distances]
     with style():
         figure, (tv, overlap, size, balance, head, tail) = make_panels(3, 2, 6.6)
@@ -110,12 +108,12 @@ def distribution_figure(
 
 
 def _missing(row: SetOverlap) -> Spread:
-    """What the overlap lacks of 1."""
+    """1 minus the overlap."""
     return 1 - row.overlap.mean, 1 - row.overlap_p99, 1 - row.overlap_p01
 
 
 def _draw_rows(ax: Axes, spreads: Sequence[Sequence[Spread]], distances: Sequence[Distance]) -> None:
-    """A row for each engine: the mean as a mark, 1st to 99th percentile as a line; on a log axis, so zeros in words."""
+    """A row for each engine: the mean as a mark, 1st to 99th percentile as a line; zeros as words on the log axis."""
     engines = [one.engine for one in distances]
     ends = [low or mean for row in spreads for mean, low, _ in row if mean]
     ax.set_yticks(range(len(engines)), engines)
@@ -139,7 +137,7 @@ def _draw_rows(ax: Axes, spreads: Sequence[Sequence[Spread]], distances: Sequenc
 
 
 def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engines: Sequence[str]) -> None:
-    """Mean |Δ|, and mean −Δ over it, against −ln π_train; engines without any mismatch have neither."""
+    """Draw mean |Δ|, and mean −Δ / mean |Δ|, against −ln π_train, for engines with a mismatch."""
     edges = sorted({b.nats_from for b in bins})
     drawn: list[float] = []
     for index, (engine, (colour, dash)) in enumerate(arm_styles(engines).items()):
@@ -163,8 +161,10 @@ def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engine
 def _draw_histogram(
     ax: Axes, shapes: Sequence[HistogramBin], rows: Sequence[Signature], engines: Sequence[str]
 ) -> None:
-    """How −Δ / ε_max is spread over the tokens that each engine samples; above it, a row for each engine, the mode that
-    Prop. 4.3 predicts and the mean, with their intervals. An engine without any mismatch has none of them."""
+    """Draw the density of −Δ / ε_max over the tokens that each engine samples, for engines with a mismatch.
+
+    Above it, each engine has a row: the mean, and the mode that Prop. 4.3 predicts, with their intervals.
+    """
     if not shapes:
         say_nothing_to_show(ax, "The distributions are the same.")
         return
@@ -177,7 +177,7 @@ def _draw_histogram(
         own = [shape for shape in shapes if shape.engine == engine]
         edges = [own[0].eps_max_from, *(shape.eps_max_to for shape in own)]
         ax.stairs([shape.density for shape in own], edges, color=colour, linestyle=dash)
-        # The predictions of most engines lie next to 0, one upon another: hence a part of the height for each.
+        # Most predictions lie near 0 and would overlap, so each engine has a row of its own.
         top, middle, bottom = (1 - ABOVE * (place + part) / len(apart) for part in (0.1, 0.5, 0.9))
         (row,) = (row for row in rows if row.engine == engine)
         mode, mean = row.paper_eps_max, row.signed_eps_max
@@ -191,7 +191,7 @@ def _draw_histogram(
 
 
 def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
-    """Around all bins that are not next to empty; the density's axis is logarithmic and leaves its upper part free."""
+    """Limit the axes to bins that are not almost empty; the density is logarithmic and leaves the upper part free."""
     highest = max(shape.density for shape in shapes)
     seen = [shape for shape in shapes if shape.density > LEAST * highest]
     reach = max(max(-shape.eps_max_from, shape.eps_max_to) for shape in seen)
@@ -205,11 +205,9 @@ def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
 
 
 def _page(
-    compared: Sequence[Compared],
-    distances: Sequence[Distance],
-    overlaps: Sequence[SetOverlap],
+    compared: Sequence[Compared], distances: Sequence[Distance], overlaps: Sequence[SetOverlap],
     signatures: Sequence[ProbabilityBin],
-) -> str:
+) -> str:  # fmt: skip
     engines = [one.engine for one in distances]
     return render(
         "distributions.md.j2",

@@ -1,4 +1,4 @@
-"""What announces a collapse, as tables, a page, a figure and lines of claims."""
+"""Early warnings of a collapse: tables, a page, a figure and verdicts."""
 
 import math
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ WARNED, ALARMED = ARM_COLOURS[:2]
 
 
 def write_early_warning(studies: Sequence[Path], out: Path) -> None:
-    """Writes out/early_warning.csv, thresholds.csv, runs.csv, claims.csv, early_warning.md and early_warning.svg.
+    """Write out/early_warning.csv, thresholds.csv, runs.csv, claims.csv, early_warning.md and early_warning.svg.
 
     Args:
         studies: results folders, each with train/<arm>/seed<seed>/ in it.
-        out: where the report goes; the same inputs give the same bytes.
+        out: the report's folder; the same inputs give the same bytes.
 
     Raises:
         StudyError: there is no finished run, or its metrics cannot be read.
@@ -50,7 +50,7 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
     every = [warned(cases, name, factor, chooses) for name, factor in thresholds() for chooses in (True, False)]
     judged = _compared([with_p(one, cases) for one in judge_metrics(every)], cases)
     mismatched = [warned(cases, one.metric, one.factor, False, MISMATCHED) for one in judged]
-    # Only what is judged is tested and compared.
+    # Only judged thresholds have a p and a lead over the reward.
     rows = flat_rows(every)
     tried = [{key: row[key] for key in row if key.partition("_")[0] not in ("p", "ahead")} for row in rows]
     write_csv(out / "thresholds.csv", tried)
@@ -63,21 +63,21 @@ def write_early_warning(studies: Sequence[Path], out: Path) -> None:
 
 
 def _compared(judged: Sequence[Warned], cases: Sequence[Case]) -> list[Warned]:
-    """The metrics with how far each is ahead of the falling reward, where that is one of them."""
+    """The metrics with their lead over the falling reward, if that is judged too."""
     reward = next((one for one in judged if one.metric == FALLING), None)
     return [replace(one, ahead=ahead(one, reward, cases)) if reward not in (None, one) else one for one in judged]
 
 
 def warning_figure(judged: Sequence[Warned]) -> Figure:
-    """Sensitivity and false alarms of each metric, and its lead; the best one on the other half of the runs on top.
+    """Sensitivity, false alarms and lead of each metric; the best one on the half that chooses is on top.
 
-    Metrics of which no threshold was chosen are left out.
+    Metrics without a chosen threshold are left out.
     """
     with style():
         figure, (shares, leads) = make_panels(1, 2, 1.0 + 0.3 * max(1, len(judged)))
         if not any(one.collapsed for one in judged):
             for ax in (shares, leads):
-                say_nothing_to_show(ax, "No run that is judged collapsed." if judged else "No threshold was chosen.")
+                say_nothing_to_show(ax, "No judged run collapsed." if judged else "No threshold was chosen.")
             return figure
         for place, one in enumerate(judged):
             for interval, colour, shift in ((one.sensitivity, WARNED, -0.13), (one.false_alarms, ALARMED, 0.13)):
@@ -121,8 +121,11 @@ def _page(
 
 
 def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
-    """Of the evaluated runs that do not collapse, `kept`, how many the rule would have ended, `false`; of those of them
-    that do not end below the untrained policy, `better`, how many, `lost`."""
+    """Counts of the evaluated runs without a collapse; None without such runs.
+
+    `kept`: all of them; `false`: those that the rule would have ended; `better`: those that do not end below the
+    untrained policy; `lost`: those of `better` that the rule would have ended.
+    """
     kept = [case for case in cases if not case.chooses and case.collapse is None and not math.isnan(case.gain)]
     better = [case for case in kept if case.gain >= 0]
     false, lost = (sum(raised(case, rule.signal, rule.factor) is not None for case in own) for own in (kept, better))
@@ -130,7 +133,7 @@ def _ended(cases: Sequence[Case], rule: Warned) -> dict[str, int] | None:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    """A run, and the step, from 0, at which each metric raises its alarm at each threshold, if it does."""
+    """A run's CSV row, with the step, from 0, of each metric's alarm at each threshold."""
     names = ("study", "arm", "seed", "settings", "chooses", "steps", "collapse", "gain")
     alarms = {f"{name} {factor:g}": raised(case, TRIED[name][0], factor) for name, factor in thresholds()}
     return {name: getattr(case, name) for name in names} | {"mismatch": case.mismatched} | alarms

@@ -1,4 +1,4 @@
-"""The report's figures. Each takes the table that is written beside it as CSV, and draws nothing else.
+"""The report's figures. Each draws only the table that is written beside it as CSV.
 
 Curves are means over seeds with a band from the smallest to the largest seed. Figures are drawn inside
 `axes.style()`, on text width, without pyplot's global state.
@@ -49,7 +49,7 @@ MISMATCH = {
     keys.OUTSIDE: "tokens outside the trainer's set",
     keys.REJECTED: "rejected (dots: vetoed)",
 }
-"""The panels of the mismatch figure; vetoed sequences are drawn with dots in the panel of the rejected ones."""
+"""The panels of the mismatch figure; vetoed sequences are dots in the panel of rejected ones."""
 
 MAGNITUDES = (keys.GRADIENT_NORM, keys.K3_MASKED, keys.K3_UNMASKED, keys.WEIGHT_RAW)
 """Metrics that span decades: log axes."""
@@ -59,8 +59,8 @@ KEPT = {
     (keys.KEPT_MASS_TRAIN_MIN, keys.KEPT_MASS_ROLLOUT_MIN): "largest 1 − Z at a position",
     (keys.KEPT_VOCAB_TRAIN, keys.KEPT_VOCAB_ROLLOUT): "size of the set (tokens)",
 }
-"""The panels of the kept-mass figure: a metric in the trainer (line) and in the sampler (dots). Of a mass, one minus it
-is shown."""
+"""The panels of the kept-mass figure: a metric in the trainer (line) and in the sampler (dots). A mass
+is shown as 1 minus it."""
 
 PHASE_COLOURS = {
     "rollout": "#332288",
@@ -72,14 +72,14 @@ PHASE_COLOURS = {
     "metrics": "#CC6677",
     "other": "#DDDDDD",
 }
-"""Paul Tol's muted colours: apart from each other, and from the arms' colours."""
+"""Paul Tol's muted colours, which differ from the arms' colours."""
 
 FEWEST_TOKENS = 10
-"""A probability bin with fewer tokens is counted but its mean is not drawn."""
+"""The mean of a probability bin with fewer tokens is not drawn."""
 
 
 def is_mass(key: keys.Metric) -> bool:
-    """Whether a metric of KEPT is a mass, of which what it lacks of 1 is shown."""
+    """Whether a metric of KEPT is a mass, which is shown as 1 minus it."""
     return key.unit == "fraction"
 
 
@@ -115,7 +115,7 @@ def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
             elif any(isfinite(value) for value in _values(own)):
                 set_percent_axis(ax, axis="y")
                 if not any(_values(own)):
-                    ax.set_ylim(-0.05, 1)  # zeros alone would get a range of their own, half of it negative
+                    ax.set_ylim(-0.05, 1)  # the default range of zeros alone is half negative
             ax.set_title(label)
         for ax in panels[3:]:
             ax.set_xlabel("training step")
@@ -150,7 +150,7 @@ def kept_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
 
 
 def delta_figure(bins: Sequence[DeltaBin], arms: Sequence[str]) -> Figure:
-    """|Δ| and -Δ of sampled tokens by the trainer's probability, and how many tokens each bin holds."""
+    """|Δ| and -Δ of sampled tokens by the trainer's probability, and the number of tokens in each bin."""
     with style():
         figure = Figure(figsize=(WIDTH * 0.75, 5.0), layout="constrained")
         size, signed, count = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
@@ -158,7 +158,7 @@ def delta_figure(bins: Sequence[DeltaBin], arms: Sequence[str]) -> Figure:
         drawn: list[float] = []
         for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
             own = [b for b in bins if b.arm == arm]
-            # Arms stand side by side within a bin, so that their intervals can be told apart.
+            # Arms stand side by side within a bin, so that their intervals do not overlap.
             place = [edges.index(b.nats_from) + (index + 1) / (len(arms) + 1) for b in own]
             shown = [(x, b) for x, b in zip(place, own, strict=True) if b.tokens >= FEWEST_TOKENS]
             x = [x for x, _ in shown]
@@ -227,7 +227,7 @@ def _dress_scores(ax: Axes, name: str, arms: int) -> None:
 
 
 def time_figure(shares: Sequence[TimeShare], arms: Sequence[str]) -> Figure:
-    """The share of a step's time that each phase takes, with the seconds of a whole step at the end."""
+    """Each phase's share of a step's time, with the seconds of a whole step at the end."""
     with style():
         figure, (ax,) = make_panels(1, 1, 1.0 + 0.3 * len(arms))
         if all(isnan(share.share) for share in shares):
@@ -264,7 +264,7 @@ def _values(curves: Sequence[Curve]) -> list[float]:
 
 
 def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
-    """Mean lines and seed bands; `dash` in place of the arms' own; a note where no run has the metric."""
+    """Draw mean lines and seed bands, or a note if no run has the metric; `dash` replaces the arms' own dashes."""
     if dash is None and all(isnan(value) for value in _values(curves)):
         say_in_the_middle(ax)
         ax.set(xticks=[], yticks=[])

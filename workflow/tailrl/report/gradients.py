@@ -24,18 +24,20 @@ PANELS = {
     "error_ratio": "rms error",
     "cosine_ratio": "mean cosine with ∇J",
 }
-"""The rows of the figure; a ratio is to the first arm without mismatch, in the same model."""
+"""The rows of the figure; ratios are relative to the first arm without mismatch, in the same model."""
 
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
-"""Log axes: what is smaller is drawn here. An unbiased estimator's bias is rounding, a rejected step deviates by 0."""
+"""Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
 
 
 def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
-    """Writes out/gradient_quality.csv, .md and .svg, and what every single model says as out/models.csv, from
-    results/quality.jsonl and results/run.json; returns the summaries and the settings of the arms.
+    """Write out/gradient_quality.csv, .md and .svg, and each model's numbers as out/models.csv.
+
+    Returns:
+        The summaries, and the settings of the arms.
 
     Raises:
-        StudyError: one of them is missing, unreadable or empty.
+        StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
     """
     qualities = read_quality(results)
     summaries = summarise(qualities)
@@ -71,7 +73,7 @@ def gradient_figure(summaries: Sequence[Summary]) -> Figure:
 
 
 def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> list[float]:
-    """Medians over models as a line, ranges as bars; arms stand side by side at each dose. Returns what was drawn."""
+    """Draw medians over models as a line, ranges as bars, arms side by side at each dose; returns the drawn values."""
     drawn: list[float] = []
     doses = list(dict.fromkeys(s.dose for s in summaries))
     lowest = LOWEST.get(metric, -math.inf)
@@ -98,7 +100,7 @@ def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:
 
 
 def _cell(values: Range) -> str:
-    """Median with range; below a millionth it is rounding, and 0."""
+    """Median with range; below a millionth a value is rounding, shown as 0."""
     if math.isnan(values.median):
         return ""
     middle, low, high = (short(0.0 if abs(v) < 1e-6 else v) for v in (values.median, values.low, values.high))

@@ -20,7 +20,7 @@ CHIPS = {
     "contradicted": "bad",
     "not decided": "open",
 }
-"""The colour of a verdict; grey for what decides nothing."""
+"""The colours of verdicts; all others are grey."""
 
 
 def colour(verdict: str) -> str:
@@ -34,7 +34,7 @@ render = renderer(Path(__file__).parent / "templates", colour, count, inline, p_
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure: its SVG file, its caption, and where the tables behind it lie, as seen from the page."""
+    """A figure: its SVG file, its caption, and the paths of its tables, relative to the page."""
 
     path: Path
     caption: str
@@ -43,7 +43,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under a heading of a page, with the heading, and the figures that belong there."""
+    """A section of a page: its heading, its text and its figures."""
 
     name: str
     anchor: str
@@ -52,10 +52,10 @@ class Section:
 
 
 SECTION_OF = {"evaluation": "Held-out score", "survival": "Held-out score"}
-"""The section of a summary that a figure belongs to; every other one belongs to `Training`."""
+"""The section of these figures in a summary; all others belong to `Training`."""
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-"""HTML is text, and an image a link: a description must not make a page fetch anything."""
+"""HTML stays text and an image becomes a link, so that a description cannot make a page fetch anything."""
 
 
 def page(summary: str, figures: Sequence[Drawing]) -> str:
@@ -74,7 +74,7 @@ def page(summary: str, figures: Sequence[Drawing]) -> str:
 
 
 def fragment(markdown: str) -> Markup:
-    """A page in Markdown as a part of another page: without its title, its sections a size smaller."""
+    """A Markdown page as a part of another page: without its title, with smaller headings."""
     tokens = _tokens(markdown.partition("\n")[2])
     for token in tokens:
         token.tag = "h4" if token.tag == "h2" else token.tag
@@ -82,7 +82,7 @@ def fragment(markdown: str) -> Markup:
 
 
 def _sections(markdown: str) -> list[Section]:
-    """The page by its headings, each with an id; first what stands before any."""
+    """The page's sections, each with an id; the first one is the text before any heading."""
     tokens = _tokens(markdown)
     begins = [i for i, token in enumerate(tokens) if (token.type, token.tag) == ("heading_open", "h2")]
     found = [Section("", "", _html(tokens[: begins[0] if begins else None]))]
@@ -95,7 +95,7 @@ def _sections(markdown: str) -> list[Section]:
 
 
 def _tokens(markdown: str) -> list[Token]:
-    """The page's parts. Tables scroll by themselves where the page is narrow, and verdicts in them are chips."""
+    """The page's tokens. Tables scroll if the page is narrow, and verdicts in them are chips."""
     found: list[Token] = []
     for token in MARKDOWN.parse(markdown):
         if token.type == "table_open":
@@ -109,7 +109,7 @@ def _tokens(markdown: str) -> list[Token]:
 
 
 def _colour(cell: Sequence[Token]) -> None:
-    """Makes a chip of a verdict, which stands alone in its cell, in bold."""
+    """Turn a verdict into a chip: bold text that is alone in its cell."""
     words = [token for token in cell if token.type != "text" or token.content]
     if [token.type for token in words] == ["strong_open", "text", "strong_close"]:
         strong, verdict, end = words

@@ -1,4 +1,4 @@
-"""One page over all studies: the papers' statements with their verdicts first, then each study's figures and claims."""
+"""One page over all studies: first the papers' statements with verdicts, then each study's figures and claims."""
 
 import itertools
 import os
@@ -14,17 +14,17 @@ from tailrl.claims.evidence import Answer, Shown, answers, read_shown
 from tailrl.report.page import Drawing, fragment, render
 
 MOST_SHOWN = 4
-"""Lines of a statement that the page shows at first, if it has more than one more."""
+"""The page shows this many lines of a statement, and folds the rest if there is more than one more."""
 
 
 def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
-    """Writes out/index.html, out/claims.md and out/statements.csv.
+    """Write out/index.html, out/claims.md and out/statements.csv.
 
     Args:
-        roots: folders with a folder for each study, such as results and docs/results; of two studies of one name the
-            one under the earlier root is shown.
+        roots: folders with a folder for each study, such as results and docs/results. If two have a study of the same
+            name, the first one is shown.
         captions: <figure>.rst with the caption of each figure.
-        out: where the page goes; its links are relative to it.
+        out: the page's folder; its links are relative to it.
 
     Raises:
         StudyError: a table of claims cannot be read.
@@ -40,7 +40,7 @@ def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
 def claims_page(studies: Sequence[Shown], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
     found = answers(studies)
-    # How many statements have at least one line of each verdict.
+    # For each verdict, the number of statements with such a line.
     tally = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
     return render(
         "claims.md.j2",
@@ -58,7 +58,7 @@ def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
-    """What both pages are made of: the claims of each part of the catalogue, and what their lines' cells say."""
+    """The values that both templates use: the claims of each part, and functions that fill the cells."""
     by_part = itertools.groupby(found, key=lambda answer: answer.statement.part)
     return {
         "parts": [(part, list(_by_claim(own))) for part, own in by_part],
@@ -71,13 +71,13 @@ def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
 
 
 def _own(lines: Iterable[Answer]) -> list[Answer]:
-    """The lines of the study that is about the statement."""
+    """The lines of the study made for the statement."""
     return [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
 
 
 def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:
-    """The lines of each claim of each statement: the statement with the first of its claims, the claim where the
-    statement has several, and the lines."""
+    """Each claim's lines, as (statement, claim, lines). The statement is None after its first claim; the claim is empty
+    if its statement has no other."""
     for statement, own in itertools.groupby(found, key=lambda answer: answer.statement):
         first: Statement | None = statement
         for claim, lines in itertools.groupby(own, key=lambda answer: answer.claim):
@@ -86,7 +86,7 @@ def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, 
 
 
 def _arms(answer: Answer) -> str:
-    """The arms of a line, each with what it does about the mismatch."""
+    """A line's arms, each with its remedy."""
     remedies = answer.study.remedies if answer.study else {}
     names = answer.line.arms.split(", ") if answer.line else []
     return ", ".join(f"{name} ({remedies[name]})" if remedies.get(name) else name for name in names)
@@ -100,21 +100,10 @@ def _drawn(answer: Answer) -> Path | None:
 
 def _csv_row(answer: Answer) -> dict[str, object]:
     statement, study, line = answer.statement, answer.study, answer.line
-    named = {
-        "id": statement.id,
-        "part": statement.part,
-        "statement": statement.text,
-        "verdict": answer.verdict,
-        "seen": answer.words,
-        "claim_id": line.id if line else "",
-    }
+    named = {"id": statement.id, "part": statement.part, "statement": statement.text, "verdict": answer.verdict}
+    named |= {"seen": answer.words, "claim_id": line.id if line else "", "study": study.name if study else ""}
     cells = ("claim", "source", "dose", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
-    return {
-        **named,
-        "study": study.name if study else "",
-        **{name: getattr(line, name, "") for name in cells},
-        "made by": answer.made_by,
-    }
+    return {**named, **{name: getattr(line, name, "") for name in cells}, "made by": answer.made_by}
 
 
 def _drawings(study: Shown, captions: Path, out: Path) -> list[Drawing]:

@@ -1,4 +1,4 @@
-"""Held-out scores over training: of every policy that was kept on the way, none of them chosen."""
+"""Held-out scores over training, of every policy that was kept on the way, without selection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from tailrl.tracking.metrics import K3_MASKED, REWARD, STEP
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPoint:
-    """avg@k of an arm's policies after so many steps, shares of 1.
+    """avg@k of an arm's policies after a number of steps, share of 1.
 
     Attributes:
         step: steps done; 0 is the untrained policy.
-        policies: how many there are, one a seed; a run that ended early has none later.
-        avg: over seeds and problems, or of a single seed over problems.
+        policies: their number, one per seed; a run that ended early has none later.
+        avg: with its interval over seeds and problems, or over problems for a single seed.
     """
 
     arm: str
@@ -34,7 +34,7 @@ class SnapshotPoint:
 
 
 def score_points(results: Results) -> list[SnapshotPoint]:
-    """Of every arm: the untrained policy, every snapshot, and the last policy at the step at which its run ended."""
+    """Each arm's points: the untrained policy, every snapshot, and the last policy at its run's last step."""
     points = []
     for arm in results.arms:
         evaluation = results.evaluations[arm]
@@ -55,7 +55,7 @@ def _interval(scores: Sequence[Score]) -> Interval:
 
 
 def figure1(points: Sequence[SnapshotPoint], curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
-    """Training reward, held-out score and KL over the steps, as Figure 1 of arXiv 2512.23087 has them."""
+    """Training reward, held-out score and KL over the steps, as in Figure 1 of arXiv 2512.23087."""
     with style():
         figure, (reward, score, kl) = make_panels(1, 3, 2.8)
         for ax, metric in ((reward, REWARD), (kl, K3_MASKED)):

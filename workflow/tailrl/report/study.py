@@ -1,4 +1,4 @@
-"""The report: tables, figures and a summary in words, from the files that training and evaluation left.
+"""The report: tables, figures and a summary in words, from the files of training and evaluation.
 
 It reads files only and needs neither torch nor an engine. `results` is always the study's own folder,
 results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
@@ -19,7 +19,8 @@ from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
 from tailrl.claims.study import judge
 from tailrl.config.study import Study
-from tailrl.report import ablation, distributions, figures, gradients, snapshots
+from tailrl.report import distributions, figures, gradients, snapshots
+from tailrl.report.ablation import write_ablation
 from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.early_warning import write_early_warning
@@ -45,17 +46,16 @@ __all__ = [
 
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
 CAPTIONS = Path(__file__).parents[2] / "report"
-"""Where the captions are that Snakemake's report shows too."""
+"""The folder of the captions, which Snakemake's report shows too."""
 
 
 def write_report(study: Study, results: Path, out: Path) -> None:
-    """Writes out/summary.md, the same with the figures in it as out/summary.html, out/figures/*.svg and, with what
-    each of them shows, out/tables/*.csv.
+    """Write out/summary.md, out/summary.html with figures in it, out/figures/*.svg and their tables, out/tables/*.csv.
 
     Args:
-        study: its arms and seeds are what is reported.
+        study: its arms and seeds are reported.
         results: the study's results folder.
-        out: where the report goes; the same inputs give the same bytes.
+        out: the report's folder; the same inputs give the same bytes.
 
     Raises:
         StudyError: a result is missing, unreadable or empty.
@@ -90,18 +90,8 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
 
 
-def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
-    """Writes the ablation's table and figure, out/ablations/<name>.{md,csv,svg}, and beside them its verdicts and the
-    differences between its arms.
-
-    Raises:
-        StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
-    """
-    ablation.write(study, name, results, out / "ablations")
-
-
 def write_gradients(results: Path, out: Path) -> None:
-    """Writes the tables and the figure of the measured gradients, and their verdicts as out/claims.csv.
+    """Write the tables and the figure of the measured gradients, and their verdicts as out/claims.csv.
 
     Raises:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
@@ -111,7 +101,7 @@ def write_gradients(results: Path, out: Path) -> None:
 
 
 def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
-    """Writes the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
+    """Write the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
 
     Raises:
         StudyError: a file of an engine's job is missing or cannot be used.
@@ -121,7 +111,7 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
 
 
 def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
-    """The figures over the steps: training, mismatch and, for the arms that prune, what is kept."""
+    """Write the figures over the steps: training, mismatch, and kept mass of the arms that prune."""
     window = tables.window_of(results.all_runs())
     training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
     keys = (*figures.MISMATCH, VETOED)
@@ -143,7 +133,7 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
 
 
 def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
-    """Held-out scores over the steps, where policies were kept on the way; returns the figure's name, or nothing."""
+    """Write held-out scores over the steps, if policies were kept on the way; returns the figure's name, or nothing."""
     if not any(evaluation.snapshots for evaluation in results.evaluations.values()):
         return ()
     points = snapshots.score_points(results)
@@ -157,7 +147,7 @@ def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
 
 
 def _write_evaluation(results: Results, out: Path) -> None:
-    """The held-out scores: per arm, per policy and between arms."""
+    """Write the held-out scores: per arm, per policy and between arms."""
     gains = scores.gains_over_base(results)
     base = results.base.scores[0]
     policies = scores.policy_scores(results)

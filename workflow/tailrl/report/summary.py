@@ -1,4 +1,4 @@
-"""The summary of a study in words and tables (Markdown), generated from its results and from nothing else."""
+"""The summary of a study in words and tables (Markdown), made from its results alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from tailrl.stats.power import MOST
 from tailrl.tracking import metrics as keys
 
 LAST = 0.1
-"""The share of the steps, from the end, that the final reward is the mean of."""
+"""The final reward is the mean over this last share of the steps."""
 
 TRAINING_COLUMNS = {
     "k3 masked": keys.K3_MASKED,
@@ -29,11 +29,11 @@ TRAINING_COLUMNS = {
     "rejected": keys.REJECTED,
     "vetoed": keys.VETOED,
 }
-"""Columns that are means over all steps; of the kept mass, what it lacks of 1."""
+"""Columns with means over all steps; the kept mass is shown as 1 minus it."""
 
 
 def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> str:
-    """summary.md: what was asked, the papers' claims, the arms, their scores, the comparisons, and what ran."""
+    """The text of summary.md: the question, verdicts, arms, scores, comparisons, and what ran."""
     base = results.base.scores[0]
     problems, samples = base.correct_PK.shape
     comparisons = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
@@ -85,19 +85,19 @@ def difference_sentence(comparison: Comparison, k3: Mapping[str, float], compari
 
 
 def comparison_table(comparisons: Sequence[Comparison], others: str) -> str:
-    """Differences between arms, a line each, and below them what the numbers are; `others` names the table of all."""
+    """The table of differences between arms, with a note; `others` is the file with all pairs."""
     return render("comparisons.md.j2", comparisons=comparisons, others=others, power=_power, level=LEVEL)
 
 
 def _trained(runs: Sequence[TrainedRun]) -> list[str]:
-    """An arm's cells of the table of training."""
+    """An arm's cells in the training table."""
     means = {name: mean_of(runs, key) for name, key in TRAINING_COLUMNS.items()}
     final = mean_of(runs, keys.REWARD, last=LAST)
     return [spread(final), *(spread(1.0 - values if name == LOST else values) for name, values in means.items())]
 
 
 def _power(comparison: Comparison) -> tuple[str, str]:
-    """Seeds needed and the smallest difference seen, in words; empty where the seeds say nothing of their variance."""
+    """Seeds needed and the smallest detectable difference, in words; empty if the variance over seeds is unknown."""
     needed, least = comparison.seeds_needed, comparison.least_seen
     seeds = "" if math.isnan(needed) else f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}"
     return seeds, "" if math.isnan(least) else f"{100 * least:.1f}"

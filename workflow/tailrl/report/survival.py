@@ -10,7 +10,7 @@ from tailrl.report.axes import arm_legend, arm_styles, make_panels, say_nothing_
 
 
 def survival_figure(results: Results) -> Figure:
-    """Every arm's curve with its band; a sentence instead where no run collapsed."""
+    """Every arm's curve with its band; a sentence if no run collapsed."""
     curves = {arm: survival_curve(arm, results.runs[arm]) for arm in results.arms}
     collapsed = any(curve[0].collapsed for curve in curves.values())
     with style():

@@ -1,4 +1,4 @@
-"""Figures drawn inside a page of HTML: an SVG file is taken as it is, if it holds a drawing and nothing else."""
+"""SVG figures inside HTML pages: a file is accepted only if it holds a drawing and nothing else."""
 
 import re
 from pathlib import Path
@@ -13,18 +13,18 @@ ELEMENTS = {
     *("svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "circle", "pattern"),
     *("metadata", "rdf:RDF", "cc:Work", "dc:type", "dc:format", "dc:date"),
 }
-"""What matplotlib draws with. None of them runs, loads or links to anything, or holds HTML."""
+"""The elements that matplotlib uses. None of them runs, loads or links to anything, or holds HTML."""
 
 LOADS_NOTHING = re.compile(r"(matrix|rotate|scale|skew[XY]|translate)\(|url\(#")
 """The functions in attributes and styles that load nothing."""
 
 
 def inline(path: Path, name: str) -> Markup:
-    """The figure's <svg> element for a page of HTML; its ids get a name, for ids must differ within a page.
+    """The figure's <svg> element for an HTML page. Its ids start with `name`, since a page's ids must be unique.
 
     Raises:
-        StudyError: the file is no SVG, or holds more than a drawing: a script, an event handler, a link, or what a
-            browser reads in another way than XML.
+        StudyError: the file is no SVG, or holds more than a drawing: a script, an event handler, a link, or text that
+            a browser parses differently from XML.
     """
     svg = re.sub(r'\b(id="|href="#|url\(#)', lambda begin: f"{begin[1]}{escape(name)}-", _drawing(path))
     if "viewBox" in svg:
@@ -37,7 +37,7 @@ def _drawing(path: Path) -> str:
     svg, begins = read_text(path).encode(), list[int]()
 
     def refuse(what: str) -> None:
-        raise StudyError(f"{path}: a figure in a page is a drawing alone; this one has {one_line(what)}")
+        raise StudyError(f"{path}: a figure in a page must be a drawing only; this one has {one_line(what)}")
 
     def start(element: str, attributes: dict[str, str]) -> None:
         begins.append(parser.CurrentByteIndex)

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,6 +60,20 @@ def whole_folder(path: Path, name: str) -> Iterator[Path]:
     except Exception:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+@contextmanager
+def unchanged(files: Iterable[str | Path]) -> Iterator[None]:
+    """Around a block that reads a user's files: raises StudyError if one is changed meanwhile."""
+
+    def states() -> list[tuple[int, int, int]]:
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in map(os.stat, filter(os.path.exists, files))]
+
+    files = list(files)
+    before = states()
+    yield
+    if states() != before:
+        raise StudyError(f"{', '.join(map(str, files))}: changed while this job read it; run the study again")
 
 
 def sync(folder: Path) -> None:

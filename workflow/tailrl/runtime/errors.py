@@ -1,9 +1,10 @@
 """The exception that a user reads: one sentence that names what is wrong and where."""
 
+import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -20,6 +21,9 @@ _SECRET = re.compile(
 """Within the name of a variable: API_KEY_2, hf_token, AWS_ACCESS_KEY_ID; not TOKENIZERS_PARALLELISM or PWD."""
 _USER = re.compile(r"://([^/?#\s$]+)@")
 """The credentials in a URL."""
+
+LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
+"""The shell's names of limits, which the system's words leave out."""
 
 
 class StudyError(Exception):
@@ -50,12 +54,20 @@ def one_line(text: object) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    rest = [f"{len(names) - most} more"] if len(names) > most else []
+    return " and ".join([", ".join(names[:most]), *rest])
+
+
 def reason(error: Exception) -> str:
     """An exception's message on one line: a system error's words, or the type of an exception without a message.
 
     Another library may quote its input, which is `masked`.
     """
     words = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        words += f" ({LIMITS[error.errno]})"
     return one_line(masked(words)) or type(error).__name__
 
 

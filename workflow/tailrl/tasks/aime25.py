@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tailrl.config.task import Aime25Task
+from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.sources import RowError, answer_of, make_problems, read_rows, text_of

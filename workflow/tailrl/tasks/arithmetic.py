@@ -12,7 +12,7 @@ it imitates a corpus with errors.
 
 import random
 
-from tailrl.config.task import ArithmeticTask
+from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 

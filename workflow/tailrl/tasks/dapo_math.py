@@ -10,7 +10,7 @@ last line `Answer: ...`. Here every problem appears once, with our own instructi
 
 from typing import Any
 
-from tailrl.config.task import DapoMathTask
+from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.sources import RowError, answer_of, make_problems, read_rows, text_of
 

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tailrl.config.task import GeneratedTask
+from tailrl.config.tasks import GeneratedTask
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 

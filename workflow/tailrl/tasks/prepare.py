@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from tailrl.config.jobs import Problems
+from tailrl.config.tasks import DataSetTask
+from tailrl.runtime.atomic_files import unchanged
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.loaded import canonical
 from tailrl.tasks.problem import write_problems
@@ -17,8 +19,14 @@ def write_all_problems(settings: Problems, out: Path) -> None:
     could not be used.
 
     Raises:
-        StudyError: a source cannot be read or gives nothing.
+        StudyError: a source cannot be read, gives nothing, or is changed meanwhile.
     """
+    tasks = (settings.train, settings.evaluation)
+    with unchanged({task.path for task in tasks if isinstance(task, DataSetTask) and task.path}):
+        _write_all(settings, out)
+
+
+def _write_all(settings: Problems, out: Path) -> None:
     evaluation = load_task(settings.evaluation)
     held_out = {canonical(problem.prompt) for problem in evaluation.problems}
     report: dict[str, object] = {"evaluation": _describe(len(evaluation.problems), 0, evaluation.skipped)}

@@ -1,29 +1,17 @@
-"""The tasks: each is a module with `load(settings) -> Loaded` and a line in `LOADERS`. Data sets from the Hugging Face
-hub also have a line in `HUB`."""
+"""The tasks: each is a module of this package, named like its settings' module, with `load(settings) -> Loaded`; a data
+set of the Hugging Face hub also has `HUB_NAME` and `SPLIT`."""
 
-from collections.abc import Callable
-from typing import Any
+from importlib import import_module
 
-from tailrl.config.task import DataSetTask, Task
-from tailrl.tasks import aime25, arithmetic, dapo_math, words
+from tailrl.config.tasks import DataSetTask, Task
 from tailrl.tasks.loaded import Loaded
 from tailrl.tasks.sources import fetch
-
-LOADERS: dict[str, Callable[[Any], Loaded]] = {
-    "arithmetic": arithmetic.load,
-    "words": words.load,
-    "dapo_math": dapo_math.load,
-    "aime25": aime25.load,
-}
-HUB = {
-    "dapo_math": (dapo_math.HUB_NAME, dapo_math.SPLIT),
-    "aime25": (aime25.HUB_NAME, aime25.SPLIT),
-}
 
 
 def load_task(task: Task) -> Loaded:
     """The problems that a task's settings name; raises StudyError if there are none."""
-    return LOADERS[task.name](task)
+    loaded: Loaded = import_module(f"tailrl.tasks.{task.name}").load(task)
+    return loaded
 
 
 def download_task(task: Task) -> None:
@@ -32,4 +20,5 @@ def download_task(task: Task) -> None:
     Nothing to do for generated problems and local files; raises StudyError where the hub is out of reach.
     """
     if isinstance(task, DataSetTask) and task.path is None:
-        fetch(*HUB[task.name])
+        module = import_module(f"tailrl.tasks.{task.name}")
+        fetch(module.HUB_NAME, module.SPLIT)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.limits import limited_memory
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
@@ -15,6 +16,18 @@ INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 
 LONGEST_TEXT = 100_000
 """Longest problem, characters. No policy's context holds more, and a tokenizer may take minutes to find out."""
+
+LONGEST_LINE = 16_000_000
+"""Longest line of a JSONL file, characters."""
+
+MOST_SOURCE_ROWS = 10_000_000
+"""Most rows of a data set. A parquet file of a megabyte may claim a billion."""
+
+MOST_BYTES = 20e9
+"""Most bytes of a parquet file's rows. Compressed they may be a thousandth of it."""
+
+MEMORY = 2e9
+"""Bytes of memory that reading a local file may take."""
 
 _ROWS_AT_ONCE = 10_000
 
@@ -35,7 +48,12 @@ def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
     file = Path(path)
     if file.suffix not in readers:
         raise StudyError(f"{path}: is not a data file that can be read: its name must end in .parquet or .jsonl")
-    return readers[file.suffix](file)
+    return _limited(readers[file.suffix], file)
+
+
+def _limited(reader: Callable[[Path], Iterator[object]], file: Path) -> Iterator[object]:
+    with limited_memory(MEMORY, str(file)):
+        yield from reader(file)
 
 
 def fetch(hub_name: str, split: str) -> Any:
@@ -58,9 +76,16 @@ def _parquet_rows(file: Path) -> Iterator[object]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
-        with pyarrow.parquet.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE):
+        with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1_000_000) as parquet:
+            _check_size(file, parquet.metadata.num_rows, 0)
+            size = 0
+            # Without threads, whose stacks would count as memory.
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+                size += batch.nbytes
+                _check_size(file, 0, size)
                 yield from batch.to_pylist()
+    except MemoryError:  # pyarrow's own is an ArrowException too
+        raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise _unreadable(file, "parquet", error) from None
 
@@ -68,11 +93,22 @@ def _parquet_rows(file: Path) -> Iterator[object]:
 def _jsonl_rows(file: Path) -> Iterator[object]:
     try:
         with file.open(encoding="utf-8") as lines:
-            for line in lines:
+            number = 0
+            while line := lines.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise StudyError(f"{file}, line {number}: is longer than {LONGEST_LINE} characters")
                 if line.strip():
                     yield _json_or_none(line)
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(file, "UTF-8 text", error) from None
+
+
+def _check_size(source: object, rows: int, size: int) -> None:
+    if rows > MOST_SOURCE_ROWS:
+        raise StudyError(f"{source}: has {rows} rows, more than {MOST_SOURCE_ROWS}")
+    if size > MOST_BYTES:
+        raise StudyError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
 
 
 def _json_or_none(line: str) -> object:
@@ -129,6 +165,7 @@ def make_problems(
     ids: set[str] = set()
     number = 0
     for number, row in enumerate(rows, start=1):
+        _check_size(source, number, 0)
         try:
             if not isinstance(row, dict):
                 raise RowError("not a row of named columns")

@@ -9,7 +9,7 @@ a little probability; arithmetic has ten digits only.
 
 import random
 
-from tailrl.config.task import WordsTask
+from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 

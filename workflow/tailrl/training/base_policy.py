@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, files_in, vouched_checksum, write_manifest
 from tailrl.config.policy import Policy, ScratchPolicy, WarmStart
+from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import check_vocabulary, create_policy, encode_prompt, load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
-from tailrl.runtime.atomic_files import checksum
+from tailrl.runtime.atomic_files import unchanged
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, read_problems
 
@@ -32,13 +33,16 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     It is created and warm-started here, with its losses in warm_start.json, or loaded from a folder or the hub. Its
     manifest lies in the folder.
     """
+    sources = at_start(job_files("policy", settings))
     if not isinstance(settings, ScratchPolicy):
-        tokenizer = load_tokenizer(settings.path)
-        model = load_policy(settings.path)
+        with unchanged(Path(settings.path).glob("*")):
+            tokenizer = load_tokenizer(settings.path)
+            model = load_policy(settings.path)
         check_vocabulary(model.config, tokenizer, settings.path)
         save_policy(model, tokenizer, out)
-        write_manifest(out / MANIFEST, files_in(out))
+        write_manifest(out / MANIFEST, files_in(out), sources=sources)
         return
+    inputs = {"problems": vouched_checksum(warm_start_file)}
     problems = read_problems(warm_start_file)
     if not all(problem.solution for problem in problems):
         raise StudyError(f"{warm_start_file}: a warm start needs worked solutions, which this task does not have")
@@ -48,7 +52,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     losses = warm_start(model, tokenizer, problems, settings.warm_start)
     save_policy(model, tokenizer, out)
     (out / "warm_start.json").write_text(json.dumps({"loss": losses}) + "\n", encoding="utf-8")
-    write_manifest(out / MANIFEST, files_in(out), inputs={"problems": checksum(warm_start_file)})
+    write_manifest(out / MANIFEST, files_in(out), inputs=inputs, sources=sources)
 
 
 def encode_solutions(

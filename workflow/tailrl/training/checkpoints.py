@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tailrl.artifacts.manifest import policy_digest
+from tailrl.artifacts.manifest import policy_digest, vouched_checksum
 from tailrl.config.jobs import Run
-from tailrl.config.source_files import training_files
+from tailrl.config.source_files import at_start, job_files
 from tailrl.config.training import without_operational
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
@@ -197,8 +197,8 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
         "settings": _digest(without_operational(run.model_dump(mode="json"))),
         "seed": str(seed),
         "base policy": policy_digest(policy_folder),
-        "problems": checksum(problems_file),
-        "source files": _digest([checksum(Path(file)) for file in training_files(run.sampler.engine)]),
+        "problems": vouched_checksum(problems_file),
+        "source files": _digest(at_start(job_files("train", run))),
         "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
 

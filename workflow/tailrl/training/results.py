@@ -18,6 +18,7 @@ from tailrl.artifacts.metrics import metrics_line
 from tailrl.artifacts.records import RunRecord, write_record
 from tailrl.artifacts.tokens import write_tokens
 from tailrl.config.jobs import Run
+from tailrl.config.source_files import at_start, job_files
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link, link_tree, sync, whole_folder
@@ -79,7 +80,8 @@ def write_results(
                 snapshots.put(aside / "snapshots", state.step)
             write_record(aside, record)
             inputs = {name: record.fingerprint[name] for name in ("problems", "base policy")}
-            write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, steps=state.step)
+            sources = at_start(job_files("train", run))
+            write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, sources=sources, steps=state.step)
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
         free = shutil.disk_usage(folder.parent).free

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tailrl.artifacts.manifest import MANIFEST, files_in, read_digests, write_manifest
 from tailrl.model.policy import save_policy, whole_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link_tree, whole_folder
@@ -44,6 +45,7 @@ class Snapshots:
             # A run resumed from an earlier checkpoint writes the same policy again.
             with whole_folder(path, "writing-snapshot") as aside:
                 save_policy(model, tokenizer, aside, weights)
+                write_manifest(aside / MANIFEST, files_in(aside))
         except (OSError, StudyError) as error:
             free = shutil.disk_usage(self.folder).free / 1e6
             raise StudyError(
@@ -54,7 +56,7 @@ class Snapshots:
         """Link every snapshot of a run that ended after `done` steps into a new folder.
 
         Raises:
-            StudyError: a snapshot is missing.
+            StudyError: a snapshot is missing, or was changed since it was kept.
         """
         folder.mkdir()
         for step in self.steps:
@@ -62,7 +64,9 @@ class Snapshots:
                 break
             if not self._path(step).is_dir():
                 raise StudyError(f"{self._path(step)}: the policy after step {step} is missing")
+            read_digests(self._path(step), self._path(step))
             link_tree(self._path(step), folder / f"step-{step:08d}")
+            (folder / f"step-{step:08d}" / MANIFEST).unlink()  # the run's manifest has these files
 
     def _path(self, step: int) -> Path:
         return self.folder / f"snapshot-{self.name}-{step:08d}"

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.artifacts.manifest import MANIFEST, policy_digest, write_manifest
+from tailrl.artifacts.manifest import MANIFEST, policy_digest, vouched_checksum, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord, Positions, write_positions
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
+from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.batch_invariant import pad_rows
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
@@ -30,7 +31,6 @@ from tailrl.objective.disturbance import computing_with, disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
-from tailrl.runtime.atomic_files import checksum
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
@@ -57,10 +57,10 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
     except ValueError as error:
         raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
-    digest = policy_digest(policy_folder)
-    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
+    sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
+    inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
+    model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    log_rhos = read_thresholds(settings, vocabulary)
     in_time = partial(guarded, settings.rollout_timeout)
     with in_time("the engine's start"):
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
@@ -101,16 +101,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
         wall_seconds=round(time.perf_counter() - begun, 1),
     )
     write_record(out, record)
-    inputs = {"problems": checksum(problems_file), "base policy": digest}
-    write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs)
-
-
-def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
-    """ln ρ of the min-p sets; raises StudyError for a ρ above 1 in this vocabulary."""
-    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
-    if max(log_rhos) > 0:
-        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
-    return log_rhos
+    write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
 
 
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
@@ -123,15 +114,23 @@ def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -
 
 def read_inputs(
     settings: Distributions, policy_folder: Path, problems_file: Path
-) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
-    """The trainer's model, the first problems' prompts, and the most tokens of prompt and response together."""
+) -> tuple[PreTrainedModel, list[tuple[int, ...]], int, list[float]]:
+    """The trainer's model, the first problems' prompts, the most tokens of prompt and response together, and ln ρ of
+    the min-p sets; raises StudyError for a ρ above 1 in this vocabulary."""
     tokenizer = load_tokenizer(policy_folder)
     problems = read_problems(problems_file)[: settings.responses]
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
     if settings.engine.sampler.exact:
         make_exact(model)
-    return model, prompts, required_length(problems, prompts, settings.max_new_tokens, model.config)
+    length, vocabulary = (
+        required_length(problems, prompts, settings.max_new_tokens, model.config),
+        model.config.vocab_size,
+    )
+    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
+    if max(log_rhos) > 0:
+        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    return model, prompts, length, log_rhos
 
 
 def compare_rollouts(

@@ -13,6 +13,7 @@ from tailrl.artifacts.probes import GradientsRecord, Quality, write_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
+from tailrl.config.source_files import at_start, job_files
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
@@ -136,7 +137,7 @@ def _rules(arm: Arm) -> tuple[str, str]:
 
 def write_qualities(settings: Gradients, out: Path) -> None:
     """Writes out/quality.jsonl, one `Quality` a line, and out/run.json with settings and provenance."""
-    start = time.perf_counter()
+    start, sources = time.perf_counter(), at_start(job_files("gradients", settings))
     out.mkdir(parents=True, exist_ok=True)
     write_quality(out, measure(settings))
     record = GradientsRecord(
@@ -146,4 +147,4 @@ def write_qualities(settings: Gradients, out: Path) -> None:
         wall_seconds=round(time.perf_counter() - start, 1),
     )
     write_record(out, record)
-    write_manifest(out / MANIFEST, [out / "quality.jsonl", out / "run.json"])
+    write_manifest(out / MANIFEST, [out / "quality.jsonl", out / "run.json"], sources=sources)

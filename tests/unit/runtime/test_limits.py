@@ -1,0 +1,65 @@
+"""What a job needs of the system, and what it says where the system refuses."""
+
+import errno
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.limits import limited_memory, out_of_memory
+
+
+def test_too_little_address_space_is_said_before_any_library_is_loaded() -> None:
+    """OpenBLAS would ask for memory in an endless loop."""
+    command = [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", "job", "report"]
+    options = ["--study", "x", "--results", "x", "--out", "x"]
+    ended = subprocess.run(
+        ["prlimit", "--as=1000000000", *command, *options], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "tailrl: ulimit -v allows 1000 MB of address space, and a job's libraries alone need 2000 MB: raise it, for "
+        "instance by ulimit -v unlimited\n"
+    )
+
+
+def test_a_lack_of_memory_is_known_by_its_kinds() -> None:
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(1 << 60)
+    for error in (torchs.value, MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert str(out_of_memory(error)).startswith("no memory is left (")
+    linker = ImportError("/x/_xxhash.so: failed to map segment from shared object")
+    try:
+        raise RuntimeError("Failed to import transformers") from linker
+    except RuntimeError as error:
+        assert "Failed to import" not in str(out_of_memory(linker)) and out_of_memory(error) is not None
+    assert out_of_memory(ValueError("out of range")) is None
+
+
+def test_the_command_line_says_so_in_one_sentence() -> None:
+    script = (
+        "import sys; from tailrl.cli import jobs, main\n"
+        "def fail(*_): raise MemoryError\n"
+        "import tailrl.cli as cli; cli._run = fail; main()"
+    )
+    ended = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "tailrl: no memory is left (MemoryError)\n")
+
+
+def test_a_limit_holds_within_its_block_alone() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with limited_memory(1e9, "x"):
+        assert len(bytearray(100_000_000)) == 100_000_000
+    with pytest.raises(StudyError, match=r"^x: takes more than 0\.2 GB of memory to read$"), limited_memory(2e8, "x"):
+        bytearray(1_000_000_000)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(1_000_000_000)) == 1_000_000_000
+
+
+@pytest.mark.parametrize(("number", "name"), [(errno.EFBIG, "ulimit -f"), (errno.EMFILE, "ulimit -n")])
+def test_a_sentence_names_the_limit(number: int, name: str, tmp_path: Path) -> None:
+    assert reason(OSError(number, "Refused", str(tmp_path))) == f"Refused ({name})"

@@ -1,0 +1,91 @@
+"""The real W&B, online, with a server on this machine that is slow, fails, hangs up, answers garbage or dies midway."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from artifacts_fixture import record_of, write_job
+from wandb_server import FAULTS, MIDWAY, Server, serving
+
+from tailrl.config.load import parse_study
+from tailrl.tracking import tracker
+from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.tracker import Tracker
+
+STEPS, PATIENCE = 6, 8
+RUN = parse_study({"name": "my_study", "training": {"steps": STEPS}, "arms": {"naive": {}}}).run("naive")
+POINTS = [dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} for step in range(STEPS)]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    with serving() as started:
+        given = {"WANDB_MODE": "online", "WANDB_BASE_URL": started.url, "WANDB_API_KEY": "0" * 40}
+        for name, value in (given | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(tracker, "FINISH_SECONDS", PATIENCE)
+        yield started
+
+
+def train(folder: Path) -> tuple[float, float]:
+    """A run's steps as training logs them; the seconds until the last one, and those until the end."""
+    folder.mkdir(parents=True)
+    begun = time.monotonic()
+    with Tracker(RUN, 0, folder, folder) as tracked:
+        for point in POINTS:
+            tracked.log(point)
+            time.sleep(0.5)
+        logged = time.monotonic() - begun
+    written = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in written] == POINTS
+    return logged, time.monotonic() - begun
+
+
+def on_server(server: Server) -> list[float]:
+    """The steps of the only run."""
+    (steps,) = server.steps.values()
+    return [step["train/step"] for step in steps]
+
+
+def test_a_server_that_works_has_every_step(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracker, "FINISH_SECONDS", 60)
+    train(tmp_path / "run")
+    assert on_server(server) == [point["train/step"] for point in POINTS]
+    assert "warning" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_fails_costs_no_step_and_little_time(
+    tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """And `tailrl mirror` puts it right when the server works."""
+    server.fault = fault
+    results = tmp_path / "results"
+    folder = results / "train" / "naive" / "seed0"
+    logged, ended = train(folder)
+    assert logged < STEPS * 0.5 + 5, "no step waits for the server"
+    assert ended < logged + PATIENCE + 10
+    said = capfd.readouterr().err
+    assert server.requests
+    whole = any(len(steps) == STEPS for steps in server.steps.values())
+    assert whole or said.count("tailrl: warning: W&B lacks something of this run (") == 1
+    if fault.endswith("midway"):
+        assert not whole and [len(steps) for steps in server.steps.values()] == [MIDWAY]
+    server.fault = None
+    (folder / "metrics.jsonl").unlink()
+    write_job(folder, record_of(RUN, 0), POINTS)
+    # In a process of its own, as a user calls it: W&B remembers a server for as long as its process lives.
+    command = [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", "mirror", str(results)]
+    later = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert later.returncode == 0 and f"of {STEPS} steps sent" in later.stdout, later.stderr
+    assert on_server(server) == [point["train/step"] for point in POINTS]

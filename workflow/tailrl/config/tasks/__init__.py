@@ -1,0 +1,59 @@
+"""The block of a study that names a task: generated problems, or a published data set.
+
+Each module of this package is one task's settings, a subclass of `GeneratedTask` or `DataSetTask` whose `name` is the
+module's. Studies find a new module by themselves, so that an added task changes no source file of other runs.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import AfterValidator, Field, Tag
+
+from tailrl.config.base import Settings, told_apart_by
+
+
+def ordered(most: int) -> AfterValidator:
+    """Accepts two numbers from 2 to `most`, the smaller one first."""
+
+    def check(numbers: tuple[int, int]) -> tuple[int, int]:
+        if not 2 <= numbers[0] <= numbers[1] <= most:
+            raise ValueError(f"needs two numbers from 2 to {most}, the smaller one first")
+        return numbers
+
+    return AfterValidator(check)
+
+
+class GeneratedTask(Settings):
+    """Generated problems, each with a worked solution; equal seeds give equal problems."""
+
+    name: str
+    problems: int = Field(4096, ge=1, description="how many different problems are generated")
+    slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution goes wrong")
+    seed: int = Field(0, description="seed of the generator")
+
+
+class DataSetTask(Settings):
+    """A published data set, from the Hugging Face hub or from a file."""
+
+    name: str
+    path: str | None = Field(None, description="a local .parquet or .jsonl file with the same columns")
+    problems: int | None = Field(None, ge=1, description="keep this many problems; null: all")
+
+
+for file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    import_module(f"{__name__}.{file.stem}")
+
+
+def _union(*bases: type[Settings]) -> Any:
+    tasks = [task for base in bases for task in base.__subclasses__()]
+    tagged = tuple(Annotated[task, Tag(task.__module__.rpartition(".")[2])] for task in tasks)
+    return Annotated[Union[tagged], told_apart_by("name", "arithmetic")]  # noqa: UP007 - a tuple of types
+
+
+if TYPE_CHECKING:
+    Generated = GeneratedTask
+    Task = GeneratedTask | DataSetTask
+else:
+    Generated = _union(GeneratedTask)
+    Task = _union(GeneratedTask, DataSetTask)
