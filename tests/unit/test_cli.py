@@ -254,8 +254,19 @@ def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "read_study", interrupt)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(KeyboardInterrupt):
         call(monkeypatch, "check", "x.yaml")
+
+
+@pytest.mark.parametrize(("words", "goes_on"), [("check x", "starts anew"), ("job train", "goes on from the last che")])
+def test_ctrl_c_is_one_sentence(words: str, goes_on: str) -> None:
+    stop = "def stop(_): raise KeyboardInterrupt\n"
+    script = f"import tailrl.cli as cli\n{stop}cli._run = stop\ncli.main()"
+    ended = subprocess.run([sys.executable, "-c", script, *words.split()], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.startswith(f"tailrl: {words}: interrupted; the same command {goes_on}")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_the_process_exits_with_one_and_one_line(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_gpu_list_resolves(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # The pip that comes with Python 3.11 downloads the wheels even for a dry run: several GB.
-    subprocess.run([*pip, "--upgrade", "pip>=25"], check=True)
+    newer = subprocess.run([*pip, "--upgrade", "pip>=25"], capture_output=True, text=True)
+    if newer.returncode:
+        pytest.skip(f"no package index that pip is configured with can be reached: {newer.stderr.splitlines()[-1:]}")
     answer = subprocess.run(
         [*pip, "--dry-run", "--ignore-installed", "--requirement", ENVS / "gpu.txt"],
         capture_output=True,

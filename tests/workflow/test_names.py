@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 
 import pytest
-from study_fixture import PLANNED, ROOT, Workflow, copy_workflow
+from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
 
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import COMMANDS
@@ -173,6 +173,20 @@ def test_a_misspelt_name(workflow: Workflow) -> None:
     assert ended.returncode != 0 and "Traceback" not in output(ended)
     for word, meant in {"stres": "stress", "train_dpv": "train_dvp", "ablate_lenght": "ablate_length"}.items():
         assert f"{word}: there is no such target; did you mean {meant}?\n" in output(ended)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--configfile", TINY, "train_naive"), "there is no file train_naive; a target stands before"),
+        (("--profile", "profiles/kubernetes"), "profiles/kubernetes: Snakemake lacks the plugin of this executor"),
+    ],
+)
+def test_what_snakemake_itself_would_not_explain(workflow: Workflow, words: tuple[str, ...], sentence: str) -> None:
+    ended = workflow.run("snakemake", "--dry-run", *words)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("Using ")]
+    assert sentence in line
 
 
 def test_the_words_of_a_call_that_is_right_are_no_misspelt_names(workflow: Workflow) -> None:

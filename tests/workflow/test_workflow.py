@@ -82,6 +82,10 @@ def test_one_arm_alone(workflow: Workflow) -> None:
     assert workflow.plan("train_naive") == sorted([*PREPARED, "train naive, seed 0", "train naive, seed 1"])
 
 
+def test_the_base_policy_is_evaluated_without_training(workflow: Workflow) -> None:
+    assert workflow.plan("results/tiny/eval/base.json") == sorted([*PREPARED, "evaluate base"])
+
+
 def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
     """The value that the base arm has already is that arm."""
     arms = jobs("dvp_mis", "rho=e-13")

@@ -1,5 +1,6 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
 import json
+import logging
 import os
 import platform
 import re
@@ -20,6 +21,7 @@ from tailrl.config.study import BASE_ARM
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.training import without_operational
 from tailrl.planning.again import again, manifests
+from tailrl.planning.ending import stopped, where_to_look
 from tailrl.runtime.atomic_files import forget_finished
 
 try:
@@ -34,6 +36,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+runs = study.runs()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
@@ -181,6 +184,28 @@ def before_the_first_job(record):
 logger.addFilter(before_the_first_job)
 
 
+# The messages of the jobs that Ctrl-C stopped: Snakemake tells no hook of it, and prints pages about each as if it had
+# failed.
+stopped_jobs = None
+
+
+def note_what_is_stopped(record):
+    global stopped_jobs
+    if record.getMessage().startswith("Terminating processes on user request"):
+        stopped_jobs = [job.message or job.name for job in workflow.scheduler.running]
+    return stopped_jobs is None or record.levelno < logging.ERROR
+
+
+logger.addFilter(note_what_is_stopped)
+
+
+# What names the study in another call; None where the call named one, and so asked for all of it.
+def study_options():
+    files = " ".join(os.path.relpath(file) for file in workflow.configfiles)
+    default = files in ("config.yaml", str(home / "config.yaml"))
+    return None if named else "" if default else f" --configfile {files}"
+
+
 def say_what_was_edited():
     try:
         tell_of_sources(
@@ -204,6 +229,8 @@ onstart:
 # this study that it was asked for.
 onsuccess:
     say_what_was_edited()
+    made = (str(file) for job in workflow.dag.jobs for file in job.output)
+    say(where_to_look(results, made, study.ablations, study_options()))
     for job in workflow.dag.jobs:
         if job.rule.name == "train":
             forget_finished(Path(job.output.run).parent / "checkpoints")
@@ -211,10 +238,13 @@ onsuccess:
 
 onerror:
     say_what_was_edited()
+    if stopped_jobs is not None:
+        say(stopped(stopped_jobs))
+        sys.exit(130)
 
 
 wildcard_constraints:
     model="|".join(Path(path).name for path in MADE_MODELS),
-    arm="|".join(map(re.escape, [BASE_ARM, *study.all_arms()])),
+    arm="|".join(map(re.escape, [BASE_ARM, *runs])),
     seed=r"\d+",
     engine="|".join(map(re.escape, study.distributions.engines)),

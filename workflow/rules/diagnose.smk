@@ -21,7 +21,7 @@ rule measure_gradients:
         sources=sources(job_files("gradients", study.gradients())),
         out=subpath(output.qualities, parent=True),
     message:
-        "gradient estimators on tiny models"
+        "gradient estimators on tiny models\nlog: {log}"
     shell:
         "tailrl job gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
@@ -47,7 +47,7 @@ rule gradients:
         sources=sources(REPORT_FILES),
         out=subpath(output.table, parent=True),
     message:
-        "table and figure of the gradient estimators"
+        "table and figure of the gradient estimators\nlog: {log}"
     shell:
         "tailrl job gradient-report --results {params.results:q} --out {params.out:q} 2> {log:q}"
 
@@ -80,7 +80,7 @@ rule compare:
         ),
         out=subpath(output.run, parent=True),
     message:
-        "distributions of {wildcards.engine}"
+        "distributions of {wildcards.engine}\nlog: {log}"
     shell:
         once_more(
             "tailrl job distributions --settings {params.settings:q} --policy {input.policy:q} "
@@ -119,7 +119,7 @@ rule distributions:
         engines=[f"--engine={engine}" for engine in study.distributions.engines],
         out=subpath(output.page, parent=True),
     message:
-        "tables and figure of the distributions"
+        "tables and figure of the distributions\nlog: {log}"
     shell:
         "tailrl job distribution-report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
 
@@ -143,7 +143,7 @@ rule equal_mass:
         compared=lambda wildcards: compared(study.trainers_own()),
         sources=sources(job_files("equal_mass", study.trainers_own())),
     message:
-        "thresholds of equal kept mass"
+        "thresholds of equal kept mass\nlog: {log}"
     shell:
         "tailrl job equal-mass --settings {params.settings:q} --policy {input.policy:q} --problems {input.problems:q} "
         "--out {output:q} 2> {log:q}"

@@ -33,7 +33,7 @@ rule evaluate:
             for seed, folder in zip(arm_seeds(wildcards.arm), input.snapshots)
         ],
     message:
-        "evaluate {wildcards.arm}"
+        "evaluate {wildcards.arm}\nlog: {log}"
     shell:
         once_more(
             "tailrl job evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "

@@ -39,7 +39,7 @@ if len(members) > 1:
             sources=sources(REPORT_FILES),
             out=lambda wildcards, output: Path(output.page).with_suffix(""),
         message:
-            "comparison of " + ", ".join(members)
+            "comparison of " + ", ".join(members) + "\nlog: {log}"
         shell:
             "tailrl across {input.studies:q} --results results --out {params.out:q} 2> {log:q}"
 

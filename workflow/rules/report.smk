@@ -69,7 +69,7 @@ rule summarise:
         sources=sources([*REPORT_FILES, *CAPTIONS]),
         results=subpath(output.summary, parent=True),
     message:
-        "tables, figures and summary"
+        "tables, figures and summary\nlog: {log}"
     shell:
         "tailrl job report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
 
@@ -100,7 +100,7 @@ rule html:
         study=plain(study_json),
         snakefile=os.path.relpath(workflow.main_snakefile),
     message:
-        "report.html"
+        "report.html\nlog: {log}"
     shell:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
         "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
@@ -131,7 +131,7 @@ rule early_warning:
         sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
-        "early warnings of a collapse"
+        "early warnings of a collapse\nlog: {log}"
     shell:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
@@ -149,7 +149,7 @@ rule dashboard:
     params:
         results=subpath(input.page, parent=True),
     message:
-        "W&B's workspace and report"
+        "W&B's workspace and report\nlog: {log}"
     shell:
         "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
 
@@ -172,7 +172,7 @@ rule overview:
         sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
-        "page over all studies"
+        "page over all studies\nlog: {log}"
     shell:
         "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
@@ -201,7 +201,7 @@ for ablation in study.ablations:
             sources=sources(REPORT_FILES),
             results=subpath(output.table, ancestor=2),
         message:
-            "table and figure of the ablation {params.name}"
+            "table and figure of the ablation {params.name}\nlog: {log}"
         shell:
             "tailrl job ablation --study {params.study:q} --name {params.name:q} --results {params.results:q} "
             "--out {params.results:q} 2> {log:q}"

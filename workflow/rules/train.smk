@@ -5,7 +5,7 @@ rule train:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: job_files("train", study.run(wildcards.arm)),
+        code=lambda wildcards: job_files("train", runs[wildcards.arm]),
     output:
         metrics=f"{results}/train/{{arm}}/seed{{seed}}/metrics.jsonl",
         tokens=f"{results}/train/{{arm}}/seed{{seed}}/tokens.npz",
@@ -28,15 +28,15 @@ rule train:
     resources:
         ranks=1,
     params:
-        settings=lambda wildcards, output: study.run(wildcards.arm).model_dump_json(),
-        compared=lambda wildcards: compared(study.run(wildcards.arm)),
+        settings=lambda wildcards, output: runs[wildcards.arm].model_dump_json(),
+        compared=lambda wildcards: compared(runs[wildcards.arm]),
         sources=lambda wildcards: digest_of_files(
-            job_files("train", study.run(wildcards.arm))
+            job_files("train", runs[wildcards.arm])
         ),
         out=subpath(output.metrics, parent=True),
         wandb=subpath(output.metrics, ancestor=4),
     message:
-        "train {wildcards.arm}, seed {wildcards.seed}"
+        "train {wildcards.arm}, seed {wildcards.seed}\nlog: {log}"
     # Started once more, it goes on from its last checkpoint.
     shell:
         once_more(

@@ -7,6 +7,7 @@ import pytest
 from bad_inputs import Case, catalogue
 
 from tailrl.cli import main
+from tailrl.model.policy import load_tokenizer
 
 CASES = list(catalogue())
 
@@ -14,6 +15,12 @@ CASES = list(catalogue())
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(autouse=True)
+def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizers are read in this process alone: a process for each costs seconds, and its own tests start it."""
+    monkeypatch.setattr("tailrl.training.base_policy.try_tokenizer", load_tokenizer)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -44,7 +44,7 @@ def test_the_default_engines() -> None:
         ({"engines": {}}, "distributions.engines: "),
         ({"engines": {"a/b": {}}}, "distributions.engines: 'a/b' cannot name an engine"),
         ({"engines": {"a": {"samplr": {}}}}, "distributions.engines.a.samplr is not a known key (did you mean"),
-        ({"engines": {"a": {"sampler": {"engine": "vlm"}}}}, "distributions.engines.a.sampler.engine: Input should be"),
+        ({"engines": {"a": {"sampler": {"engine": "vlm"}}}}, "distributions.engines.a.sampler.engine: must be one of"),
         ({"engines": {"a": {"sampler": {"engine": "exact"}}}}, "distributions.engines.a.sampler: engine: exact"),
         ({"engines": {"a": {"sampler": {"verify": True}}}}, "distributions.engines.a: sampler.verify draws from the"),
         ({"engines": {"a": {"disturbance": {"staleness": 2}}}}, "distributions.engines.a: disturbance.staleness needs"),

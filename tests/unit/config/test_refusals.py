@@ -307,7 +307,7 @@ def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ({"estimator": "ppo"}, "arms.a.estimator: Input should be 'rloo', 'reinforce' or 'grpo'"),
+        ({"estimator": "ppo"}, "arms.a.estimator: must be one of rloo, reinforce, grpo"),
         ({"clip": {}}, "arms.a.clip.ratio is missing"),
         ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
         ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),
@@ -344,3 +344,8 @@ def test_a_temperature_that_vllm_refuses() -> None:
         assert study_with({"sampler": engine}, temperature=7.0)
     assert study_with({}, temperature=2.0)
     assert refusal({}, temperature=2.5).startswith("arms.a: training.temperature: 2.5 is above 2, the largest that")
+    assert "training.temperature: 3" in refusal({"training": {"temperature": 3}, "sampler": {"verify": True}})
+    with pytest.raises(
+        StudyError, match=r"^the study: evaluation: temperature: 2\.01 is above 2, the largest that vLLM"
+    ):
+        parse_study({"name": "s", "arms": {"a": {}}, "evaluation": {"temperature": 2.01}})

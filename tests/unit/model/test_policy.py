@@ -182,3 +182,22 @@ def test_required_length(model: PreTrainedModel) -> None:
     assert required_length(problems, prompts, 40, model.config) == 64
     with pytest.raises(StudyError, match=r"problem 'long': 24 prompt tokens and max_new_tokens = 41 exceed the 64"):
         required_length(problems, prompts, 41, model.config)
+
+
+def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its libraries would ask six times for each file, a minute and a half for a name that is misspelt."""
+    asked = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append((url, timeout))
+            raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    for load in (load_tokenizer, load_policy):
+        with pytest.raises(
+            StudyError, match=r"^some/modle: .* it is no folder here, and the Hugging Face hub and its cache"
+        ):
+            load("some/modle")
+    assert len(asked) == 1

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tailrl.report.metrics import metrics_page
-from tailrl.tracking.metrics import METRICS, VERIFICATION
+from tailrl.tracking.metrics import ALIASES, METRICS, VERIFICATION
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -17,8 +17,15 @@ def test_the_page_is_made_from_the_catalogue() -> None:
 
 
 def test_every_metric_has_a_line_and_every_link_a_file() -> None:
-    page = metrics_page()
+    page = metrics_page().split("## Names in other frameworks")[0]
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == [*METRICS, *VERIFICATION]
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert len(links) == len(METRICS) + len(VERIFICATION)
     assert all((DOCS / link).is_file() for link in links)
+
+
+def test_every_alias_has_a_line() -> None:
+    page = metrics_page().split("## Names in other frameworks")[1]
+    lines = re.findall(r"^\| ([^|`]+) \| `([^`]+)` \| `([^`]+)` \|", page, re.MULTILINE)
+    expected = [(framework, name, alias["ours"]) for framework, of in ALIASES.items() for name, alias in of.items()]
+    assert lines == expected

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from exact_fixture import CONFIGS, MAX_LENGTH, STOP_TOKENS, random_policy, random_requests, same_bits
+from families import write_family
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
 from tailrl.config.sampler import Disturbance
@@ -194,3 +195,25 @@ def test_what_cannot_be_sampled_is_refused(engine: TransformersSampler, folders:
     assert engine.metrics() == {}
     with pytest.raises(RuntimeError, match="no weights"):
         TransformersSampler(folders[GQA], "float32", MAX_LENGTH).generate(random_requests(1), Decoding(1.0, 5))
+
+
+# --- families ----------------------------------------------------------------------------------------
+
+
+def family_engine(name: str, folder: Path) -> TransformersSampler:
+    sampler = TransformersSampler(write_family(name, folder), "float32", 32)
+    sampler.load_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
+    return sampler
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox", "bloom", "falcon", "qwen3_moe"])
+def test_families_without_grouped_queries_sample(name: str, tmp_path: Path) -> None:
+    """Their configurations have no number of key heads."""
+    requests = [Request((5, 9, 11), 1), Request((5, 9, 11), 2), Request((7, 8, 9, 10, 12), 3)]
+    assert family_engine(name, tmp_path / name).self_test(requests, Decoding(1.0, 8)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "lfm2", "falcon_h1", "qwen3_next", "qwen3_5_text"])
+def test_a_family_with_a_recurrence_is_one_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=rf"{name} keeps more of a sequence than keys and values"):
+        family_engine(name, tmp_path / name)

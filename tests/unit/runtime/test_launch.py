@@ -127,6 +127,19 @@ def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, 
     assert not list((tmp_path / "out" / "checkpoints").glob("step-*"))
 
 
+def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is left over in a shell that a rank of another program started."""
+    (tmp_path / "error.json").write_text("of another program", encoding="utf-8")
+    for name, value in {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    ended = tailrl("check", "nowhere.yaml")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "tailrl: nowhere.yaml: cannot be read as YAML: No such file or directory\n",
+    )
+    assert (tmp_path / "error.json").read_text(encoding="utf-8") == "of another program"
+
+
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
     ended = tailrl("job", "train", f"--ranks={count}")

@@ -54,7 +54,7 @@ def test_evaluated_problems_are_not_trained_on(tmp_path: Path) -> None:
         assert report[name] == {"problems": len(kept), "removed_because_evaluated": removed, "skipped": {}}
 
 
-def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_used_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"problem": "1+1", "answer": "2", "id": "x"}, {"problem": "2+2", "answer": "four", "id": "y"}]
     (tmp_path / "aime.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = Problems.model_validate(
@@ -68,6 +68,8 @@ def test_rows_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
         "skipped": {"answer is not an integer from 0 to 999": ["row 2"]},
     }
     assert (tmp_path / "warm_start.jsonl").read_text() == ""
+    said = "evaluation: 1 rows give no problem: answer is not an integer from 0 to 999 (1, first row 2)"
+    assert capsys.readouterr().err == f"tailrl: {said}; problems.json lists them\n"
 
 
 def test_training_on_what_is_evaluated_is_refused(tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
     asked: list[object] = []
     monkeypatch.setattr("tailrl.tasks.registry.fetch", lambda *source: asked.append(source))
     monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
+    monkeypatch.setattr("tailrl.model.download.try_tokenizer", lambda path: asked.append(("trial", path)))
     monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
     download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
     assert asked == []
@@ -153,4 +156,4 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
             }
         )
     )
-    assert asked == [("math-ai/aime25", "test"), ("tokenizer", "some/model"), "some/model"]
+    assert asked == [("math-ai/aime25", "test"), ("trial", "some/model"), ("tokenizer", "some/model"), "some/model"]

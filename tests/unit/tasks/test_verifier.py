@@ -145,7 +145,7 @@ def test_an_interrupt_leaves_no_reply_for_the_next_pair(monkeypatch: pytest.Monk
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(verifier, "_reply", interrupt)
+            patch.setattr(verifier, "reply_of", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 interrupted.equal(r"\frac12", "0.5")
         assert not interrupted.equal(r"\frac13", "0.5")

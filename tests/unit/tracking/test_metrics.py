@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import tailrl
-from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
+from tailrl.config.arm import Correction
+from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.rollout.types import Rollout
-from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
+from tailrl.tracking.metrics import ALIASES, CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
 from tailrl.training.step_record import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent
@@ -27,6 +28,10 @@ GROUPS = {key.split("/")[0] for key in EVERY}
 RATIOS = """kl k3_kl delta_abs_mean delta_abs_max rollout_is_ratio_fraction_high rollout_is_ratio_fraction_low
 training_ppl rollout_ppl ppl_ratio log_ppl_diff log_ppl_abs_diff chi2_token chi2_seq"""
 WEIGHTS = "rollout_is_mean rollout_is_std rollout_is_min rollout_is_max rollout_is_eff_sample_size"
+LOG_PERPLEXITIES = "training_log_ppl rollout_log_ppl log_ppl_diff_max log_ppl_diff_min"
+VERL = f"""{WEIGHTS} rollout_is_ratio_fraction_high rollout_is_ratio_fraction_low rollout_is_seq_mean rollout_is_seq_std
+rollout_is_seq_min rollout_is_seq_max rollout_is_seq_max_deviation rollout_is_seq_fraction_high
+rollout_is_seq_fraction_low chi2_token chi2_seq"""
 KEYS = [
     ("train", "step loss grad_norm skipped learning_rate"),
     ("reward", "mean all_right_fraction all_wrong_fraction"),
@@ -38,6 +43,9 @@ KEYS = [
     ("rollout_corr_unmasked", "delta_seq_abs_mean"),
     ("rollout_corr_raw", WEIGHTS),
     ("rollout_corr", WEIGHTS),
+    ("rollout_corr", LOG_PERPLEXITIES),
+    ("rollout_corr_unmasked", LOG_PERPLEXITIES),
+    ("rollout_corr_verl", VERL),
     ("rollout_corr", "c_positive_advantage c_negative_advantage"),
     ("rollout_corr", "rollout_rs_masked_fraction rollout_rs_seq_masked_fraction veto_seq_fraction"),
     ("dvp", "kept_mass_train_mean kept_mass_train_min kept_mass_rollout_mean kept_mass_rollout_min"),
@@ -119,6 +127,7 @@ def test_what_is_said_to_compute_a_metric_does() -> None:
         "objective.diagnostics.log_ratio_metrics": log_ratio_metrics(zeros, zeros, torch.arange(3), 3),
         "objective.diagnostics.advantage_skew": advantage_skew(zeros, zeros, zeros),
         "objective.diagnostics.weight_metrics": weight_metrics(zeros),
+        "objective.diagnostics.verl_metrics": verl_metrics(zeros, torch.arange(3), 3, Correction()),
         "training.step_record.reward_metrics": reward_metrics(np.zeros((1, 2), np.float32)),
         "training.step_record.response_metrics": response_metrics([rollout]),
     }
@@ -144,3 +153,24 @@ def test_groups() -> None:
     assert [in_group(TIME, phase).unit for phase in PHASES] == ["seconds"] * 7
     with pytest.raises(KeyError, match="time/sleep"):
         in_group(TIME, "sleep")
+
+
+# --- names in other frameworks -------------------------------------------------------------------------
+
+VERL_RATIOS = """kl k3_kl training_ppl training_log_ppl rollout_ppl rollout_log_ppl log_ppl_diff log_ppl_abs_diff
+log_ppl_diff_max log_ppl_diff_min ppl_ratio"""
+
+
+def test_every_alias_leads_to_a_metric() -> None:
+    assert [*ALIASES] == ["verl", "TRL", "prime-rl"]
+    for names in ALIASES.values():
+        for alias in names.values():
+            assert alias["ours"] in METRICS and alias.keys() <= {"ours", "note"}
+
+
+def test_verls_names_lead_to_verls_definitions() -> None:
+    """What we define as verl does has its name; what we define otherwise has it in a group of its own."""
+    expected = {f"rollout_corr/{name}": f"rollout_corr/{name}" for name in VERL_RATIOS.split()}
+    expected |= {f"rollout_corr/{name}": f"rollout_corr_verl/{name}" for name in VERL.split()}
+    assert {name: alias["ours"] for name, alias in ALIASES["verl"].items() if name in expected} == expected
+    assert not [name for name in expected if "note" in ALIASES["verl"][name]]

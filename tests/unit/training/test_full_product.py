@@ -116,13 +116,16 @@ def sends_gradient(record: StepRecord, run: Run) -> bool:
     """Whether any token of the step does: it has an advantage, and nothing that may stop it does.
 
     It may be stopped by the clip, the correction's threshold, the veto or the trainer's set; and, with ratios, by a
-    token of the same response outside that set, which makes the response's ratio 0.
+    token of the same response outside that set, which makes the response's ratio 0. Which tokens are outside is
+    recorded for the weights that sampled. The first update may move one more out of the second's set: its response's
+    ratio, which is of the update's own sets, is then 0.
     """
     sequence_T = record.of("sequence_T")
     outside_T = record.of("logprobs.outside_T")
     gone_N = record.of("weights.rejected_N") | record.of("weights.vetoed_N")
     if run.correction.weighted:
         gone_N[sequence_T[outside_T]] = True
+        gone_N |= record.of("weights.raw_N") == 0
     stopped_T = record.of("clipped_T") | record.of("weights.masked_T") | gone_N[sequence_T]
     if run.vocabulary.outside == "drop":
         stopped_T |= outside_T

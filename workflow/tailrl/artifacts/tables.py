@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tailrl.artifacts.files import read_text
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, reason
 
 Row = Mapping[str, object]
 
@@ -43,8 +43,14 @@ def _cell(value: object) -> object:
 
 
 def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """A table's rows, as text; raises StudyError if a row lacks one of the columns or has surplus cells."""
-    rows = list(csv.DictReader(read_text(path).splitlines()))
+    """A table's rows, as text.
+
+    Raises StudyError if a row lacks one of the columns, or has surplus cells.
+    """
+    try:
+        rows = list(csv.DictReader(read_text(path).splitlines()))
+    except csv.Error as error:
+        raise StudyError(f"{path}: cannot be read as CSV: {reason(error)}") from None
     for row in rows:
         missing = [name for name in columns if row.get(name) is None]
         if missing:

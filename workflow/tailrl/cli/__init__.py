@@ -56,6 +56,12 @@ def main() -> None:
         if (sentence := _refusal(error)) is None:
             raise
         _end(sentence)
+    except KeyboardInterrupt:
+        # It goes on without its traceback: then libraries clean up, and the process ends by the signal.
+        goes_on = "goes on from the last checkpoint" if sys.argv[1:3] == ["job", "train"] else "starts anew"
+        say(f"{' '.join(sys.argv[1:3])}: interrupted; the same command {goes_on}")
+        sys.excepthook = lambda *_: None
+        raise
     finally:
         limit_the_end()
 

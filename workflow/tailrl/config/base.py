@@ -1,9 +1,16 @@
 """The base class of every block of a study, and unions of blocks."""
 
-from pydantic import BaseModel, ConfigDict, Discriminator
+from typing import Any
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
+from pydantic import BaseModel, ConfigDict, Discriminator, ValidationInfo, field_validator
+
+LONGEST_NAME = 100
+"""Characters. A study's and an arm's name together, with the date and a digest, are one name of a folder of W&B's."""
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"
 """Names of studies, arms, ablations and compared engines, which are parts of files' names."""
+
+NAME_RULE = f"at most {LONGEST_NAME} letters, digits, _ . + -"
 
 
 class Settings(BaseModel):
@@ -11,6 +18,16 @@ class Settings(BaseModel):
 
     # Rules pass settings on as JSON, which has no infinity and no NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python, and pydantic with it, takes true for 1.
+        kind = str(cls.model_fields[str(info.field_name)].annotation)
+        truths = any(isinstance(part, bool) for part in (value if isinstance(value, list | tuple) else (value,)))
+        if truths and "bool" not in kind and ("int" in kind or "float" in kind):
+            raise ValueError("needs a number, not true or false")
+        return value
 
 
 def told_apart_by(field: str, default: str) -> Discriminator:

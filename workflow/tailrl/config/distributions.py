@@ -7,8 +7,9 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.arm import Vocabulary
-from tailrl.config.base import NAME, Settings
+from tailrl.config.base import NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.runtime.errors import one_line
 
 HEAD_BELOW, TAIL_FROM = 1.0, 5.0
 """−ln π_train, nats: a distribution's head lies below the first number, its tail from the second on."""
@@ -73,7 +74,7 @@ class DistributionSettings(Settings):
     def _named(cls, engines: dict[str, ComparedEngine]) -> dict[str, ComparedEngine]:
         for name in engines:
             if not re.fullmatch(NAME, name):
-                raise ValueError(f"{name!r} cannot name an engine: letters, digits, _ . + -")
+                raise ValueError(f"{one_line(repr(name))} cannot name an engine: {NAME_RULE}")
         return engines
 
     @field_validator("rho", mode="before")

@@ -46,7 +46,9 @@ class GradientQuality(Settings):
 
     @model_validator(mode="after")
     def _enumerable(self) -> Self:
-        numbers = self.prompts * self.vocabulary_size**self.length * self.length * self.vocabulary_size
+        # A power beyond 4^64 is too large whatever it is, and might take for ever.
+        responses = self.vocabulary_size ** min(self.length, 64)
+        numbers = self.prompts * responses * self.length * self.vocabulary_size
         if numbers > LARGEST:
             raise ValueError(
                 f"{self.prompts} prompts with {self.vocabulary_size}^{self.length} responses each are too many to "

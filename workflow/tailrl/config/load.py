@@ -1,6 +1,8 @@
 """Reads a study: the only reader of its YAML, and of the JSON that rules hand to jobs."""
 
 import copy
+import itertools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,12 +27,32 @@ def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
         raise StudyError(f"{source}: {sentences(error, Study)}") from None
 
 
+LARGEST_FILE, MOST_VALUES = 200_000, 10_000
+"""Characters of a study's file, and keys and values in it, where each use of an anchor counts anew."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML of plain data; a key that is given twice is an error, since YAML would drop its first value."""
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        self._count(node, {})
+        return super().construct_document(node)
+
+    def _count(self, node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
+        """The keys and values of a node; raises ConstructorError where anchors make too many of them."""
+        if node not in counted:
+            counted[node] = 0  # of a node within itself
+            children = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = itertools.chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in children)
+            counted[node] = 1 + sum(self._count(part, counted) for part in parts)
+            if counted[node] > MOST_VALUES:
+                words = f"more than {MOST_VALUES} keys and values, with those that anchors repeat"
+                raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+        return counted[node]
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        given = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if twice := sorted({key for key in given if given.count(key) > 1}):
+        given = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
+        if twice := sorted(key for key, times in given.items() if times > 1):
             raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -38,7 +60,11 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; raises StudyError if it holds none, or a key twice in one block."""
     try:
-        config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ValueError(f"more than {LARGEST_FILE} characters")
+        config = yaml.load(text, _Loader)  # a safe loader
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
     if not isinstance(config, dict):
@@ -94,11 +120,12 @@ def read_study(path: str | Path) -> Study:
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
     """One block of settings from JSON text or from a JSON file; raises StudyError."""
+    inline = text.lstrip().startswith("{")
     try:
-        data = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
-        return model.model_validate_json(data)
+        return model.model_validate_json(text if inline else Path(text).read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise StudyError(f"{model.__name__} settings: {sentences(error, model)}") from None
+        where = "" if inline else f"{one_line(text)}: "
+        raise StudyError(f"{where}{model.__name__} settings: {sentences(error, model)}") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible file name
         name = one_line(text) if text.isprintable() and text else repr(text)
         raise StudyError(f"{model.__name__} settings: {name}: cannot be read: {reason(error)}") from None

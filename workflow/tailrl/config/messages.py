@@ -1,7 +1,9 @@
 """Puts pydantic's errors into words: one clause per problem, with the path of its key."""
 
 import difflib
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -21,9 +23,18 @@ PLAIN = {"tuple_type": LIST, "list_type": LIST, "dict_type": BLOCK, "model_type"
 """By the type of pydantic's error: words that name YAML's types, where pydantic names Python's."""
 
 
+MOST_FAULTS = 10
+"""Clauses of a sentence; the rest are counted."""
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
 def _properties(model: type[BaseModel], path: tuple[int | str, ...]) -> list[dict[str, Any]]:
     """The properties of each block that may stand at `path`, from the JSON schema."""
-    schema = model.model_json_schema()
+    schema = _schema(model)
 
     def resolve(node: dict[str, Any]) -> list[dict[str, Any]]:
         if "$ref" in node:
@@ -56,10 +67,11 @@ def _other_kind(item: ErrorDetails, model: type[BaseModel] | None) -> str:
 def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """One clause per problem, with the path of its key; `model` was validated, and its keys are suggested."""
     clauses = []
-    found = error.errors()
-    for item in found:
-        if item["type"] == "too_short" and any(other["loc"][:-1] == item["loc"] for other in found):
-            continue  # it is too short only because of entries with errors of their own
+    errors = error.errors()
+    inner = {item["loc"][:-1] for item in errors}
+    # What has entries with errors of their own is too short only because of these.
+    found = [item for item in errors if item["type"] != "too_short" or item["loc"] not in inner]
+    for item in found[:MOST_FAULTS]:
         where = one_line(".".join(str(part) for part in item["loc"]))
         if item["type"] == "extra_forbidden":
             known = {key for block in _properties(model, item["loc"][:-1]) for key in block} if model else set()
@@ -67,6 +79,10 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             clauses.append(f"{where} is not a known key{hint}")
         elif item["type"] == "missing":
             clauses.append(f"{where} is missing")
+        elif item["type"] == "literal_error":
+            kinds = re.findall("'([^']*)'", item["ctx"]["expected"])
+            given = one_line(repr(item["input"]))
+            clauses.append(f"{where}: must be one of {', '.join(kinds)} (given: {given}){near(item['input'], kinds)}")
         elif item["type"] == "kind":
             clauses.append(where + _other_kind(item, model))
         else:
@@ -74,4 +90,4 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
             shown = not isinstance(item["input"], dict | BaseModel)
             given = f" (given: {one_line(repr(item['input']))})" if shown else ""
             clauses.append(f"{where}: {message}{given}" if where else message)
-    return "; ".join(clauses)
+    return "; ".join([*clauses, f"and {len(found) - MOST_FAULTS} more"] if len(found) > MOST_FAULTS else clauses)

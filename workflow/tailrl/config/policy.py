@@ -1,5 +1,6 @@
 """The block of a study that says which policy to start from."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, Tag, model_validator
@@ -47,6 +48,24 @@ class ScratchPolicy(Settings):
 
 MADE_MODELS = ("results/models/smollm2", "results/models/smollm2_shots")
 """Folders of pretrained policies that the workflow makes."""
+
+
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"),
+    *("spiece.model", "tekken.json"),
+)
+"""Files of which a folder has one where it has a tokenizer."""
+
+
+def lacking(folder: Path) -> str | None:
+    """What a folder in Hugging Face format lacks, by the names of its files."""
+    if not (folder / "config.json").is_file():
+        return "it holds no config.json"
+    if not any(folder.glob("*.safetensors*")):
+        return "it holds no weights (*.safetensors)"
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        return "it holds no tokenizer (tokenizer.json)"
+    return None
 
 
 class PretrainedPolicy(Settings):

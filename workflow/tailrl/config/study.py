@@ -9,17 +9,20 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.config.arm import Ablation, Arm, log_rho
-from tailrl.config.base import NAME, Settings
+from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy
+from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
 from tailrl.runtime.errors import StudyError, one_line
+
+MOST_ARMS = 1000
+"""Arms of a study, with those of its ablations."""
 
 BASE_ARM = "base"
 """The arm of the untrained policy: it is evaluated, never trained."""
@@ -34,6 +37,11 @@ WILDCARD = re.compile(r"\{\s*\w")
 def _unless_it_extends(schema: dict[str, Any]) -> None:
     """Required keys, in the schema: a file that extends another need not have them."""
     schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+
+
+def _key(arm: Arm) -> str:
+    """A text that equal arms share."""
+    return arm.model_dump_json()
 
 
 def _lies(kind: Callable[[Path], bool], path: str | Path) -> bool:
@@ -78,20 +86,22 @@ class Study(Settings):
         for name in (*self.arms, *self.ablations):
             if not re.fullmatch(NAME, name) or name == BASE_ARM:
                 raise ValueError(
-                    f"{name!r} cannot name an arm or ablation: letters, digits, _ . + - (not {BASE_ARM!r})"
+                    f"{one_line(repr(name))} cannot name an arm or ablation: {NAME_RULE} (not {BASE_ARM!r})"
                 )
+        size = len(self.arms) + sum(len(ablation.bases) * len(ablation.values) for ablation in self.ablations.values())
+        if size > MOST_ARMS:
+            raise ValueError(f"arms and ablations: {size} ways to train, of which a study has at most {MOST_ARMS}")
         for name, ablation in self.ablations.items():
             for base in ablation.bases:
                 if base not in self.arms:
                     raise ValueError(f"ablations.{name}.base: there is no arm {base!r}{near(base, self.arms)}")
-            self.ablation_arms(name)
         if isinstance(self.policy, ScratchPolicy):
             size = self.policy.vocabulary_size
             for rho in self.distributions.rho:
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"distributions.rho: {rho} is above 1 for {size} tokens")
         for name, arm in self.all_arms().items():
-            self._check_sizes(name, arm, self.run(name))
+            self._check_sizes(name, arm, self._run(name, arm))
         return self
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
@@ -168,6 +178,8 @@ class Study(Settings):
             there = _lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
+            if there and path not in MADE_MODELS and (words := lacking(Path(path))):
+                raise StudyError(f"policy.path: {one_line(path)}: {words}")
         for key, files in (("task.path", self.local_files()), ("policy.path", self.local_policy())):
             for file in filter(WILDCARD.search, files):
                 raise StudyError(f"{key}: Snakemake takes the braces in {one_line(file)} for a wildcard; rename it")
@@ -180,6 +192,7 @@ class Study(Settings):
         """
         ablation = self.ablations[name]
         arms: dict[str, Arm] = {}
+        own, seen = {_key(arm): known for known, arm in self.arms.items()}, set[str]()
         for base, value in itertools.product(ablation.bases, ablation.values):
             data = self.arms[base].model_dump()
             *parents, leaf = ablation.field.split(".")
@@ -196,20 +209,33 @@ class Study(Settings):
                 arm = Arm.model_validate(data)
             except ValidationError as error:
                 raise ValueError(f"ablations.{name}, value {value!r}: {sentences(error)}") from None
-            if arm in arms.values():
+            if (key := _key(arm)) in seen:
                 raise ValueError(f"ablations.{name}: value {value!r} makes the same arm as an earlier one")
-            known = next((known for known, other in self.arms.items() if other == arm), None)
+            seen.add(key)
             prefix = f"{base}+" if len(ablation.bases) > 1 else ""
-            arms[known or f"{prefix}{name}={str(value).replace('/', '-')}"] = arm
+            made = own.get(key, f"{prefix}{name}={str(value).replace('/', '-')}")
+            if len(made) > LONGEST_NAME:
+                raise ValueError(
+                    f"ablations.{name}: the name of its arm {one_line(made)} has {len(made)} characters, and files' "
+                    f"names have room for {LONGEST_NAME}"
+                )
+            arms[made] = arm
         return arms
 
     def all_arms(self) -> dict[str, Arm]:
         """The study's own arms and those of every ablation."""
         return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
 
+    def runs(self) -> dict[str, Run]:
+        """The settings of every arm's training job."""
+        return {name: self._run(name, arm) for name, arm in self.all_arms().items()}
+
     def run(self, arm_name: str) -> Run:
-        """The settings of one arm's training job; raises ValueError if its overrides do not fit."""
-        arm = self.all_arms()[arm_name] if arm_name not in self.arms else self.arms[arm_name]
+        """The settings of one arm's training job."""
+        return self._run(arm_name, self.arms.get(arm_name) or self.all_arms()[arm_name])
+
+    def _run(self, arm_name: str, arm: Arm) -> Run:
+        """Raises ValueError if the arm's overrides do not fit."""
         try:
             training = Training.model_validate({**self.training.model_dump(), **arm.training})
         except ValidationError as error:

@@ -32,7 +32,7 @@ from tailrl.kernels.cpu_chunks import (
     chunks,
 )
 from tailrl.kernels.row_sums import RowSums, outputs
-from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.objective.safe_set import TokenLogprobs, check_rows, checked
 from tailrl.runtime.errors import NumericalError
 
 # Limit for one call, so that memory stops growing with T. The backward finds the entries of later chunks again, for one
@@ -45,7 +45,7 @@ def constrained_logprobs(
     weight_VH: Tensor,
     tokens_T: Tensor,
     rule: str,
-    threshold: float | Tensor = 0.0,
+    threshold: float | Tensor | None = None,
     temperature: float = 1.0,
     paper_fill: bool = False,
 ) -> TokenLogprobs:
@@ -62,7 +62,10 @@ def constrained_logprobs(
 
     Raises:
         NumericalError: a hidden state, the weight or a logit is not finite.
+        StudyError: an unknown rule, a threshold that is missing or impossible, or rows that are not packed.
     """
+    check_rows(hidden_TH, tokens_T)
+    threshold = checked(rule, threshold)
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # A sum is not finite where a term is not: one cheap pass.
         if not torch.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))):

@@ -3,6 +3,7 @@
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.config.study import Study
 from tailrl.model.policy import load_policy, load_tokenizer
+from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.tasks.registry import download_task
 
 
@@ -11,5 +12,6 @@ def download_inputs(study: Study) -> None:
     for task in (study.task, study.evaluation.task):
         download_task(task)
     if isinstance(study.policy, PretrainedPolicy):
+        try_tokenizer(study.policy.path)
         load_tokenizer(study.policy.path)
         load_policy(study.policy.path)

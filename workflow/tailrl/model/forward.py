@@ -119,9 +119,14 @@ def head_size(config: PreTrainedConfig) -> int:
     return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def key_heads(config: PreTrainedConfig) -> int:
+    """Key heads; families without grouped queries have no number of their own for them."""
+    return cast(int, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def key_group(config: PreTrainedConfig) -> int:
     """Query heads that share a key head."""
-    return cast(int, config.num_attention_heads) // cast(int, config.num_key_value_heads)
+    return cast(int, config.num_attention_heads) // key_heads(config)
 
 
 def head_weight(model: PreTrainedModel) -> Tensor:

@@ -1,6 +1,5 @@
 """The policy and its tokenizer: created, loaded and saved."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -17,13 +16,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from tailrl.config.policy import ScratchPolicy
-from tailrl.kernels.packing import pack
-from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.config.policy import ScratchPolicy, lacking
+from tailrl.model.checks import check_loaded, refuse_endless, refuse_pickle
+from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
 
 
@@ -53,36 +52,28 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     Weights come from safetensors only, since a pickle can run code. The model's class comes from transformers.
     """
     try:
-        _refuse_pickle(path)
+        _ask_hub(path)
+        refuse_pickle(path)
+        refuse_endless(path)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
             attn_implementation=PACKED_ATTENTION,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # listed below by name
+            ignore_mismatched_sizes=True,  # listed by name in the report
             use_safetensors=True,
             trust_remote_code=False,
         )
     # A configuration may ask for any class of any size, and each fails in its own way.
     except Exception as error:
         raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
-    # transformers would go on with random values for both.
-    if report["missing_keys"]:
-        raise StudyError(f"{path}: the model's files lack {one_line(', '.join(sorted(report['missing_keys'])))}")
-    if report["mismatched_keys"]:
-        name, given, expected = min(report["mismatched_keys"])
-        raise StudyError(f"{path}: {name} has the shape {list(given)}, not the configuration's {list(expected)}")
-    _check_head(model, path)
+    check_loaded(model, report, path)
     return cast(PreTrainedModel, model)
 
 
-def _refuse_pickle(path: str | Path) -> None:
-    """Raises ValueError where an index of safetensors names a file of another kind, loaded as a pickle otherwise."""
-    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
-    for part in parts:
-        if not str(part).endswith(".safetensors"):
-            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
+def _ask_hub(path: str | Path) -> None:
+    if not Path(path).is_dir():
+        use_cache_without_hub()
 
 
 def _why(path: str | Path, error: Exception) -> str:
@@ -90,25 +81,19 @@ def _why(path: str | Path, error: Exception) -> str:
         return "there is no such folder"
     if "trust_remote_code" in str(error):
         return "it needs code of its own, and code that comes with a model is not run"
-    return reason(error)
-
-
-@torch.no_grad()
-def _check_head(model: PreTrainedModel, path: str | Path) -> None:
-    """Raises StudyError where the model's logits are more than head times hidden state (a scale, a soft cap)."""
-    tokens_P, packing = torch.arange(4) % model.config.vocab_size, pack([4])
-    own_PV = model(
-        input_ids=tokens_P[None], position_ids=packing.positions_P[None], use_cache=False, packing=packing
-    ).logits[0]
-    ours_PV = hidden_states(model, tokens_P, packing) @ head_weight(model).T
-    if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
-        raise StudyError(f"{path}: its logits are scaled or capped after the head, which is not supported")
+    if isinstance(error, KeyError) and error.args == (PACKED_ATTENTION,):
+        return "its class has no attention that packed rows could use"
+    if not Path(path).is_dir():
+        return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
+    return lacking(Path(path)) or reason(error)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a policy's folder; raises StudyError where there is none or it has no end token."""
     try:
+        _ask_hub(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer.encode("1 + 1 =")
     # Its files are JSON of many kinds, read without a schema.
     except Exception as error:
         raise StudyError(f"{path}: no tokenizer could be read from it: {_why(path, error)}") from None
@@ -120,6 +105,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 def load_config(path: str | Path) -> PreTrainedConfig:
     """The configuration in a policy's folder; raises StudyError where transformers finds or knows none."""
     try:
+        _ask_hub(path)
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
@@ -178,10 +164,15 @@ def required_length(
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a prompt, through the tokenizer's chat template if it has one."""
-    if tokenizer.chat_template:
+    """Token ids of a prompt, through the tokenizer's chat template if there is one; StudyError where that fails."""
+    try:
+        if not tokenizer.chat_template:
+            return cast(list[int], tokenizer.encode(prompt))
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
-    return cast(list[int], tokenizer.encode(prompt))
+    except Exception as error:  # a template is a program
+        raise StudyError(
+            f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}"
+        ) from None

@@ -20,6 +20,12 @@ from tailrl.config.arm import Correction
 from tailrl.runtime.errors import StudyError
 
 
+def check_logprobs(logp_T: Tensor) -> None:
+    """Raises StudyError where a log-prob is above 0 by more than rounding: a probability, or a logit."""
+    if (logp_T > 0.01).any():
+        raise StudyError(f"log-probs are at most 0, and one is {logp_T.max().item():.3g}: are these probabilities?")
+
+
 def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     """Sums of per-token values [T] over N = `count` sequences: [N]."""
     return torch.zeros(count, dtype=values_T.dtype, device=values_T.device).index_add(0, sequence_T, values_T)
@@ -127,7 +133,12 @@ class Weights:
 
 @torch.no_grad()
 def correct(
-    delta_T: Tensor, outside_T: Tensor, sequence_T: Tensor, count: int, correction: Correction, moved_T: Tensor
+    delta_T: Tensor,
+    outside_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    correction: Correction,
+    moved_T: Tensor | None = None,
 ) -> Weights:
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
 
@@ -137,11 +148,13 @@ def correct(
         sequence_T: int64 [T], each token's sequence.
         count: N; a sequence without a token gets weight 1 (an empty product).
         correction: weights, thresholds and veto of the arm.
-        moved_T: float32 [T], log r_ppo = log π_θ − log π_train_old (arXiv 2605.14220); ignored where outside.
+        moved_T: float32 [T], log r_ppo = log π_θ − log π_train_old (arXiv 2605.14220); ignored where outside. None: 0,
+            as before the first update.
 
     Raises:
         StudyError: a sequence's weight overflows the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
     """
+    moved_T = torch.zeros_like(delta_T) if moved_T is None else moved_T
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T = delta_T.masked_fill(outside_T, 0.0)
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
-from tailrl.objective.corrections import Weights, correct
+from tailrl.objective.corrections import Weights, check_logprobs, correct
 from tailrl.objective.safe_set import TokenLogprobs
 
 
@@ -93,7 +93,11 @@ def surrogate(
         clip: its clipped ratio; None for the plain policy gradient.
         logp_old_T: [T] nats, log π_train_old^mp, from before the first update on these rollouts; −inf outside V_S. None
             at the first update, where the present log-probs are the old ones.
+
+    Raises:
+        StudyError: the sampler's log-probs are above 0, or a weight overflows (`correct`).
     """
+    check_logprobs(logp_infer_T)
     logp_T = logprobs.logp_T
     if logp_old_T is None:
         logp_old_T = logp_T.detach()

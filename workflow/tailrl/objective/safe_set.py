@@ -13,12 +13,16 @@ The paper writes −50 into the masked logits instead. For a sampled token insid
 one outside they differ: the paper's gradient pushes every safe logit down (`paper_fill`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from tailrl.config.messages import near
+from tailrl.runtime.errors import StudyError
 
 PAPER_FILL = -50.0
 """The paper's logit of a masked token; −inf gives NaN gradients in bfloat16."""
@@ -78,6 +82,38 @@ RULES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {
     "top_k": top_k,
     "top_p": top_p,
 }
+_LOG_RHO = "ln ρ of the natural logarithm, at most 0"
+THRESHOLD_RANGES = {
+    "min_p": (_LOG_RHO, -math.inf, 0.0),
+    "entropy": (_LOG_RHO, -math.inf, 0.0),
+    "top_k": ("k, at least 1", 1.0, math.inf),
+    "top_p": ("p, above 0 and at most 1", 1e-300, 1.0),
+}
+"""What a rule's threshold means, its smallest and its largest value."""
+
+
+def checked(rule: str, threshold: float | Tensor | None) -> float | Tensor:
+    """The threshold, 0 for `full`; raises StudyError for an unknown rule, or a number that cannot be its threshold."""
+    if rule not in RULES:
+        raise StudyError(f"rule: there is no {rule!r}{near(rule, RULES)}; there are {', '.join(RULES)}")
+    if rule == "full":
+        return 0.0
+    meant, low, high = THRESHOLD_RANGES[rule]
+    if threshold is None:
+        raise StudyError(f"rule {rule} needs its threshold, {meant}")
+    if not isinstance(threshold, Tensor) and not low <= threshold <= high:  # a look into a tensor would wait for a GPU
+        hint = f" (ln {threshold:g} is {math.log(threshold):.4g})" if high == 0 and threshold <= 1 else ""
+        raise StudyError(f"the threshold of rule {rule} is {meant}, not {threshold:g}{hint}")
+    return threshold
+
+
+def check_rows(rows: Tensor, tokens_T: Tensor) -> None:
+    """Raises StudyError where rows (logits or hidden states) and tokens are not packed, one row a token."""
+    if rows.dim() != 2 or tokens_T.shape != rows.shape[:1]:
+        raise StudyError(
+            f"one row a token is needed, [T, ...] and [T], not {list(rows.shape)} and {list(tokens_T.shape)}: of a "
+            "padded batch take x[mask], or call batch_loss"
+        )
 
 
 @torch.no_grad()
@@ -87,7 +123,8 @@ def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor
 
 
 def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
-    """1[a ∈ V_S]: bool [T, V]."""
+    """1[a ∈ V_S]: bool [T, V]; raises StudyError for an unknown rule or an impossible threshold."""
+    threshold = checked(rule, threshold)
     if rule == "full":
         return torch.ones((), dtype=torch.bool, device=logits_TV.device).expand_as(logits_TV)
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
@@ -150,7 +187,7 @@ def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple
 
 
 def token_logprobs(
-    logits_TV: Tensor, tokens_T: Tensor, rule: str, threshold: float | Tensor = 0.0, paper_fill: bool = False
+    logits_TV: Tensor, tokens_T: Tensor, rule: str, threshold: float | Tensor | None = None, paper_fill: bool = False
 ) -> TokenLogprobs:
     """log π^mp(y_t|s_t) = z_{y_t} − ln Σ_{a ∈ V_S} exp(z_a) of the sampled tokens y_t, and what belongs to it.
 
@@ -160,7 +197,12 @@ def token_logprobs(
         rule: a key of RULES.
         threshold: ln ρ, k or p, by the rule; one for all rows or [T, 1].
         paper_fill: score a token outside V_S as the paper does, in a softmax with −50 for every masked logit.
+
+    Raises:
+        StudyError: an unknown rule, a threshold that is missing or impossible, or rows that are not packed.
     """
+    check_rows(logits_TV, tokens_T)
+    threshold = checked(rule, threshold)
     safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     outside_T = ~safe_TV.gather(-1, tokens_T[:, None]).squeeze(-1)

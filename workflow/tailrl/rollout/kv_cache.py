@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tailrl.kernels.batch_invariant import KEYS, PackedAttention, causal_attention, future_bias, pad_rows, rounded_up
 from tailrl.kernels.packing import micro_batches, pack
-from tailrl.model.forward import exact_hidden_states, head_size, head_weight, key_group, row_multiple
+from tailrl.model.forward import exact_hidden_states, head_size, head_weight, key_group, key_heads, row_multiple
 from tailrl.rollout.sampling import token_bytes
 from tailrl.rollout.types import Request
 
@@ -28,7 +28,7 @@ class KeyValueCache:
     def __init__(self, model: PreTrainedModel, count: int, length: int) -> None:
         config = model.config
         size = head_size(config)
-        heads, length = config.num_key_value_heads, rounded_up(length, KEYS)
+        heads, length = key_heads(config), rounded_up(length, KEYS)
         layers = range(config.num_hidden_layers)
         fitting = max(16, CACHE_BYTES // (length * token_bytes(config, model.dtype)))
         self.row_multiple = row_multiple(model)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from tailrl.model.forward import head_size
+from tailrl.model.forward import head_size, key_heads
 from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import Columns, log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
@@ -148,4 +148,4 @@ def response_limits(requests: Sequence[Request], decoding: Decoding, max_length:
 
 def token_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers."""
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config) * dtype.itemsize)
+    return int(2 * config.num_hidden_layers * key_heads(config) * head_size(config) * dtype.itemsize)

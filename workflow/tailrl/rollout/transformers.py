@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
@@ -97,6 +98,11 @@ class TransformersSampler(LocalSampler):
 
     def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
+        if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers):
+            raise StudyError(
+                f"{policy_folder}: {config.model_type} keeps more of a sequence than keys and values, which the "
+                "transformers engine does not support"
+            )
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         self.device = distributed.device()
         self.model.eval().requires_grad_(False).to(self.device)

@@ -22,6 +22,9 @@ from tailrl.runtime.errors import StudyError, say
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+FOLDER_VARIABLE = "TAILRL_LAUNCHER"
+"""A variable of the ranks' environment: the launcher's folder, below which their error files lie."""
+
 ENDED_BY_AGENT = -15
 """SIGTERM, which the other ranks get when one has failed."""
 
@@ -50,10 +53,9 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        program, *arguments = command
         logging.disable(logging.ERROR)  # the agent's many lines; one is printed below
         try:
-            elastic_launch(config, program)(*arguments)
+            elastic_launch(config, "env")(f"{FOLDER_VARIABLE}={folder}", *command)
         except ChildFailedError as error:
             # A rank that reported bad input counts, even if it was not the first to fail.
             for file in sorted(Path(folder).rglob("error.json")):
@@ -81,8 +83,12 @@ def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailu
 
 
 def tell_launcher(sentence: str) -> bool:
-    """Hand the sentence that ends this rank to its launcher, which prints it once; False without a launcher."""
-    if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) is None:
+    """Hand the sentence that ends this rank to its launcher, which prints it once; False without `launch`.
+
+    TORCHELASTIC_ERROR_FILE alone does not count: torchrun shows no sentence, and the variable may be left over.
+    """
+    file, folder = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.get(FOLDER_VARIABLE)
+    if not file or not folder or not Path(file).is_relative_to(folder):
         return False
     Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")
     return True

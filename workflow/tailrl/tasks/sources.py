@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.runtime.limits import limited_memory
 from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, canonical
@@ -20,7 +21,7 @@ LONGEST_TEXT = 100_000
 LONGEST_LINE = 16_000_000
 """Longest line of a JSONL file, characters."""
 
-MOST_SOURCE_ROWS = 10_000_000
+MOST_TABLE_ROWS = 10_000_000
 """Most rows of a data set. A parquet file of a megabyte may claim a billion."""
 
 MOST_BYTES = 20e9
@@ -60,6 +61,7 @@ def fetch(hub_name: str, split: str) -> Any:
     """The hub's `datasets.Dataset`; from the Hugging Face cache if the hub is out of reach."""
     import datasets
 
+    use_cache_without_hub()
     try:
         return datasets.load_dataset(hub_name, split=split)
     # The hub's client, its HTTP library and each file format's reader raise their own exceptions.
@@ -105,8 +107,8 @@ def _jsonl_rows(file: Path) -> Iterator[object]:
 
 
 def _check_size(source: object, rows: int, size: int) -> None:
-    if rows > MOST_SOURCE_ROWS:
-        raise StudyError(f"{source}: has {rows} rows, more than {MOST_SOURCE_ROWS}")
+    if rows > MOST_TABLE_ROWS:
+        raise StudyError(f"{source}: has {rows} rows, more than {MOST_TABLE_ROWS}")
     if size > MOST_BYTES:
         raise StudyError(f"{source}: its rows take more than {MOST_BYTES / 1e9:g} GB")
 

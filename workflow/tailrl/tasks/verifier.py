@@ -50,7 +50,7 @@ class MathVerifier:
             worker = self._running()
             assert worker.stdin is not None
             worker.stdin.write(json.dumps([gold, response_answer]).encode("ascii") + b"\n")
-            reply = _reply(worker, self._timeout)
+            reply = reply_of(worker, self._timeout)
         except BaseException as error:
             # Also when the caller is interrupted: a worker that still owes a reply would give it to the next pair.
             self.close()
@@ -92,7 +92,7 @@ class MathVerifier:
             env={**environment, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
         )
         try:
-            reply = _reply(self._worker, START_SECONDS)
+            reply = reply_of(self._worker, START_SECONDS)
         except EOFError:
             reply = "it died at once"
         except TimeoutError:
@@ -102,7 +102,7 @@ class MathVerifier:
         return self._worker
 
 
-def _reply(worker: subprocess.Popen[bytes], timeout: float) -> str:
+def reply_of(worker: subprocess.Popen[bytes], timeout: float) -> str:
     """The worker's next line; raises TimeoutError after `timeout` seconds, EOFError where the worker died."""
     assert worker.stdout is not None
     deadline = time.monotonic() + timeout

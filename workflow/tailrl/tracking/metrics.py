@@ -42,7 +42,8 @@ class Metric(str):
         return str, (str(self),)
 
 
-CORR, CORR_UNMASKED, CORR_RAW, TIME = "rollout_corr", "rollout_corr_unmasked", "rollout_corr_raw", "time"
+CORR, CORR_UNMASKED, CORR_RAW = "rollout_corr", "rollout_corr_unmasked", "rollout_corr_raw"
+CORR_VERL, TIME = "rollout_corr_verl", "time"
 """Groups, whose keys are <group>/<name>."""
 
 _described = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -53,6 +54,12 @@ METRICS = {key: metric for key, metric in _catalogue.items() if not key.startswi
 
 VERIFICATION = {key: metric for key, metric in _catalogue.items() if key not in METRICS}
 """Logged besides where the trainer verifies the engine's tokens."""
+
+
+ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
+)
+"""By framework and its name of a metric: our key, and a note where the values differ."""
 
 
 def in_group(group: str, name: str) -> Metric:

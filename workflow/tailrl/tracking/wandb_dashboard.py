@@ -42,7 +42,7 @@ def make_dashboard(results: Path) -> None:
     study = read_record(finished_jobs(results)[0], RunRecord).study
     if os.environ.get("WANDB_MODE") != "online":
         print(
-            f"W&B is offline. In the terminal: wandb leet {results}/wandb/offline-run-*; in a browser: "
+            f"W&B is offline. In the terminal: wandb leet {results}/wandb; in a browser: "
             f"{results}/summary.html. For a server: wandb login, tailrl mirror {results}, then this with "
             "WANDB_MODE=online."
         )

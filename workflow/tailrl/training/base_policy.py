@@ -19,6 +19,7 @@ from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import check_vocabulary, create_policy, encode_prompt, load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
+from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.runtime.atomic_files import unchanged
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, read_problems
@@ -36,6 +37,7 @@ def write_base_policy(settings: Policy, warm_start_file: Path, out: Path) -> Non
     sources = at_start(job_files("policy", settings))
     if not isinstance(settings, ScratchPolicy):
         with unchanged(Path(settings.path).glob("*")):
+            try_tokenizer(settings.path)
             tokenizer = load_tokenizer(settings.path)
             model = load_policy(settings.path)
         check_vocabulary(model.config, tokenizer, settings.path)

@@ -201,7 +201,7 @@ def take_step(
         }
         if updated is not None:
             loss, norm, record = updated
-            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics()}
+            metrics |= {keys.LOSS: loss, keys.GRADIENT_NORM: norm, **record.metrics(run.correction)}
             if distributed.is_first() and (step % settings.keep_tokens_every == 0 or not state.tokens.checksums):
                 advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
                 kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)

@@ -69,8 +69,7 @@ def write_results(
         resumed_at_steps=state.resumed,
         **found,
     )
-    lines = "".join(map(metrics_line, state.metrics.read()))
-    tokens = state.tokens.joined()
+    lines, tokens = "".join(map(metrics_line, state.metrics.read())), state.tokens.joined()
     try:
         with whole_folder(folder, "writing-results") as aside:
             (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")

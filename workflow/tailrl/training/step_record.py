@@ -11,11 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailrl.config.arm import Correction
 from tailrl.objective.corrections import Weights, sequence_sum
-from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, weight_metrics
+from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
 from tailrl.tracking import metrics as keys
+
+UNCORRECTED = Correction()
 
 
 @dataclass(slots=True)
@@ -106,8 +109,11 @@ class StepRecord:
             keys.TOTAL_VARIATION: _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
         }
 
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the step's mismatch, weights and safe sets; `tailrl.tracking.metrics` has their names."""
+    def metrics(self, correction: Correction = UNCORRECTED) -> dict[str, float]:
+        """Metrics of the step's mismatch, weights and safe sets; `tailrl.tracking.metrics` has their names.
+
+        `correction` is the arm's, for verl's definitions, which follow its thresholds.
+        """
         logp_T, outside_T = self.of("logprobs.logp_T"), self.of("logprobs.outside_T")
         logp_infer_T, log_kept_infer_T = self.of("logp_infer_T"), self.of("log_kept_infer_T")
         unmasked_infer_T = logp_infer_T + log_kept_infer_T
@@ -115,14 +121,14 @@ class StepRecord:
         masked = (logp_T[inside_T], logp_infer_T[inside_T])
         full_T = self._unmasked()
         mass_T = self.of("logprobs.log_kept_T").exp()
+        given_T = logp_T.masked_fill(outside_T, -torch.inf)
         groups = {
-            keys.CORR: log_ratio_metrics(
-                logp_T.masked_fill(outside_T, -torch.inf), logp_infer_T, sequence_T, self.sequences, outside_T
-            )
+            keys.CORR: log_ratio_metrics(given_T, logp_infer_T, sequence_T, self.sequences, outside_T)
             | advantage_skew(*masked, self.of("advantage_T")[inside_T])
             | weight_metrics(self.of("weights.used_N")),
             keys.CORR_UNMASKED: log_ratio_metrics(full_T, unmasked_infer_T, sequence_T, self.sequences, outside_T),
             keys.CORR_RAW: weight_metrics(self.of("weights.raw_N")),
+            keys.CORR_VERL: verl_metrics(given_T - logp_infer_T, sequence_T, self.sequences, correction),
         }
         return {
             **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},

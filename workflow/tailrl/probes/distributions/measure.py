@@ -53,10 +53,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
             that refuses the temperature or keeps no logits, logits that are not finite, or no position to compare.
     """
     begun = time.perf_counter()
-    try:
-        settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
-    except ValueError as error:
-        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
+    _check_temperature(settings)
     sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
@@ -102,6 +99,13 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     )
     write_record(out, record)
     write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
+
+
+def _check_temperature(settings: Distributions) -> None:
+    try:
+        settings.engine.sampler.check_temperature("training.temperature", settings.temperature)
+    except ValueError as error:
+        raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
 
 
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:

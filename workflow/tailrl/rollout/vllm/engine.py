@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
@@ -25,7 +26,7 @@ from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, one_line, reason
 
 SEQUENCES_IN_FLIGHT = 128
 BATCHED_TOKENS = 4096
@@ -92,6 +93,9 @@ class VllmSampler(LocalSampler):
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
+            self.names = AutoModelForCausalLM.from_config(config).state_dict().keys()
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
@@ -164,10 +168,22 @@ class VllmSampler(LocalSampler):
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.load_weights`; drops what was cached under the old weights."""
-        # One at a time, since a second copy of the policy may not fit into this process beside the engine.
-        cast = ((name, weight.to(self.dtype)) for name, weight in weights)
-        self.llm.collective_rpc("set_weights", args=(cast,))
+        """See `Sampler.load_weights`; drops what was cached under the old weights.
+
+        Raises StudyError where a weight is missing, since vLLM would keep the old one.
+        """
+        self.has_weights = False
+        missing = set(self.names)
+
+        def cast() -> Iterator[tuple[str, Tensor]]:
+            # One at a time, since a second copy of the policy may not fit into this process beside the engine.
+            for name, weight in weights:
+                missing.discard(name)
+                yield name, weight.to(self.dtype)
+
+        self.llm.collective_rpc("set_weights", args=(cast(),))
+        if missing:
+            raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
         self.llm.reset_prefix_cache()
         self.has_weights = True
 

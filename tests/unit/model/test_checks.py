@@ -1,0 +1,100 @@
+"""Models of many families: loaded where packed rows keep responses apart, else refused in one sentence."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import PACKED, REFUSED, write_family
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tailrl.kernels.packing import pack
+from tailrl.model import checks
+from tailrl.model.forward import PACKED_ATTENTION, hidden_states
+from tailrl.model.policy import load_policy
+from tailrl.runtime.errors import StudyError
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(policy_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny policy that a test may damage."""
+    return Path(shutil.copytree(policy_folder, tmp_path / "policy"))
+
+
+def set_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(StudyError) as caught:
+        load_policy(folder)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{folder}: ") and "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_family_that_attention_alone_connects_is_loaded(name: str, tmp_path: Path) -> None:
+    model = load_policy(write_family(name, tmp_path / name))
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    tokens = torch.arange(11) % 90
+    with torch.no_grad():
+        row = hidden_states(model, tokens, pack([4, 7]))
+        alone = torch.cat([hidden_states(model, part, pack([len(part)])) for part in tokens.split([4, 7])])
+    torch.testing.assert_close(row, alone, rtol=0, atol=1e-6 * alone.abs().max().item())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_packed_rows_do_not_suit_is_one_sentence(name: str, tmp_path: Path) -> None:
+    assert REFUSED[name][1] in refusal(write_family(name, tmp_path / name))
+
+
+def test_attention_over_the_whole_row_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed attention that forgot where sequences end."""
+
+    def whole(model: PreTrainedModel, tokens_P: torch.Tensor, _: object) -> torch.Tensor:
+        return hidden_states(model, tokens_P, pack([len(tokens_P)]))
+
+    monkeypatch.setattr(checks, "hidden_states", whole)
+    assert "packed responses would see one another" in refusal(folder)
+
+
+# --- files and configuration that do not fit -----------------------------------------------------------
+
+
+def test_a_layer_that_the_configuration_drops_is_named(folder: Path) -> None:
+    set_config(folder, num_hidden_layers=1)
+    assert "hold weights without a place in the model: model.layers.1." in refusal(folder)
+
+
+def test_rotary_frequencies_of_older_files_are_no_weights(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    load_policy(folder)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_local_experts"]
+)
+def test_a_count_without_end_is_one_sentence(key: str, folder: Path) -> None:
+    set_config(folder, **{key: 10**9})
+    assert f"{key} is 1000000000, more than 10000" in refusal(folder)
+
+
+def test_a_count_without_end_in_a_block(folder: Path) -> None:
+    set_config(folder, text_config={"num_hidden_layers": 10**9})
+    assert "num_hidden_layers is 1000000000" in refusal(folder)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_is_named(bad: float, folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    assert refusal(folder).endswith("model.layers.1.mlp.up_proj.weight holds NaN or Inf")

@@ -1,0 +1,98 @@
+"""Checks of a pretrained model: its counts end, files and configuration fit, weights are finite, packed rows work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
+
+from tailrl.kernels.packing import pack
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.runtime.errors import StudyError, one_line, reason
+
+LENGTHS = (3, 5)
+"""Tokens of the two sequences that are tried in one row."""
+
+ROUNDING_SHARE = 2.0**-18
+"""Accepted difference per layer, as a share of the largest hidden state: 64 roundings of float32. Correct families of
+two layers differ by 4e-7 at most; the least mixing of tokens found, by a convolution at its random start, is 2e-4."""
+
+BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")
+"""Ends of names in older files of what is no weight."""
+
+MOST_PARTS = 10_000
+"""Layers, heads or experts. A configuration may name 10^9, and building so many does not end."""
+
+
+def refuse_endless(path: str | Path) -> None:
+    """Raises ValueError where the configuration counts more layers, heads or experts than any model has."""
+    file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    blocks = [json.loads(Path(file).read_text(encoding="utf-8"))] if file else []
+    for block in blocks:
+        for key, value in block.items() if isinstance(block, dict) else ():
+            if isinstance(value, dict):
+                blocks.append(value)
+            elif isinstance(value, int) and value > MOST_PARTS and any(w in key for w in ("layer", "head", "expert")):
+                raise ValueError(f"{key} is {one_line(value)}, more than {MOST_PARTS}")
+
+
+def refuse_pickle(path: str | Path) -> None:
+    """Raises ValueError where an index of safetensors names a file of another kind, loaded as a pickle otherwise."""
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
+    for part in parts:
+        if not str(part).endswith(".safetensors"):
+            raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
+
+
+def check_loaded(model: PreTrainedModel, report: dict[str, Any], path: str | Path) -> None:
+    """Raises StudyError where files and configuration do not fit, a weight is not finite, or packed rows go wrong.
+
+    `report` is transformers' own on the loading, which goes on with random values or without what it does not know.
+    """
+    unknown = [name for name in report["unexpected_keys"] if not name.endswith(BUFFERS)]
+    for names, fault in ((report["missing_keys"], "lack"), (unknown, "hold weights without a place in the model:")):
+        if names:
+            raise StudyError(f"{path}: the model's files {fault} {one_line(', '.join(sorted(names)))}")
+    if report["mismatched_keys"]:
+        name, given, expected = min(report["mismatched_keys"])
+        raise StudyError(f"{path}: {name} has the shape {list(given)}, not the configuration's {list(expected)}")
+    for name, weight in model.named_parameters():
+        # A sum is not finite where a term is not.
+        if not weight.sum(dtype=torch.float64).isfinite():
+            raise StudyError(f"{path}: {name} holds NaN or Inf")
+    _check_forward(model, path)
+
+
+@torch.no_grad()
+def _check_forward(model: PreTrainedModel, path: str | Path) -> None:
+    """Raises StudyError where the model's class does not suit packed rows, or logits are not head times hidden state.
+
+    Two sequences in one row are compared with each alone in the library's own attention: anything else that mixes
+    tokens, such as a recurrence or a convolution, would let packed responses see one another.
+    """
+    kind = type(model).__name__
+    tokens_P = torch.arange(sum(LENGTHS)) % model.config.vocab_size
+    try:
+        row_PH = hidden_states(model, tokens_P, pack(LENGTHS))
+        model.set_attn_implementation("eager")
+        alone = [model.base_model(input_ids=part[None], use_cache=False) for part in tokens_P.split(LENGTHS)]
+        alone_PH = torch.cat([output.last_hidden_state[0] for output in alone])
+        own_PV = model(input_ids=tokens_P[None, : LENGTHS[0]], use_cache=False).logits[0]
+        model.set_attn_implementation(PACKED_ATTENTION)
+        ours_PV = alone_PH[: LENGTHS[0]] @ head_weight(model).T
+        accepted = ROUNDING_SHARE * model.config.num_hidden_layers
+    except StudyError as error:
+        raise StudyError(f"{path}: {error}") from None
+    except Exception as error:  # each class fails in its own way
+        raise StudyError(f"{path}: {kind} does not run on packed rows: {reason(error)}") from None
+    difference = ((row_PH - alone_PH).abs().max() / alone_PH.abs().max()).item()
+    if not difference <= accepted:
+        raise StudyError(
+            f"{path}: {kind} mixes tokens by more than its attention: packed responses would see one another (hidden "
+            f"states differ by {difference:.1g} of their size; rounding explains {accepted:.1g})"
+        )
+    if not torch.allclose(own_PV, ours_PV, rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise StudyError(f"{path}: its logits are scaled or capped after the head, which is not supported")
