@@ -134,7 +134,7 @@ def commit() -> str:
         return run.stdout.strip()
 
     found = git("rev-parse", "--short=10", "HEAD") or "unknown"
-    return f"{found}{'+' if git('status', '--porcelain', '--', '.', ':!docs') else ''}"
+    return f"{found}{'+' if git('status', '--porcelain', '--', ':/', ':(top,exclude)docs') else ''}"
 
 
 def read(file: Path) -> list[Struck]:
