@@ -30,7 +30,7 @@ def _without(part: str) -> Edit:
 
 
 _OLD_RESTORE = "tensor.copy_(sharded_like(given[name], tensor))"
-_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.hand_over.delayed)"
+_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.weight_sync.delayed)"
 _TENSORS = 'found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}'
 _REQUESTS = (
     "requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, {seed}, state.step)"
@@ -71,11 +71,11 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
             RESUME,
             ("engine.sampler.load_weights((n, t.clone()) for n, t in model.state_dict().items())", RESUME),
         ),
-        Edit(LOOP, "hand_over(state.model)", ("resumed or hand_over(state.model)",)),
-        Edit(LOOP, "engine.hand_over.again(state.model)", ("pass",)),
+        Edit(LOOP, "weight_sync(state.model)", ("resumed or weight_sync(state.model)",)),
+        Edit(LOOP, "engine.weight_sync.again(state.model)", ("pass",)),
     ),
     "the stale engine gets fresh weights": (
-        Edit(STATE, "self.hand_over.past.extend(list(past[age].items()) for age in sorted(past))", ("pass",)),
+        Edit(STATE, "self.weight_sync.past.extend(list(past[age].items()) for age in sorted(past))", ("pass",)),
     ),
     "the kept tokens are another run's": (
         Edit(

@@ -92,7 +92,7 @@ def shortened(sentence: str) -> str:
     if head != "not as undisturbed":
         line = re.sub(r"train/\w+/seed\d+", "a run", line)
         return re.sub(r"step \d+, though it had a state of step \d+", "an older state than its newest", line)
-    names = re.findall(r"([\w.]+)(?: \([^)]*\))?(?:, |$)", re.sub(r"[\w.]+/", "", rest))
+    names = re.findall(r"([\w.][\w. ]*?)(?: \([^)]*\))?(?:, |$)", re.sub(r"[\w.]+/", "", rest))
     return f"{head}: {', '.join(sorted(set(names)))}"
 
 

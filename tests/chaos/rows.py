@@ -2,6 +2,7 @@
 
 import csv
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -62,10 +63,9 @@ class Rows:
         Rows whose study was not compared are dropped: their kills are taken again.
         """
         self.file = file
-        known = provenance()
-        hardware = known["hardware"]
+        hardware = provenance()["hardware"]
         self.engine, self.seed = engine, seed
-        self.commit = f"{(known['commit'] or 'unknown')[:10]}{'+' if known['dirty'] else ''}"
+        self.commit = commit()
         self.hardware = f"{hardware['cores']} x {hardware['cpu']}"
         found = read(file) if file is not None and file.exists() else []
         own = [row for row in found if (row.engine, row.seed) == (engine, seed)]
@@ -124,6 +124,17 @@ class Rows:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self.file)
+
+
+def commit() -> str:
+    """The commit of the code, with a plus for changes that are not committed; docs/, where rows may lie, is no code."""
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    found = git("rev-parse", "--short=10", "HEAD") or "unknown"
+    return f"{found}{'+' if git('status', '--porcelain', '--', ':/', ':(top,exclude)docs') else ''}"
 
 
 def read(file: Path) -> list[Struck]:

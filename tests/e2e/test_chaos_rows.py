@@ -166,7 +166,7 @@ def test_each_fault_was_planted_and_caught_within_ten_kills() -> None:
     """In the published run; and the study without a fault passed all ten."""
     with (ROOT / "docs/results/planted.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
-    assert {row["fault"] for row in found} <= {planted.NONE, *faults.FAULTS}
+    assert [row["fault"] for row in found] == [planted.NONE, *faults.FAULTS]
     assert (found[0]["caught_by"], int(found[0]["kills"])) == ("", planted.KILLS)
     assert all(row["caught_by"] and 0 < int(row["kills"]) <= planted.KILLS for row in found[1:])
 
@@ -203,8 +203,11 @@ def test_a_fault_whose_line_is_gone_is_refused(package: Path) -> None:
 
 def test_a_sentence_names_no_run() -> None:
     """Which run was struck first is chance."""
-    said = "not as undisturbed: train/budget/seed0/manifest.json (outputs), train/budget/seed0/metrics.jsonl, a/b.npz"
-    assert planted.shortened(said) == "not as undisturbed: b.npz, manifest.json, metrics.jsonl"
+    files = (
+        "list of files, train/budget/seed0/manifest.json (outputs, inputs), train/budget/seed0/metrics.jsonl, a/b.npz"
+    )
+    said = f"not as undisturbed: {files}"
+    assert planted.shortened(said) == "not as undisturbed: b.npz, list of files, manifest.json, metrics.jsonl"
     said = "train/budget/seed0: went on from step 4, though it had a state of step 6\nmore"
     assert planted.shortened(said) == "a run: went on from an older state than its newest"
 

@@ -120,7 +120,8 @@ def test_html_is_escaped_by_templates_alone() -> None:
 TOPICS = {
     "config": {"bad_inputs", "refusals"},
     "objective": {"propositions", "theory"},
-    "tasks": {"fuzz"},
+    "tasks": {"bombs", "fuzz"},
+    "tracking": {"wandb_online"},
     "training": {"bad_checkpoints", "disturbed_runs", "every_arm", "exact_engine", "faults", "full_product"}
     | {"ranks", "resume", "transformers_engine", "update"},
 }

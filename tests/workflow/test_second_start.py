@@ -15,7 +15,7 @@ echo "$1/${arm#train/}" >> "$CALLS"
 calls() { grep -c "$1" "$CALLS"; }
 case "$1/$arm" in
   problems/*) mkdir -p results/changed/data && touch results/changed/data/{train,evaluation,warm_start}.jsonl \\
-    results/changed/data/problems.json; exit ;;
+    results/changed/data/{problems,manifest}.json; exit ;;
   policy/*) mkdir -p results/changed/base; exit ;;
   train/train/bad) echo "tailrl: bad input" >&2; exit 1 ;;
   train/train/stopped) exit 143 ;;

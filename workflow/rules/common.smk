@@ -22,7 +22,7 @@ from tailrl.config.load import NOTE, merged, own_results, parse_study, read_conf
 from tailrl.config.training import without_operational
 from tailrl.planning.again import again, manifests
 from tailrl.planning.ending import stopped, where_to_look
-from tailrl.runtime.atomic_files import forget_finished
+from tailrl.runtime.atomic_files import forget_finished, hold
 
 try:
     # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.
@@ -215,6 +215,11 @@ def say_what_was_edited():
         say(str(error))
 
 
+# What this process holds until it ends. A Snakemake that ends removes the locks of all others in the folder (9.27), so that
+# a second one could start on the same study, and both would write the same files.
+held = []
+
+
 # For `tailrl unlock`, which can look for a running Snakemake and its jobs on its own machine alone.
 onstart:
     executor = (
@@ -222,6 +227,11 @@ onstart:
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
     Path(results).mkdir(parents=True, exist_ok=True)
+    held.append(hold(Path(results, NOTE)))
+    if held[-1] is None:
+        raise WorkflowError(
+            f"{results}: another Snakemake runs this study; wait for its end, or stop it"
+        )
     Path(results, NOTE).write_text(f"{study_note()}\n")
 
 

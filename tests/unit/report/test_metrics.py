@@ -4,8 +4,8 @@ import difflib
 import re
 from pathlib import Path
 
-from tailrl.report.metrics import metrics_page
-from tailrl.tracking.metrics import ALIASES, METRICS, VERIFICATION
+from tailrl.report.metrics import ALIASES, metrics_page
+from tailrl.tracking.metrics import METRICS, VERIFICATION
 
 DOCS = Path(__file__).parents[3] / "docs"
 

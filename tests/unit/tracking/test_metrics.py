@@ -16,8 +16,9 @@ import torch
 import tailrl
 from tailrl.config.arm import Correction
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
+from tailrl.report.metrics import ALIASES
 from tailrl.rollout.types import Rollout
-from tailrl.tracking.metrics import ALIASES, CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
+from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
 from tailrl.training.step_record import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent

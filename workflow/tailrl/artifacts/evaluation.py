@@ -108,15 +108,8 @@ class EvaluationFile(Record):
 
 def header(arm: str, settings: Evaluation) -> dict[str, Any]:
     """The fields of an `EvaluationFile` that say how an arm was evaluated."""
-    return {
-        "arm": arm,
-        "task": settings.task.name,
-        "samples_per_problem": settings.samples,
-        "temperature": settings.temperature,
-        "max_new_tokens": settings.max_new_tokens,
-        "sampler": settings.sampler.model_dump(mode="json"),
-        "seed": settings.seed,
-    }
+    shared = settings.model_dump(mode="json", include={"temperature", "max_new_tokens", "sampler", "seed"})
+    return {"arm": arm, "task": settings.task.name, "samples_per_problem": settings.samples, **shared}
 
 
 def manifest_of(path: Path) -> Path:

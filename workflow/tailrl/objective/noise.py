@@ -23,8 +23,8 @@ DRAWN_AT_ONCE = 2**18
 """Numbers drawn at a time, so that two dozen operations on them stay in a core's cache."""
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str) -> Tensor:
-    """Uniforms in (0, 1), float32 [T, count].
+def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
+    """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p.
 
     Args:
         seeds: T integers of up to 64 bits, one for each row's response.
@@ -32,17 +32,12 @@ def uniform(seeds: Sequence[int], positions: Sequence[int], count: int, stream: 
         count: numbers per position, one for each token of the vocabulary.
         stream: names the use; different names give independent numbers.
     """
-    return _drawn(seeds, positions, count, stream, _uniform)
-
-
-def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
-    """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p."""
     # −ln(−ln(1 − u)): the large values decide, and they come from small u, which floats resolve well.
     return _drawn(seeds, positions, count, stream, lambda bits: _uniform(bits).neg_().log1p_().neg_().log_().neg_())
 
 
 def normal(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "normal") -> Tensor:
-    """Standard normal numbers, float32 [T, count]; exactly symmetric, with tails to 6.3 on both sides."""
+    """Standard normal numbers, float32 [T, count], likewise; exactly symmetric, with tails to 6.3 on both sides."""
     return _drawn(seeds, positions, count, stream, _normal)
 
 

@@ -20,24 +20,24 @@ def again(dag: Any, persistence: Any) -> str:
         return ""
     kinds = Counter(sorted(job.rule.name for job in jobs)).most_common()
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    files, keys, others = (dict[str, None]() for _ in range(3))
+    files, keys, others = (set[str]() for _ in range(3))
     for job in jobs:
         reason = dag.reason(job)
-        files |= dict.fromkeys(sorted(map(str, reason.updated_input - reason.updated_input_run)))
+        files |= set(map(str, reason.updated_input - reason.updated_input_run))
         if reason.input_changed:
-            files |= dict.fromkeys(sorted(set(persistence.input(job.output[0]) or ()) ^ set(map(str, job.input))))
+            files |= set(persistence.input(job.output[0]) or ()) ^ set(map(str, job.input))
         if reason.params_changed:
             old, new = map(_values, (reason.params_changed.only_old, reason.params_changed.only_new))
-            keys |= dict.fromkeys(differing(_settings(old), _settings(new)))
+            keys |= set(differing(_settings(old), _settings(new)))
             if any(isinstance(value, str) and not value.startswith("{") for value in new):
-                files |= dict.fromkeys(_edited(job.output) or ["a source file"])
+                files |= set(_edited(job.output) or ["a source file"])
         if reason.forced:
-            others |= {"the command line forces it": None}
+            others |= {"the command line forces it"}
         if reason.code_changed or reason.software_stack_changed:
-            others |= {"their rules changed": None}
-    why = [f"{few(list(files))} changed"] if files else []
-    why += [f"the study's {few(list(keys))} changed"] if keys else []
-    reasons = "; ".join([*why, *others]) or "their inputs changed"
+            others |= {"their rules changed"}
+    why = [f"{few(sorted(files))} changed"] if files else []
+    why += [f"the study's {few(sorted(keys))} changed"] if keys else []
+    reasons = "; ".join([*why, *sorted(others)]) or "their inputs changed"
     return f"finished jobs run again, {len(jobs)} in all ({counted}): {reasons}"
 
 

@@ -1,7 +1,17 @@
 """The page of all metrics, made from the catalogue."""
 
+from pathlib import Path
+
+import yaml
+
 from tailrl.report.page import render
-from tailrl.tracking.metrics import ALIASES, METRICS, NOTATION, VERIFICATION
+from tailrl.tracking.metrics import METRICS, NOTATION, VERIFICATION
+
+# Not beside the metrics: training depends on those.
+ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
+)
+"""By framework and its name of a metric: our key, and a note where the values differ."""
 
 
 def metrics_page() -> str:

@@ -100,21 +100,10 @@ def _drawn(answer: Answer) -> Path | None:
 
 def _csv_row(answer: Answer) -> dict[str, object]:
     statement, study, line = answer.statement, answer.study, answer.line
-    named = {
-        "id": statement.id,
-        "part": statement.part,
-        "statement": statement.text,
-        "verdict": answer.verdict,
-        "seen": answer.words,
-        "claim_id": line.id if line else "",
-    }
+    named = {"id": statement.id, "part": statement.part, "statement": statement.text, "verdict": answer.verdict}
+    named |= {"seen": answer.words, "claim_id": line.id if line else "", "study": study.name if study else ""}
     cells = ("claim", "source", "dose", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
-    return {
-        **named,
-        "study": study.name if study else "",
-        **{name: getattr(line, name, "") for name in cells},
-        "made by": answer.made_by,
-    }
+    return {**named, **{name: getattr(line, name, "") for name in cells}, "made by": answer.made_by}
 
 
 def _drawings(study: Shown, captions: Path, out: Path) -> list[Drawing]:

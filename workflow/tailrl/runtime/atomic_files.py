@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from tailrl.runtime.errors import StudyError, reason
 
@@ -80,6 +81,20 @@ def sync(folder: Path) -> None:
     """Flush a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
+
+
+def hold(path: Path) -> IO[bytes] | None:
+    """Open a file and lock it until it is closed or this process ends; None if another process holds it.
+
+    Raises OSError if the file system has no locks.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def forget_finished(folder: Path) -> None:

@@ -56,12 +56,6 @@ VERIFICATION = {key: metric for key, metric in _catalogue.items() if key not in 
 """Logged besides where the trainer verifies the engine's tokens."""
 
 
-ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
-    Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
-)
-"""By framework and its name of a metric: our key, and a note where the values differ."""
-
-
 def in_group(group: str, name: str) -> Metric:
     """The metric of this name in a group; raises KeyError for an unknown one."""
     return METRICS[f"{group}/{name}"]

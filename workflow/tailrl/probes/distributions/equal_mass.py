@@ -14,7 +14,7 @@ from tailrl.artifacts.manifest import policy_digest, vouched_checksum
 from tailrl.config.distributions import Distributions
 from tailrl.model.policy import named_weights
 from tailrl.objective.safe_set import safe_set
-from tailrl.probes.distributions.measure import make_requests, read_inputs, read_thresholds, trainer_logits
+from tailrl.probes.distributions.measure import make_requests, read_inputs, trainer_logits
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.runtime.errors import StudyError
 
@@ -36,9 +36,8 @@ def write_equal_mass(settings: Distributions, policy_folder: Path, problems_file
     """
     policy_digest(policy_folder)
     vouched_checksum(problems_file)
-    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
+    model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    log_rhos = read_thresholds(settings, vocabulary)
     positions = settings.responses * -(-settings.max_new_tokens // settings.every)
     if positions * vocabulary > MOST_LOGITS:
         raise StudyError(

@@ -56,9 +56,8 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     _check_temperature(settings)
     sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
-    model, prompts, length = read_inputs(settings, policy_folder, problems_file)
+    model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    log_rhos = read_thresholds(settings, vocabulary)
     in_time = partial(guarded, settings.rollout_timeout)
     with in_time("the engine's start"):
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
@@ -109,14 +108,6 @@ def _check_temperature(settings: Distributions) -> None:
         raise StudyError(f"distributions.engines.{settings.name}: {error}") from None
 
 
-def read_thresholds(settings: Distributions, vocabulary: int) -> list[float]:
-    """ln ρ of the min-p sets; raises StudyError for a ρ above 1 in this vocabulary."""
-    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
-    if max(log_rhos) > 0:
-        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
-    return log_rhos
-
-
 def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     """A request for each response: the prompts in turn, each request with its own random stream."""
     return [
@@ -127,15 +118,23 @@ def make_requests(settings: Distributions, prompts: Sequence[tuple[int, ...]]) -
 
 def read_inputs(
     settings: Distributions, policy_folder: Path, problems_file: Path
-) -> tuple[PreTrainedModel, list[tuple[int, ...]], int]:
-    """The trainer's model, the first problems' prompts, and the most tokens of prompt and response together."""
+) -> tuple[PreTrainedModel, list[tuple[int, ...]], int, list[float]]:
+    """The trainer's model, the first problems' prompts, the most tokens of prompt and response together, and ln ρ of
+    the min-p sets; raises StudyError for a ρ above 1 in this vocabulary."""
     tokenizer = load_tokenizer(policy_folder)
     problems = read_problems(problems_file)[: settings.responses]
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
     if settings.engine.sampler.exact:
         make_exact(model)
-    return model, prompts, required_length(problems, prompts, settings.max_new_tokens, model.config)
+    length, vocabulary = (
+        required_length(problems, prompts, settings.max_new_tokens, model.config),
+        model.config.vocab_size,
+    )
+    log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
+    if max(log_rhos) > 0:
+        raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")
+    return model, prompts, length, log_rhos
 
 
 def compare_rollouts(
