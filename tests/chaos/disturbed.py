@@ -18,7 +18,7 @@ RECORDING = 0.5
 """Seconds after a job's end within which Snakemake is struck: it looks at the outputs and notes them."""
 SECOND_START = ("engine starts", "training", "checkpoint", "results", "evaluation")
 """Stages of processes that their rule starts once more."""
-WRITING, SENDING = 0.01, 1.5
+WRITING, SENDING = 0.01, 1.4
 """Seconds after the file of a checkpoint, or the folder of the results, or that of a download appeared within which its
 writer is struck."""
 IN_VAIN = 3

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 MODEL = "stand-in/policy"
 """The model's name on the hub."""
-CHUNK, PAUSE = 2**14, 0.05
-"""Bytes that are sent at once, and seconds between two sends: a download lasts long enough to be struck."""
+CHUNK, PAUSE = 2**15, 0.1
+"""Bytes that are sent at once, and seconds between two sends: the weights take long enough to be struck, and the small
+files no time."""
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def serve(folder: Path) -> Iterator[str]:
     class Handler(_Handler):
         files: ClassVar = {file.name: file for file in folder.iterdir() if file.is_file()}
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -31,6 +32,11 @@ def serve(folder: Path) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: the downloading process was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -71,11 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         for place in range(start, len(data) if body else 0, CHUNK):
-            try:
-                self.wfile.write(data[place : place + CHUNK])
-            except OSError:
-                return  # the downloading process was killed
-            time.sleep(PAUSE)
+            time.sleep(PAUSE if place > start else 0)
+            self.wfile.write(data[place : place + CHUNK])
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
