@@ -51,7 +51,7 @@ SCORED_BEFORE = {"training": {"minibatches": 2}, "clip": {"ratio": "recompute"}}
 GROWN = {"unmasked": [ends(1e-3, 0.1 * factor) for factor in SPREAD]}
 STEADY = {"unmasked": [ends(1e-3, 1e-3 * factor) for factor in SPREAD]}
 MIXED = {"unmasked": [ends(1e-3, 1e-3 * 10**power) for power in around(1.0, 1.0)]}
-SMALL, LARGE = [1e-4 * factor for factor in SPREAD], [1e-2 * factor for factor in SPREAD]
+SMALL, LARGE = [1e-4 * factor for factor in SPREAD], [1e-2 * factor for factor in SPREAD[::-1]]
 LOW, HIGH, WIDE = around(0.3, 0.05), around(0.5, 0.05), around(0.4, 0.3)
 
 OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
