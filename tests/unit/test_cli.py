@@ -47,9 +47,11 @@ def test_schema_and_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = len(read_study(ROOT / "config.yaml").all_arms())
+    study = read_study(ROOT / "config.yaml")
+    arms = study.all_arms()
     call(monkeypatch, "check", ROOT / "config.yaml")
-    assert f"config.yaml: default, {arms} arms (with ablations), 3 seeds\n" in capsys.readouterr().out
+    said = f"default, {len(arms)} arms (with ablations), {sum(len(study.seeds_of(arm)) for arm in arms)} runs\n"
+    assert f"config.yaml: {said}" in capsys.readouterr().out
     assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
 
 

@@ -4,12 +4,12 @@ import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.config.arm import Ablation, Arm, log_rho
-from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Settings
+from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
@@ -65,9 +65,7 @@ class Study(Settings):
         description="another YAML file, by its path from this one, whose settings this file overrides; mappings are "
         "merged key by key, unless they name another kind of task or policy; anything else is replaced",
     )
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0, 1, 2), min_length=1, description="one training run per arm and seed"
-    )
+    seeds: Seeds = Field((0, 1, 2), description="one training run per arm and seed")
     task: Task = ArithmeticTask()
     policy: Policy = ScratchPolicy()
     training: Training = Training()
@@ -81,8 +79,6 @@ class Study(Settings):
     def _whole(self) -> Self:
         if self.extends is not None:
             raise ValueError("extends: only a file can extend another one")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: the same seed is given twice: {list(self.seeds)}")
         for name in (*self.arms, *self.ablations):
             if not re.fullmatch(NAME, name) or name == BASE_ARM:
                 raise ValueError(
@@ -225,6 +221,10 @@ class Study(Settings):
     def all_arms(self) -> dict[str, Arm]:
         """The study's own arms and those of every ablation."""
         return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
+
+    def seeds_of(self, arm_name: str) -> tuple[int, ...]:
+        """The seeds of one arm's runs."""
+        return (self.arms.get(arm_name) or self.all_arms()[arm_name]).seeds or self.seeds
 
     def runs(self) -> dict[str, Run]:
         """The settings of every arm's training job."""
