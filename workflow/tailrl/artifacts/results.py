@@ -106,12 +106,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     record, metrics = read_job(job)
     for key in differing(record.settings, settings.model_dump(mode="json")):
         raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
-    tokens = read_tokens(job)
-    steps = np.unique(tokens.step_T)
-    # Besides every `keep_tokens_every`-th step, a run keeps the first step whose update was not skipped.
-    if steps[0] < 0 or steps[-1] >= len(metrics[STEP]) or (steps[1:] % settings.training.keep_tokens_every).any():
-        raise StudyError(f"{job / 'tokens.npz'}: holds tokens of steps that its run does not keep")
-    return TrainedRun(arm, seed, metrics, tokens, record)
+    return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 
 
 def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:
