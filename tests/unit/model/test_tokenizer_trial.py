@@ -44,7 +44,7 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 HOSTILE = {
     "a loop without end": (
         template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
-        "within 4 s",
+        "within 4 s of processor time",
     ),
     "a text of 10^11 letters": (template("{{ 'a' * 10**11 }}"), "fails on a prompt"),
     "an exception of its own": (template("{{ raise_exception('no user') }}"), "fails on a prompt: no user"),
