@@ -45,6 +45,8 @@ class Settings(BaseModel):
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):
                 raise ValueError("is not valid Unicode")
+            if isinstance(part, str) and "\0" in part:  # no file's name and no argument of a process has one
+                raise ValueError("holds a NUL character")
             if isinstance(part, int) and not -(2**63) <= part < 2**63:
                 raise ValueError("needs a whole number of at most 64 bits")
         return value

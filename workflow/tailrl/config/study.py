@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +13,7 @@ from tailrl.config.distributions import ComparedEngine, Distributions, Distribut
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking
+from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -42,14 +41,6 @@ def _unless_it_extends(schema: dict[str, Any]) -> None:
 def _key(arm: Arm) -> str:
     """A text that equal arms share."""
     return arm.model_dump_json()
-
-
-def _lies(kind: Callable[[Path], bool], path: str | Path) -> bool:
-    """Whether a file or folder of this kind lies at the path; False for a path that is too long for the system."""
-    try:
-        return kind(Path(path))
-    except OSError:
-        return False
 
 
 class Study(Settings):
@@ -157,7 +148,7 @@ class Study(Settings):
     def local_policy(self) -> list[str]:
         """The files of the policy's folder; none for a policy from scratch or from the hub."""
         folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
-        there = folder.name and _lies(Path.is_dir, folder)
+        there = folder.name and lies(Path.is_dir, folder)
         return sorted(str(file) for file in folder.iterdir() if file.is_file()) if there else []
 
     def check_files(self) -> None:
@@ -165,13 +156,13 @@ class Study(Settings):
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
             if not isinstance(task, DataSetTask) or task.path is None:
                 continue
-            if not _lies(Path.is_file, task.path):
+            if not lies(Path.is_file, task.path):
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
             if Path(task.path).suffix not in (".parquet", ".jsonl"):
                 raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
         if not isinstance(self.policy, ScratchPolicy):
             path = self.policy.path
-            there = _lies(Path.is_dir, path) or path in MADE_MODELS
+            there = lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
             if there and path not in MADE_MODELS and (words := lacking(Path(path))):
