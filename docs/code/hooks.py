@@ -44,3 +44,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
         return markdown
     markdown = relinked(markdown, f"docs/{place}", place, ROOT).replace("<details>", '<details markdown="1">')
     return with_table(markdown, ROOT) if place == "claims.md" else markdown
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
+    """Name the theme's search for screen readers."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"')

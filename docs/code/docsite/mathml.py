@@ -2,6 +2,7 @@
 
 import logging
 import re
+from html import unescape
 from xml.etree import ElementTree
 
 from latex2mathml.converter import convert_to_element
@@ -25,7 +26,8 @@ def mathml(latex: str, display: str = "inline") -> str:
     except Exception as error:  # the library has a class of its own for each fault
         raise ValueError(f"no formula: {latex!r}: {type(error).__name__} {error}") from error
     for part in element.iter():
-        if "\\" in (part.text or ""):
+        part.text = unescape(part.text or "")  # it has signs as &#x003C0; which would be escaped again
+        if "\\" in part.text:
             raise ValueError(f"no formula: {latex!r}: {part.text} is no command that is known")
     element.set("alttext", latex)
     return ElementTree.tostring(element, encoding="unicode")
