@@ -29,13 +29,13 @@ pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
 DOCS_PINS = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/docs.txt
-# Each build would print that the theme has a successor (docs/decisions/0078-documentation-site.md).
+# Each build would print that the theme has a successor: docs/decisions/0078-documentation-site.md.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint docs docs-serve format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -96,6 +96,10 @@ docs: venv  ## build the documentation site into site/; a broken link, anchor or
 docs-serve: venv  ## show the site on this machine while its pages are edited
 	$(DOCS_PINS)
 	$(IN_VENV) mkdocs serve $(ARGS)
+
+docs-check: docs  ## Lighthouse's accessibility audits of the site, by npm and a Chromium: half a minute a page
+	cd docs/code/accessibility && npm ci --silent
+	node docs/code/accessibility/check.mjs site $(ARGS)
 
 format: venv  ## put the files into the format that lint wants
 	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format

@@ -1,5 +1,6 @@
 """What MkDocs calls while it builds the site. The work is in docsite/."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
         page.meta["search"] = {"exclude": True}
     if place.startswith(f"{FOLDER}/"):
         return markdown
+    if place == "claims.md":
+        page.meta["hide"] = ["toc"]  # its table needs the width
     markdown = relinked(markdown, f"docs/{place}", place, ROOT).replace("<details>", '<details markdown="1">')
     return with_table(markdown, ROOT) if place == "claims.md" else markdown
 
@@ -49,3 +52,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
     """Name the theme's search for screen readers."""
     return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"')
+
+
+def on_post_build(config: Any) -> None:
+    """Remove what the theme brings for the search of other languages."""
+    shutil.rmtree(Path(config.site_dir) / "assets/javascripts/lunr")
