@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from docsite.claims import with_table
+from docsite.lists import indented
 from docsite.mathml import Formulas
 from docsite.nav import expanded
 from docsite.outside import FOLDER, outside_pages, relinked
@@ -37,10 +38,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
-    """Lead links to files outside docs/ to their pages, and let Markdown be in <details>, as code hosts do."""
+    """Lead links to files outside docs/ to their pages; read lists and <details> as code hosts do."""
     place = page.file.src_uri
     if place.startswith(UNSEARCHED):
         page.meta["search"] = {"exclude": True}
+    markdown = indented(markdown)
     if place.startswith(f"{FOLDER}/"):
         return markdown
     if place == "claims.md":

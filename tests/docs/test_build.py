@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -93,6 +94,26 @@ def test_no_page_asks_another_host(site: Path) -> None:
     assert asked == {}
     for host, needed in NEVER_ASKED.items():
         assert not [path for path, text in pages.items() if needed and needed in text], host
+
+
+def test_the_site_reads_pages_as_a_code_host_does(site: Path) -> None:
+    """Each page has as many items, rows, code blocks and quotes as in CommonMark."""
+    reader = MarkdownIt("commonmark", {"html": True}).enable("table")
+    tags = ("li", "tr", "pre", "blockquote", "h1", "h2", "h3")
+    differ = {}
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"]:
+        inside = path.is_relative_to(ROOT / "docs")
+        place = path.relative_to(ROOT / "docs").as_posix() if inside else "source/CONTRIBUTING.md"
+        if place.startswith("code/") or place == "claims.md":  # whose table in brief is another one
+            continue
+        page = site / re.sub(r"README$", "index", place.removesuffix(".md"))
+        shown = page.with_name(f"{page.name}.html").read_text(encoding="utf-8")
+        shown = shown.split("<article")[1].split("</article>")[0]
+        meant = reader.render(path.read_text(encoding="utf-8"))
+        counts = [[len(re.findall(rf"<{tag}[ >]", text)) for tag in tags] for text in (shown, meant)]
+        if counts[0] != counts[1]:
+            differ[place] = dict(zip(tags, zip(*counts, strict=True), strict=True))
+    assert differ == {}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import typer
 import tailrl
 from docsite.claims import CAUSES, HEADER, NO_RUN, cause, claims_table, made_for, with_table
 from docsite.links import links
+from docsite.lists import indented
 from docsite.markdown import docstring, plain
 from docsite.nav import expanded
 from docsite.outside import outside_pages, place_of, relinked
@@ -179,6 +180,14 @@ def test_the_navigation_is_completed_from_the_pages() -> None:
     nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"Later": ["later.md"]}, "*"]
     pages = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "z.md", "results/x/summary.md"]
     assert expanded(nav, pages) == ["index.md", {"How-to": ["how-to/b.md", "how-to/a.md", "how-to/c.md"]}, "z.md"]
+
+
+def test_what_is_within_an_item_is_indented_for_the_site() -> None:
+    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n2. Two\n\n- x\n  - y\n\nText\n\n    code"
+    assert indented(text) == (
+        "1. One\n    - a\n        more\n    - b\n\n    ```sh\n    - no\n    ```\n"
+        "2. Two\n\n- x\n    - y\n\nText\n\n    code"
+    )
 
 
 def test_a_file_outside_docs_has_a_page(tmp_path: Path) -> None:
