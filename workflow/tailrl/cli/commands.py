@@ -93,7 +93,7 @@ def claims(
 
 
 def metrics() -> None:
-    """Print the table of all metrics, as docs/metrics.md has it."""
+    """Print the table of all metrics, as the site has it."""
     from tailrl.report.metrics import metrics_page
 
     print(metrics_page(), end="")
