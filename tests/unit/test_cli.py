@@ -18,6 +18,7 @@ from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.report.metrics import metrics_page
 from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +44,15 @@ def test_schema_and_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     call(monkeypatch, "schema")
     assert capsys.readouterr().out == (ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8")
     call(monkeypatch, "metrics")
-    assert capsys.readouterr().out == (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == metrics_page()
 
 
 def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = len(read_study(ROOT / "config.yaml").all_arms())
+    study = read_study(ROOT / "config.yaml")
+    arms = study.all_arms()
     call(monkeypatch, "check", ROOT / "config.yaml")
-    assert f"config.yaml: default, {arms} arms (with ablations), 3 seeds\n" in capsys.readouterr().out
+    said = f"default, {len(arms)} arms (with ablations), {sum(len(study.seeds_of(arm)) for arm in arms)} runs\n"
+    assert f"config.yaml: {said}" in capsys.readouterr().out
     assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
 
 
