@@ -135,11 +135,12 @@ def mirror(results: Path, summary: Callable[[Mapping[str, Any]], Mapping[str, fl
     mode: Mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
     for job in jobs:
         record, points = read_record(job, RunRecord).model_dump(), read_steps(job)
+        whole = summary(record)
         try:
             # The files that W&B writes beside an online run repeat ours: they go.
             with tempfile.TemporaryDirectory() as scratch:
                 folder = results if mode == "offline" else Path(scratch)
-                sent = mirror_run(record, iter(points), folder, mode, summary=summary(record))
+                sent = mirror_run(record, iter(points), folder, mode, summary=whole)
         except Exception as error:  # of wandb's own, of its HTTP library, of the system
             raise StudyError(f"{job}: W&B does not take it: {reason(error)}; it can be tried again") from None
         print(f"{run_id(record, points[0])}: {sent} of {len(points)} steps sent")
