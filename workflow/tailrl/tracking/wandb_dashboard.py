@@ -70,6 +70,7 @@ def make_dashboard(results: Path) -> None:
         )
         return
     mirror(results, lambda record: _score(results, record))
+    scores = _score_table(results)
     import wandb
     import wandb_workspaces.reports.v2 as reports
     import wandb_workspaces.workspaces as workspaces
@@ -79,7 +80,7 @@ def make_dashboard(results: Path) -> None:
         place = {"entity": entity, "project": os.environ.get("WANDB_PROJECT", "tailrl")}
         known = _known(results / STATE, place)
         workspace = _save(_workspace(workspaces, reports, study, place), known.get("workspace", {}))
-        report = _save(_report(reports, study, place, _score_table(results)), known.get("report", {}))
+        report = _save(_report(reports, study, place, scores), known.get("report", {}))
     except Exception as error:  # of wandb's own, of its HTTP library, of the system
         raise StudyError(f"W&B does not take the dashboard: {reason(error)}{AGAIN}") from None
     made = {**place, "workspace": workspace, "report": report}
@@ -93,7 +94,8 @@ def dashboard_at_the_end(results: Path) -> None:
     # A server may hang the client, whose own process ends with the one that started it.
     command = [sys.executable, "-P", "-m", "tailrl.tracking.wandb_dashboard", str(results)]
     try:
-        code = subprocess.run(command, timeout=END_SECONDS, check=False).returncode
+        # Without a terminal to ask for a key.
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=END_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
         _warn(results, f"it was not done after {END_SECONDS} s")
     else:
@@ -111,6 +113,7 @@ def main() -> None:
         make_dashboard(results)
     except StudyError as error:
         _warn(results, str(error))
+        sys.stdout.flush()
         os._exit(SAID)  # at an ordinary exit wandb would wait for its server
 
 
