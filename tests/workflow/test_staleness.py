@@ -124,7 +124,7 @@ def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workf
     assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
     made = finished.folder / "results/tiny/wandb_dashboard.json"
     made.write_text("{}")
-    touch = ("snakemake", "--touch", "--cores", "1", "--configfile", TINY)
+    touch = ("snakemake", "--touch", "--forceall", "--cores", "1", "--configfile", TINY)
     assert finished.run(*ONLINE, *touch).returncode == 0
     assert planned_online(finished) == []
     assert planned_online(finished, "WANDB_PROJECT=other") == [DASHBOARD]
