@@ -19,7 +19,7 @@ Folder = Annotated[
 
 
 def check(study: StudyFiles) -> None:
-    """Check study files, and count their arms and seeds."""
+    """Check study files, and count their arms and runs."""
     for path in study:
         found = read_study(path)
         try:
@@ -30,7 +30,9 @@ def check(study: StudyFiles) -> None:
             raise StudyError(
                 f"{path}: name: {other} has the name {found.name!r} too, and so the same folder of results"
             )
-        print(f"{path}: {found.name}, {len(found.all_arms())} arms (with ablations), {len(found.seeds)} seeds")
+        arms = found.all_arms()
+        runs = sum(len(found.seeds_of(arm)) for arm in arms)
+        print(f"{path}: {found.name}, {len(arms)} arms (with ablations), {runs} runs")
 
 
 def plan(
@@ -97,7 +99,7 @@ def claims(
 
 
 def metrics() -> None:
-    """Print the table of all metrics, as docs/metrics.md has it."""
+    """Print the table of all metrics, as the site has it."""
     from tailrl.report.metrics import metrics_page
 
     print(metrics_page(), end="")
