@@ -42,9 +42,9 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
         Float [T, V]; log-probabilities with a floor; the same tensor with no disturbance of logits.
 
     Raises:
-        StudyError: not one seed and position a row.
+        StudyError: noise without one seed and position a row.
     """
-    if not len(seeds) == len(positions) == len(logits_TV):
+    if settings.noise and not len(seeds) == len(positions) == len(logits_TV):
         raise StudyError(f"{len(logits_TV)} rows have {len(seeds)} seeds and {len(positions)} positions")
     size = logits_TV.shape[-1]
     if settings.bias:
