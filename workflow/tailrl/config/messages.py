@@ -90,7 +90,7 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
     # What has entries with errors of their own is too short only because of these.
     found = [item for item in errors if item["type"] != "too_short" or item["loc"] not in inner]
     for item in found[:MOST_FAULTS]:
-        keys = _walk(model, item["loc"])[0] if model else map(str, item["loc"])
+        keys = _walk(model, item["loc"])[0] if model else [str(part) for part in item["loc"]]
         where = one_line(".".join(keys))
         if item["type"] == "extra_forbidden":
             known = {key for block in _walk(model, item["loc"][:-1])[1] for key in block} if model else set()
