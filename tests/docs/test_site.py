@@ -183,10 +183,11 @@ def test_the_navigation_is_completed_from_the_pages() -> None:
 
 
 def test_what_is_within_an_item_is_indented_for_the_site() -> None:
-    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n2. Two\n\n- x\n  - y\n\nText\n\n    code"
+    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n"
+    text += "2. Two\n\n   more\n3. Three\n\n- x\n  - y\n\nText\n\n    code"
     assert indented(text) == (
         "1. One\n    - a\n        more\n    - b\n\n    ```sh\n    - no\n    ```\n"
-        "2. Two\n\n- x\n    - y\n\nText\n\n    code"
+        "\n2. Two\n\n    more\n\n3. Three\n\n- x\n    - y\n\nText\n\n    code"
     )
 
 
