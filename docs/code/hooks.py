@@ -1,5 +1,6 @@
 """What MkDocs calls while it builds the site. The work is in docsite/."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
-    """Name the theme's search for screen readers."""
+    """Name the theme's search for screen readers, and the footer's pages by their titles, which it escapes twice."""
+    output = re.sub(r'aria-label="[^"]*"', lambda label: label[0].replace("&amp;amp;", "&amp;"), output)
     return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"')
 
 
