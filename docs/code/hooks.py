@@ -34,7 +34,7 @@ def on_files(files: Any, config: Any) -> Any:
     made |= outside_pages(texts, ROOT, always=("CONTRIBUTING.md",))
     for place, text in made.items():
         files.append(File.generated(config, place, content=text))
-    config.nav = expanded(config.nav, [file.src_uri for file in files.documentation_pages()])
+    config.nav = expanded(config.nav, {file.src_uri: file.content_string for file in files.documentation_pages()})
     return files
 
 

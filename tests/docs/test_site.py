@@ -179,8 +179,13 @@ def test_the_table_takes_the_place_of_the_brief_one() -> None:
 
 def test_the_navigation_is_completed_from_the_pages() -> None:
     nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"Later": ["later.md"]}, "*"]
-    pages = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "z.md", "results/x/summary.md"]
-    assert expanded(nav, pages) == ["index.md", {"How-to": ["how-to/b.md", "how-to/a.md", "how-to/c.md"]}, "z.md"]
+    names = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "how-to/d.md", "z.md", "results/x/summary.md"]
+    inside = ["how-to/b.md", "how-to/a.md", "how-to/c.md", "how-to/d.md"]
+    assert expanded(nav, dict.fromkeys(names, "")) == ["index.md", {"How-to": inside}, "z.md"]
+    texts = dict.fromkeys(names, "") | {"how-to/index.md": "[d](d.md#x) [b](b.md) [c](c.md)"}
+    nav[1] = {"How-to": ["how-to/index.md", "how-to/*"]}
+    inside = ["how-to/index.md", "how-to/d.md", "how-to/b.md", "how-to/c.md", "how-to/a.md"]
+    assert expanded(nav, texts) == ["index.md", {"How-to": inside}, "z.md"]
 
 
 def test_what_is_within_an_item_is_indented_for_the_site() -> None:
