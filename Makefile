@@ -52,10 +52,10 @@ figure1: venv
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/unit $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes; the last line says what did not run
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/unit $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
