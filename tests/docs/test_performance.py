@@ -1,17 +1,14 @@
 """docs/performance.md is made from the published files."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from pages_fixture import DOCS
 
-sys.path.insert(0, str(DOCS / "code/performance"))
 import performance
 
 
 def test_the_page_is_made_from_the_published_files() -> None:
-    """Where it fails: `python docs/code/performance/performance.py`."""
+    """Where it fails: `python docs/code/performance.py`."""
     assert performance.PAGE.read_text(encoding="utf-8") == performance.page()
 
 

@@ -1,6 +1,6 @@
 """docs/performance.md, from its template beside this file and the published files of the benchmarks.
 
-python docs/code/performance/performance.py      # writes the page
+python docs/code/performance.py      # writes the page
 """
 
 import csv
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-DOCS = Path(__file__).parents[2]
+DOCS = Path(__file__).parents[1]
 RESULTS = DOCS / "results"
 PAGE = DOCS / "performance.md"
 
