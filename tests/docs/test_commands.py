@@ -81,6 +81,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     tiny = yaml.safe_load((ROOT / TINY).read_text(encoding="utf-8"))
     exact = {"engine": "exact", "dtype": "float32"}
     tiny |= {"ablations": {}, "evaluation": {**tiny["evaluation"], "sampler": exact}}
+    tiny["policy"]["warm_start"]["stages"][0]["problems"] = 400
     pruned = {"sampler": exact, "vocabulary": {"rule": "min_p", "rho": "1e-2"}}
     naive = {"sampler": exact}
     for name, arms in (
@@ -89,7 +90,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         ("stress", {"dvp_scaled": pruned}),
     ):
         file = "config.yaml" if name == "default" else f"studies/{name}.yaml"
-        (copy.folder / file).write_text(yaml.safe_dump({**tiny, "name": name, "arms": arms}), encoding="utf-8")
+        seeds = [0, 1] if name == "default" else [0]
+        study = {**tiny, "name": name, "seeds": seeds, "arms": arms}
+        (copy.folder / file).write_text(yaml.safe_dump(study), encoding="utf-8")
     for name in ("Makefile", "pyproject.toml"):
         (copy.folder / name).write_bytes((ROOT / name).read_bytes())
     for name in (".venv/bin/activate", ".venv/.installed"):
