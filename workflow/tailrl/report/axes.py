@@ -88,7 +88,7 @@ LINEAR_PART = 0.5
 """The length of the linear part of a magnitude axis, on each side of 0, in decades."""
 
 _SMALLEST_OF_LARGEST = 1e-8
-"""Magnitudes below this share of the largest are rounding; a log axis leaves them out."""
+"""MagnitudeAxis below this share of the largest are rounding; a log axis leaves them out."""
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
     figure.set_figheight(figure.get_figheight() + more * LEGEND_ROW)
 
 
-class Magnitudes(NamedTuple):
+class MagnitudeAxis(NamedTuple):
     """A log axis, or, with a threshold, one that is linear up to it and logarithmic beyond, on either side of 0.
 
     Attributes:
@@ -156,7 +156,7 @@ class Magnitudes(NamedTuple):
     plain: bool
 
 
-def magnitudes(values: Iterable[float]) -> Magnitudes | None:
+def magnitudes(values: Iterable[float]) -> MagnitudeAxis | None:
     """The axis for magnitudes; None for a linear one.
 
     An exact zero is a result (no mismatch) and must be visible, which a log axis does not allow. Values within a
@@ -176,9 +176,9 @@ def magnitudes(values: Iterable[float]) -> Magnitudes | None:
     if known.min() > 0:
         if largest < 100 * smallest:  # decades alone could be a single tick
             ticks = [m * 10.0**power for power in range(low, high + 1) for m in (1, 2, 5)]
-        return Magnitudes(None, ticks, plain)
+        return MagnitudeAxis(None, ticks, plain)
     negative = [-tick for tick in ticks] if known.min() < -(10.0**low) else []
-    return Magnitudes(10.0**low, [*negative[::-1], 0.0, *ticks], plain)
+    return MagnitudeAxis(10.0**low, [*negative[::-1], 0.0, *ticks], plain)
 
 
 def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
