@@ -101,7 +101,7 @@ MIXED = [
     verdict("f", ASIDE),
     verdict("g", REPRODUCED),
     verdict("g", UNTESTABLE),
-    verdict("h", CHANGES),
+    verdict("h", CHANGES, unit="share of samples"),
 ]
 
 
@@ -109,8 +109,8 @@ def test_decided_cards_come_first_and_silent_ones_last() -> None:
     found = cards(MIXED)
     assert list(found) == list(GROUPS) == [DECIDED_GROUP, OPEN_GROUP, MEASURED_GROUP, SILENT_GROUP]
     ids = {group: [card.claim.id for card in own] for group, own in found.items()}
-    assert list(ids.values()) == [["d", "g", "h"], ["c"], ["b"], ["a", "e", "f"]]
-    assert [line.verdict for line in found[DECIDED_GROUP][0].lines] == [CONTRADICTED, UNDECIDED]
+    assert list(ids.values()) == [["h", "d", "g"], ["c"], ["b"], ["a", "e", "f"]]
+    assert [line.verdict for line in found[DECIDED_GROUP][1].lines] == [CONTRADICTED, UNDECIDED]
     assert sum(len(card.lines) for own in found.values() for card in own) == len(MIXED)
     assert tally(found) == (
         "Claims: 3 decided (for at least one set of arms), 1 not decided, 1 measured, "

@@ -19,6 +19,9 @@ GROUP_OF = {
 
 GROUPS = (DECIDED_GROUP, OPEN_GROUP, MEASURED_GROUP, SILENT_GROUP)
 
+SCORE_UNIT = "share of samples"
+"""The unit of claims on held-out scores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -30,7 +33,7 @@ class Card:
 
 
 def cards(verdicts: Sequence[Verdict]) -> dict[str, list[Card]]:
-    """The cards of each group, claims and their lines in the order of the verdicts within a group."""
+    """The cards of each group: those on scores first, else claims and their lines in the order of the verdicts."""
     by_claim: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_claim.setdefault(verdict.id, []).append(verdict)
@@ -39,6 +42,8 @@ def cards(verdicts: Sequence[Verdict]) -> dict[str, list[Card]]:
         lines.sort(key=lambda line: GROUPS.index(_group(line)))
         group = _group(lines[0])
         found[group].append(Card(lines[0], group, tuple(lines)))
+    for own in found.values():
+        own.sort(key=lambda card: card.claim.unit != SCORE_UNIT)
     return found
 
 
