@@ -89,6 +89,7 @@ rule html:
             home / f"workflow/report/{name}.rst"
             for name in ("workflow", "summary", "differences", "claims")
         ],
+        code=home / "workflow/tailrl/report/opening.py",
         page=rules.summarise.output.page,
     output:
         f"{results}/report.html",
