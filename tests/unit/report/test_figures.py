@@ -169,6 +169,14 @@ def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> N
     assert np.size(size.lines[0].get_xdata()) == np.size(signed.lines[0].get_xdata()) == len(table) - 1
 
 
+def test_a_panel_of_zeros_says_so() -> None:
+    """Rejected sequences are nothing in most studies; a veto in any arm is something."""
+    texts = [text.get_text() for text in figures.mismatch_figure(mismatch_curves(value=0.0), ARMS).axes[5].texts]
+    assert texts == ["0 in every arm"]
+    own = [curve for curve in mismatch_curves(value=0.0) if curve.metric != VETOED]
+    assert not figures.mismatch_figure([*own, *curves((VETOED,))], ARMS).axes[5].texts
+
+
 def test_time_bars_fill_the_step() -> None:
     (ax,) = figures.time_figure(shares(), ARMS).axes
     bars = [bar for bar in ax.patches if isinstance(bar, Rectangle) and bar.get_y() < 0]

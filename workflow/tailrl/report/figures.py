@@ -109,14 +109,15 @@ def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
         for ax, (metric, label) in zip(panels, MISMATCH.items(), strict=True):
             own = [c for c in curves if c.metric == metric]
             draw_curves(ax, own, arms)
-            if metric == keys.REJECTED:
-                draw_curves(ax, [c for c in curves if c.metric == keys.VETOED], arms, dash=":")
+            vetoed = [c for c in curves if c.metric == keys.VETOED] if metric == keys.REJECTED else []
+            draw_curves(ax, vetoed, arms, dash=":")
             if metric in MAGNITUDES:
                 set_magnitude_scale(ax, _values(own))
             elif any(isfinite(value) for value in _values(own)):
                 set_percent_axis(ax, axis="y")
-                if not any(_values(own)):
+                if not any(value > 0 for value in _values([*own, *vetoed])):
                     ax.set_ylim(-0.05, 1)  # the default range of zeros alone is half negative
+                    say_in_the_middle(ax, "0 in every arm")
             ax.set_title(label)
         for ax in panels[3:]:
             ax.set_xlabel("training step")
