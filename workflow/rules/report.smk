@@ -106,7 +106,7 @@ rule html:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
         "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
         '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1 '
-        "&& tailrl job open-report --report {output:q} --page {input.page:q} 2>> {log:q}"
+        "&& tailrl job html --report {output:q} --page {input.page:q} 2>> {log:q}"
 
 
 # These look at what is there: they compute nothing that a study has to.

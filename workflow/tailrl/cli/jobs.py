@@ -124,7 +124,7 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
 
 
 @app.command()
-def open_report(
+def html(
     report: Annotated[Path, Option(help="the report that Snakemake made")],
     page: Annotated[str, Option(help="the page in it, by its path")],
 ) -> None:
