@@ -54,7 +54,7 @@ def test_the_opposite_of_a_claim_is_said() -> None:
 @pytest.mark.parametrize("gap", [0.02, 0.0])
 def test_a_wide_interval_is_never_no_difference(gap: float) -> None:
     first, *_ = said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3))
-    assert first.startswith("The largest difference in held-out score is not decided: `dvp` less `naive`, ")
+    assert first.startswith("The difference in held-out score is not decided: `dvp` less `naive`, ")
     assert f"against 50.0 %, {100 * gap:+.1f} [-" in first
     for sentence in said(**scored(0.5, 0.5 + gap, width=0.3, seeds=3)):
         assert "no difference" not in sentence.lower() and "no effect" not in sentence.lower()
@@ -64,9 +64,7 @@ def test_a_wide_interval_is_never_no_difference(gap: float) -> None:
 def test_a_single_seed_decides_nothing() -> None:
     first, second, _ = said(**scored(0.2, 0.9, width=0.0, seeds=1))
     assert first.startswith("Nothing is decided between arms: a single seed, or seeds that agree, do not show how much")
-    assert first.endswith(
-        f"The largest difference is `dvp` less `naive`: 90.0 % against 20.0 %, +70.0 points ({NOISY})."
-    )
+    assert first.endswith(f"The difference is `dvp` less `naive`: 90.0 % against 20.0 %, +70.0 points ({NOISY}).")
     assert "`dvp` not decided, +40.0 points" in second
 
 
@@ -93,6 +91,10 @@ def test_the_other_differences_are_named_or_counted() -> None:
     _, second, _ = said(**arms)
     assert second.startswith("Also decided: `dvp_floor2` above `floor2`, +30.0 [") and "`dvp_floor3` above" in second
     wide = {f"more{n}": made({**EXACT, **NOISE, **DVP}, score=around(0.5 + n / 50, 0.4)) for n in range(6)}
+    wide_alone = said(naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
+    assert wide_alone[0].startswith(
+        "The largest difference in held-out score is not decided: `more5` less `naive`, 60.0 %"
+    )
     _, second, _ = said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), **wide)
     assert "Not decided: 6 others. Their 95 % intervals reach from -" in second
     _, second, _ = said(**arms, naive=noisy(NAIVE, score=around(0.5, 0.4)), more0=wide["more0"], more1=wide["more1"])

@@ -72,7 +72,10 @@ def three_sentences(
 ) -> tuple[str, str, str]:
     """The sentences in Markdown: the first difference, the other ones or the gains, and the mismatch."""
     found = effects(comparisons, verdicts)
-    headline = _headline(found[0], results, gains) if found else "The study has one arm, so no arms are compared."
+    largest = "largest difference" if found[1:] else "difference"
+    headline = (
+        _headline(found[0], largest, results, gains) if found else "The study has one arm, so no arms are compared."
+    )
     return headline, _others(found[1:]) if found[1:] else _gains(results, gains), _mismatch(results)
 
 
@@ -82,7 +85,7 @@ def mean_k3(results: Results, arm: str) -> float:
     return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan
 
 
-def _headline(effect: Effect, results: Results, gains: Sequence[Gain]) -> str:
+def _headline(effect: Effect, largest: str, results: Results, gains: Sequence[Gain]) -> str:
     score = {gain.arm: f"{100 * gain.avg.mean:.1f} %" for gain in gains}
     dose = {arm: arm_kinds.dose(arm_kinds.settings_of(results, arm)) for arm in (effect.first, effect.second)}
     doses = list(dict.fromkeys(dose.values()))
@@ -93,9 +96,9 @@ def _headline(effect: Effect, results: Results, gains: Sequence[Gain]) -> str:
         said = f"`{effect.first}` ends {side} `{effect.second}` on held-out problems: {scores}."
     elif math.isnan(effect.found.low):
         why = "a single seed, or seeds that agree, do not show how much runs differ"
-        said = f"Nothing is decided between arms: {why}. The largest difference is {_pair(effect)}: {scores}."
+        said = f"Nothing is decided between arms: {why}. The {largest} is {_pair(effect)}: {scores}."
     else:
-        said = f"The largest difference in held-out score is not decided: {_pair(effect)}, {scores}."
+        said = f"The {largest} in held-out score is not decided: {_pair(effect)}, {scores}."
     if effect.decided and effect.claim:
         said += f" For these arms the claim “{effect.claim.claim}” is {effect.claim.verdict}."
     if not math.isnan(effect.other_p):

@@ -48,6 +48,8 @@
     svg.addEventListener("pointerdown", move);
     svg.addEventListener("pointerleave", hide);
   }
+  // In Snakemake's report the menu's button lies in the corner.
+  if (self !== top && innerWidth < 800) document.body.style.paddingTop = "2.2rem";
   const keys = document.querySelector(".keys");
   for (const [words, on] of [["all", true], ["none", false]]) {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: words });
