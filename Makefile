@@ -31,7 +31,7 @@ CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint pages format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -84,6 +84,10 @@ soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 
 lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
+
+# What a page of findings says comes from docs/results; tests compare.
+pages: venv  ## write docs/findings, their figures, and the findings of README.md from the published results
+	$(IN_VENV) PYTHONPATH=docs/code python -m findings.pages
 
 format: venv  ## put the files into the format that lint wants
 	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format
