@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 LOOKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 NO_TEXT = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^!\[.*?\]", re.DOTALL | re.MULTILINE)
 NAMES = re.compile(
-    r"\b(b?float(16|32|64)|SmolLM2-135M|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d|C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
+    r"\b(b?float(16|32|64)|SmolLM2-135M|smollm2\w*|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d|C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
 )
 SETTINGS = {
     # The doses, rates and thresholds of the studies, where the sentence is about the setting.
@@ -37,7 +37,7 @@ SETTINGS = {
     # What the pages say of their own scope and of models elsewhere.
     *(
         "95 %",
-        "Seeds 200 to\n209",
+        "Seeds 200 to 209",
         "12 random models with 12 tokens and responses of 3",
         "some\n20 tokens",
         "some 20 tokens",
@@ -52,8 +52,6 @@ SETTINGS = {
     *("rounding and 0.1", "2 is assumed", "exceeds 2 ε_max", "p ≈ 0.3", "p = 2e-9", "close to 1", "an error of 1,"),
     # Orders of magnitude that the effects beside them bear out.
     *("some 10,000 times", "some 100,000 times", "some 20 points", "some 15 points", "p = 0.05."),
-    "torch\n  2.13.0",
-    "torch 2.13.0",
 }
 RESULT = re.compile(r"[+−]\d|\d\s*(%|points|nats)|\[[−+\d]|\d\.\d")
 LABEL = re.compile(
@@ -99,10 +97,11 @@ def typed(text: str) -> list[str]:
     bad = [
         one
         for one in literals
-        if RESULT.search(one) and not LABEL.search(one) and not re.search(r"=0\.\d|^\d\.\d$", one)
+        if RESULT.search(one) and not LABEL.search(one) and not re.search(r"=\d\.\d|^\d\.\d+$", one)
     ]
     prose = NO_TEXT.sub(" ", LOOKUP.sub(" ", text))
-    for setting in SETTINGS:
+    prose = " ".join(prose.split())
+    for setting in sorted(SETTINGS, key=len, reverse=True):
         prose = prose.replace(setting, " ")
     return bad + re.findall(r"\S*\d\S*", NAMES.sub(" ", prose))
 
