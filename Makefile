@@ -28,10 +28,14 @@ PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-co
 pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
 CPU_TORCH = $(filter %+cpu,$(call pin,torch))
 
+DOCS_PINS = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/docs.txt
+# Each build would print that the theme has a successor: docs/decisions/0078-documentation-site.md.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint pages format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -52,10 +56,10 @@ figure1: venv
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/unit $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes; the last line says what did not run
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/unit $(ARGS)
+	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
@@ -89,6 +93,18 @@ lint: venv  ## formats, style, types, imports, workflow
 pages: venv  ## write docs/findings, their figures, and the findings of README.md from the published results
 	$(IN_VENV) PYTHONPATH=docs/code python -m findings.pages
 
+docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
+	$(DOCS_PINS)
+	$(IN_VENV) mkdocs build --strict $(ARGS)
+
+docs-serve: venv  ## show the site on this machine while its pages are edited
+	$(DOCS_PINS)
+	$(IN_VENV) mkdocs serve $(ARGS)
+
+docs-check: docs  ## Lighthouse's accessibility audits of the site, by npm and a Chromium: half a minute a page
+	cd docs/code/accessibility && npm ci --silent
+	node docs/code/accessibility/check.mjs site $(ARGS)
+
 format: venv  ## put the files into the format that lint wants
 	$(IN_VENV) snakefmt Snakefile workflow/rules && ruff check --fix && ruff format
 
@@ -113,5 +129,5 @@ install:
 
 # results/ stays: it may hold days of training. So does $(VENV).
 clean:  ## remove caches
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 	find workflow tests envs -name __pycache__ -prune -exec rm -rf {} +

@@ -15,7 +15,6 @@ the medians, over its steps, of tokens a second and of the seconds of each phase
 
 import argparse
 import csv
-import json
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 from table import show
 
+from tailrl.artifacts.metrics import read_steps
 from tailrl.config.load import merged, parse_study, read_config
 from tailrl.config.study import Study
 from tailrl.tasks.prepare import write_all_problems
@@ -100,9 +100,9 @@ def train(study: Study, arm: str, out: Path, until: float) -> bool | None:
     return code == 0
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Those of a finished job, a record a step."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+def steps_of(folder: Path) -> list[dict[str, float]]:
+    """Those of a finished job, a record a step, without the values that were not finite."""
+    return [{key: value for key, value in step.items() if value is not None} for step in read_steps(folder)]
 
 
 def write_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], file: Path) -> None:
@@ -110,7 +110,7 @@ def write_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], file: Path) 
         writer = csv.writer(opened)
         writer.writerow(["arm", *CURVES])
         for arm, steps in runs.items():
-            writer.writerows([arm, *(step[name] for name in CURVES)] for step in steps)
+            writer.writerows([arm, *(step.get(name) for name in CURVES)] for step in steps)
 
 
 def phases(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, object]]:
@@ -154,7 +154,7 @@ def main() -> None:
         waiting = [arm for arm, state in states.items() if state is False]
         print(f"not finished: {', '.join(waiting)}; call again", file=sys.stderr)
         sys.exit(UNFINISHED)
-    runs = {arm: read_metrics(arguments.out / arm) for arm, state in states.items() if state}
+    runs = {arm: steps_of(arguments.out / arm) for arm, state in states.items() if state}
     write_curves(runs, arguments.out / "curves.csv")
     show(phases(runs), arguments.out / "phases.csv")
 

@@ -9,7 +9,6 @@ by more than 2 %, a step takes more than 5 % longer, or there are more open file
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from table import show
 
+from tailrl.artifacts.metrics import read_steps
 from tailrl.tracking.metrics import STEP_SECONDS, TOKENS_PER_SECOND
 
 ROOT = Path(__file__).parents[1]
@@ -144,7 +144,7 @@ def main() -> None:
             seen = watch(process, folder / "metrics.jsonl")
         if process.wait():
             sys.exit((folder / "log").read_text()[-2000:])
-        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        steps = [{key: value for key, value in step.items() if value is not None} for step in read_steps(folder)]
     rows = tenths(seen, steps)
     show(rows, arguments.out)
     grown = growth(rows)

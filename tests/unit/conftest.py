@@ -72,14 +72,16 @@ def make_metrics(*, pruned: bool, mis: bool, k3: float, steps: int, rng: np.rand
     return lines
 
 
-def make_tokens(*, sigma: float, steps: int, rng: np.random.Generator, count: int = 4000) -> dict[str, Any]:
-    """Tokens whose |Δ| grows with 1 - p: Δ is normal with standard deviation sigma (1 - p)."""
+def make_tokens(*, sigma: float, metrics: list[dict[str, float]], rng: np.random.Generator, count: int = 4000) -> Any:
+    """Tokens whose |Δ| grows with 1 - p: Δ is normal with standard deviation sigma (1 - p). Each is a response."""
     train = -np.minimum(rng.exponential(1.0, count) * rng.integers(0, 5, count), 15.0)
     delta = sigma * -np.expm1(train) * rng.standard_normal(count)
     arrays = {"logp_train": train, "logp_infer": train - delta, "logp_train_masked": train, "logp_infer_masked": train}
-    step = rng.integers(0, max(1, steps // 10), count) * 10
+    step = rng.integers(0, max(1, len(metrics) // 10), count) * 10
     floats = {name: values.astype(np.float32) for name, values in arrays.items()}
-    return {"step": step.astype(np.int32), "outside": np.zeros(count, dtype=bool), **floats}
+    floats["reward"] = np.array([metrics[at]["reward/mean"] for at in step])
+    whole = {"step": step.astype(np.int32), "sequence": np.arange(count)}
+    return whole | {"outside": np.zeros(count, dtype=bool), **floats}
 
 
 def make_policies(study: Study, arm: str, seeds: Iterable[int], gain: float) -> list[dict[str, Any]]:
@@ -97,15 +99,15 @@ def make_policies(study: Study, arm: str, seeds: Iterable[int], gain: float) -> 
 def write_results(study: Study, folder: Path) -> None:
     """A whole results folder for the study: its arms, its ablations and the untrained policy."""
     for number, (arm, settings) in enumerate(study.all_arms().items()):
-        for seed in study.seeds:
+        for seed in study.seeds_of(arm):
             rng = np.random.default_rng([number, seed])
             pruned, mis = settings.vocabulary.rule == "min_p", settings.correction.sequence == "mis"
             steps = study.run(arm).training.steps
             k3 = 0.0 if arm == "dvp_mis" else 1e-4 * (number + 1)
             metrics = make_metrics(pruned=pruned, mis=mis, k3=k3, steps=steps, rng=rng)
-            tokens = make_tokens(sigma=0.05 * (number + 1), steps=steps, rng=rng)
+            tokens = make_tokens(sigma=0.05 * (number + 1), metrics=metrics, rng=rng)
             write_job(folder / "train" / arm / f"seed{seed}", record_of(study.run(arm), seed), metrics, tokens)
-        write_scores(folder, study, arm, make_policies(study, arm, study.seeds, GAIN.get(arm, 0.2)))
+        write_scores(folder, study, arm, make_policies(study, arm, study.seeds_of(arm), GAIN.get(arm, 0.2)))
     write_scores(folder, study, "base", make_policies(study, "base", [0], 0.0))
 
 

@@ -18,6 +18,7 @@ from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.report.metrics import metrics_page
 from tailrl.tasks.problem import Problem, write_problems
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +44,15 @@ def test_schema_and_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     call(monkeypatch, "schema")
     assert capsys.readouterr().out == (ROOT / "workflow/schemas/study.schema.json").read_text(encoding="utf-8")
     call(monkeypatch, "metrics")
-    assert capsys.readouterr().out == (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == metrics_page()
 
 
 def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = len(read_study(ROOT / "config.yaml").all_arms())
+    study = read_study(ROOT / "config.yaml")
+    arms = study.all_arms()
     call(monkeypatch, "check", ROOT / "config.yaml")
-    assert f"config.yaml: default, {arms} arms (with ablations), 3 seeds\n" in capsys.readouterr().out
+    said = f"default, {len(arms)} arms (with ablations), {sum(len(study.seeds_of(arm)) for arm in arms)} runs\n"
+    assert f"config.yaml: {said}" in capsys.readouterr().out
     assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
 
 
@@ -105,8 +108,8 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "correction": {"sequence": "is"}}}
     study = parse_study({"name": "s", "arms": arms, "gradient_quality": {**sizes, "doses": doses}})
     for out in (tmp_path / "a", tmp_path / "b"):
-        call(monkeypatch, "job", "gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
-        call(monkeypatch, "job", "gradient-report", "--results", out, "--out", out)
+        call(monkeypatch, "job", "measure-gradients", "--settings", study.gradients().model_dump_json(), "--out", out)
+        call(monkeypatch, "job", "gradients", "--results", out, "--out", out)
     files = ("gradient_quality.csv", "gradient_quality.md", "gradient_quality.svg", "models.csv", "quality.jsonl")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     with (tmp_path / "a" / "gradient_quality.csv").open(encoding="utf-8") as file:
@@ -116,7 +119,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ]
     assert float(rows[0]["bias_high"]) < 1e-10 < float(rows[2]["bias_low"])
     nowhere = tmp_path / "nowhere"
-    sentence = refusal(monkeypatch, "job", "gradient-report", "--results", nowhere, "--out", tmp_path)
+    sentence = refusal(monkeypatch, "job", "gradients", "--results", nowhere, "--out", tmp_path)
     assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
 
 
@@ -135,11 +138,11 @@ def test_distributions(
     for out in (tmp_path / "a", tmp_path / "b"):
         for name in engines:
             job = study.compared(name).model_dump_json()
-            call(monkeypatch, "job", "distributions", "--settings", job, *given, "--out", out / name)
+            call(monkeypatch, "job", "compare", "--settings", job, *given, "--out", out / name)
         call(
             monkeypatch,
             "job",
-            "distribution-report",
+            "distributions",
             "--results",
             out,
             "--engine=noisy",
@@ -153,12 +156,12 @@ def test_distributions(
     assert noisy["what"] == "exact in float32; disturbed sampler: noise of 0.1 nats"
     assert 0.01 < float(noisy["tv_mean"]) < 0.1 and noisy["equal"] == "0"
     assert (same["tv_mean"], same["kl_train_infer_mean"], same["flips"]) == ("0", "0", "0")
-    assert same["equal"] == same["places"] and same["engine"] == "exact"
+    assert same["equal"] == same["positions"] and same["engine"] == "exact"
     rest = ("--results", tmp_path / "a", "--engine", "other", "--out", tmp_path)
-    sentence = refusal(monkeypatch, "job", "distribution-report", *rest)
+    sentence = refusal(monkeypatch, "job", "distributions", *rest)
     assert sentence == f"{tmp_path / 'a' / 'other' / 'run.json'}: is missing"
     bad = study.compared("exact").model_dump_json().replace('"every"', '"evry"')
-    sentence = refusal(monkeypatch, "job", "distributions", "--settings", bad, *given, "--out", tmp_path)
+    sentence = refusal(monkeypatch, "job", "compare", "--settings", bad, *given, "--out", tmp_path)
     assert "Distributions settings: every is missing; evry is not a known key (did you mean 'every'?)" in sentence
 
 

@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 LOOKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 NO_TEXT = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^!\[.*?\]", re.DOTALL | re.MULTILINE)
 NAMES = re.compile(
-    r"\b(b?float(16|32|64)|SmolLM2-135M|smollm2\w*|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d|C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
+    r"\b(b?float(16|32|64)|SmolLM2-135M|smollm2\w*|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d)\b|"
+    r"\b(C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
 )
 SETTINGS = {
     # The doses, rates and thresholds of the studies, where the sentence is about the setting.
@@ -30,6 +31,7 @@ SETTINGS = {
         "η = 0.07",
         "noise of 1 nat",
         "that at 1",
+        "0.6 than at 1, and less at 1.2",
         "exceeds 2",
         "from 10 tokens on",
     ),

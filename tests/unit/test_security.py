@@ -250,7 +250,7 @@ def test_no_stage_writes_a_secret(
         evaluation = Evaluation.model_validate(study.evaluation).model_dump_json()
         where = ("--policy", f"0={folder}", "--problems", data / "evaluation.jsonl")
         call("job", "evaluate", "--arm", arm, "--settings", evaluation, *where, *out)
-    call("job", "report", "--study", study.model_dump_json(), "--results", results, "--out", results)
+    call("job", "summarise", "--study", study.model_dump_json(), "--results", results, "--out", results)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"metrics.jsonl", "run.json", "summary.md"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)

@@ -50,6 +50,21 @@ def test_no_name_means_two_things() -> None:
         assert [name for name in own if fixed[name] or own.count(name) > 1] == [], study.name
 
 
+def test_no_study_is_called_what_make_does() -> None:
+    """Else `make soak` would be either."""
+    own = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(own) > 10 and "soak" in own
+    assert set(own) & {*NAMES, *COMPARED} == set()
+
+
+def test_a_job_is_called_what_its_rule_is() -> None:
+    texts = [file.read_text(encoding="utf-8") for file in sorted((ROOT / "workflow/rules").glob("*.smk"))]
+    pairs = re.findall(r"^ *rule (\w+):((?:(?!^ *rule\b).)*)", "\n".join(texts), re.MULTILINE | re.DOTALL)
+    jobs = {rule: job.replace("-", "_") for rule, text in pairs for job in re.findall(r"tailrl job ([a-z-]+)", text)}
+    assert len(jobs) > 10
+    assert {rule: job for rule, job in jobs.items() if rule != job} == {}
+
+
 def test_a_study_is_called_what_its_file_is() -> None:
     assert {name: study.name for name, study in STUDIES.items() if name not in (study.name, "config")} == {}
 
@@ -140,6 +155,16 @@ def test_the_comparison_is_made_of_what_the_others_left(workflow: Workflow) -> N
     graph = output(workflow.run("snakemake", "--filegraph", "ablate_domain"))
     boxes = [box for box in graph.split("</table>") if ">results/ablate_domain_words/across.md<" in box]
     assert any(f">{run}<" in box for box in boxes)
+
+
+def test_only_a_target_names_a_study(workflow: Workflow) -> None:
+    """The same word may be an option's value."""
+    (planned,) = counts(workflow.run("snakemake", "--dry-run", "--directory", "stress", "tiny"))
+    assert planned["train"] == len(STUDIES["tiny"].all_arms()) * len(STUDIES["tiny"].seeds)
+    planned = counts(workflow.run("snakemake", "--dry-run", "ablate_domain", "--directory", "ablate_domain"))
+    assert [table["train"] for table in planned] == [
+        len(STUDIES[name].arms) * len(STUDIES[name].seeds) for name in COMPARED["ablate_domain"]
+    ]
 
 
 # --- jobs in other processes -------------------------------------------------------------------------

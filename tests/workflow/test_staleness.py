@@ -77,7 +77,7 @@ def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> Non
     output = finished.run(*forced).stdout
     (naive,) = [line for line in output.splitlines() if "tailrl job train" in line and "naive/seed0 " in line]
     (evaluation,) = [line for line in output.splitlines() if "tailrl job evaluate" in line and "--arm base" in line]
-    compared = [line for line in output.splitlines() if "job distributions" in line or "job equal-mass" in line]
+    compared = [line for line in output.splitlines() if "job compare" in line or "job equal-mass" in line]
     for given in ('"checkpoint_every":4', '"keep_checkpoints":5', '"max_skipped":9', '"rollout_timeout":77.0'):
         assert given in naive
     assert '"rollout_timeout":78.0' in evaluation

@@ -56,16 +56,16 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     result = workflow.run("snakemake", "--dry-run")
     assert result.returncode == 0, result.stderr
     counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout + result.stderr, re.MULTILINE))
-    arms, seeds = 7, 3
+    arms, runs = 7, 4 * 3 + 3 * 6
     assert counts == {
         "problems": "1",
         "policy": "1",
-        "train": str(arms * seeds),
+        "train": str(runs),
         "evaluate": str(arms + 1),
         "summarise": "1",
         "html": "1",
         "all": "1",
-        "total": str(arms * seeds + arms + 1 + 5),
+        "total": str(runs + arms + 1 + 5),
     }
 
 
@@ -76,6 +76,12 @@ def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
     prepared = ["base policy", "problems of the study results/other"]
     assert planned == sorted([*prepared, *jobs("only", seeds=(0, 1, 2)), "evaluate base", *REPORTED])
     assert "ablation_rho" not in workflow.run("snakemake", "--list-rules", "--configfile", "other.yaml").stdout
+
+
+def test_an_arm_with_its_own_seeds(workflow: Workflow) -> None:
+    more = workflow.write_study({"arms.naive.seeds": [4, 5, 6]})
+    expected = [*PREPARED, *jobs("naive", seeds=(4, 5, 6)), *jobs("dvp_mis"), "evaluate base", *REPORTED]
+    assert workflow.plan(study=more) == sorted(expected)
 
 
 def test_one_arm_alone(workflow: Workflow) -> None:

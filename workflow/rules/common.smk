@@ -94,13 +94,13 @@ has_snapshots = study.training.snapshot_every is not None
 def snapshot_folders(arm):
     return [
         f"{results}/train/{arm}/seed{seed}/snapshots"
-        for seed in study.seeds
+        for seed in arm_seeds(arm)
         if has_snapshots and arm != BASE_ARM
     ]
 
 
 def arm_seeds(arm):
-    return (0,) if arm == BASE_ARM else study.seeds
+    return (0,) if arm == BASE_ARM else study.seeds_of(arm)
 
 
 # Paths, not `rules.train.output`: that is no pattern for `expand` where a profile says `default-storage-provider`.
@@ -108,7 +108,7 @@ def run_files(arms, *names):
     return [
         f"{results}/train/{arm}/seed{seed}/{name}"
         for arm in arms
-        for seed in study.seeds
+        for seed in arm_seeds(arm)
         for name in names
     ]
 

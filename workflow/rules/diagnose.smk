@@ -4,7 +4,7 @@
 
 rule measure_gradients:
     input:
-        code=job_files("gradients", study.gradients()),
+        code=job_files("measure_gradients", study.gradients()),
     output:
         qualities=f"{results}/gradients/quality.jsonl",
         run=f"{results}/gradients/run.json",
@@ -18,12 +18,12 @@ rule measure_gradients:
     threads: 1
     params:
         settings=lambda wildcards: compared(study.gradients()),
-        sources=sources(job_files("gradients", study.gradients())),
+        sources=sources(job_files("measure_gradients", study.gradients())),
         out=subpath(output.qualities, parent=True),
     message:
         "gradient estimators on tiny models\nlog: {log}"
     shell:
-        "tailrl job gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job measure-gradients --settings {params.settings:q} --out {params.out:q} 2> {log:q}"
 
 
 rule gradients:
@@ -49,16 +49,14 @@ rule gradients:
     message:
         "table and figure of the gradient estimators\nlog: {log}"
     shell:
-        "tailrl job gradient-report --results {params.results:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job gradients --results {params.results:q} --out {params.out:q} 2> {log:q}"
 
 
 rule compare:
     input:
         problems=rules.problems.output.train,
         policy=rules.policy.output,
-        code=lambda wildcards: job_files(
-            "distributions", study.compared(wildcards.engine)
-        ),
+        code=lambda wildcards: job_files("compare", study.compared(wildcards.engine)),
     output:
         positions=f"{results}/distributions/{{engine}}/positions.npz",
         run=f"{results}/distributions/{{engine}}/run.json",
@@ -76,14 +74,14 @@ rule compare:
         ).model_dump_json(),
         compared=lambda wildcards: compared(study.compared(wildcards.engine)),
         sources=lambda wildcards: digest_of_files(
-            job_files("distributions", study.compared(wildcards.engine))
+            job_files("compare", study.compared(wildcards.engine))
         ),
         out=subpath(output.run, parent=True),
     message:
         "distributions of {wildcards.engine}\nlog: {log}"
     shell:
         once_more(
-            "tailrl job distributions --settings {params.settings:q} --policy {input.policy:q} "
+            "tailrl job compare --settings {params.settings:q} --policy {input.policy:q} "
             "--problems {input.problems:q} --out {params.out:q}"
         )
 
@@ -121,7 +119,7 @@ rule distributions:
     message:
         "tables and figure of the distributions\nlog: {log}"
     shell:
-        "tailrl job distribution-report --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job distributions --results {params.out:q} {params.engines:q} --out {params.out:q} 2> {log:q}"
 
 
 rule equal_mass:

@@ -44,4 +44,4 @@ if len(members) > 1:
             "tailrl across {input.studies:q} --results results --out {params.out:q} 2> {log:q}"
 
 
-suggest(sys.argv[1:], [rule.name for rule in workflow.rules])
+suggest(targets, [rule.name for rule in workflow.rules])

@@ -1,5 +1,5 @@
 # A study of studies/ by its name: `snakemake stress` is short for `snakemake --configfile studies/stress.yaml stress`.
-# Snakemake tells a Snakefile no targets, so the words of the command line are looked at. No name of a study is also that
+# Snakemake tells a Snakefile no targets, so its own parser reads the command line again. No name of a study is also that
 # of a rule (tests/workflow/test_names.py).
 import difflib
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from snakemake.cli import get_argument_parser
 from snakemake.exceptions import WorkflowError
 
 from tailrl.config.study import WILDCARD
@@ -34,8 +35,13 @@ COMPARED = {
 PARTS = {"figure1": "paper"}
 
 
+def targets_in(words):
+    """The targets of a command line, in order: a word behind an option may be its value."""
+    return list(get_argument_parser().parse_known_args(words)[0].targets)
+
+
 def named_in(words, configfiles):
-    """The name on the command line that stands for studies, and their names; no name where a file is given."""
+    """The name among the targets that stands for studies, and their names; no name where a file is given."""
     known = {**{study: [study] for study in STUDIES}, **COMPARED}
     names = [word for word in dict.fromkeys(words) if word in known]
     if len(names) > 1:
@@ -55,7 +61,12 @@ def named_in(words, configfiles):
 
 def run_before(study, name):
     """Runs one of the studies that a name stands for in a Snakemake of its own, with the options of this one."""
-    words = [study if word == name else word for word in sys.argv[1:]]
+    words = list(sys.argv[1:])
+    for place, word in enumerate(words):
+        changed = [*words[:place], study, *words[place + 1 :]]
+        # An option's value may be the same word; another target changes the targets.
+        if word == name and targets_in(changed) != targets_in(words):
+            words = changed
     end = words.index("--") if "--" in words else len(words)
     # The last of two equal options counts. Paths of the first may be of the folder where Snakemake was started.
     words[end:end] = [
@@ -96,7 +107,8 @@ def suggest(words, rules):
             )
 
 
-named, members = named_in(sys.argv[1:], workflow.configfiles)
+targets = targets_in(sys.argv[1:])
+named, members = named_in(targets, workflow.configfiles)
 for member in members[:-1]:
     run_before(member, named)
 if named:

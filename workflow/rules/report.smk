@@ -71,7 +71,7 @@ rule summarise:
     message:
         "tables, figures and summary\nlog: {log}"
     shell:
-        "tailrl job report --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
+        "tailrl job summarise --study {params.study:q} --results {params.results:q} --out {params.results:q} 2> {log:q}"
 
 
 if has_snapshots:

@@ -21,6 +21,7 @@ from tailrl.config.load import parse_study
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
+UNMASKED = "rollout_corr_unmasked"
 STUDY = parse_study({"name": "s", "seeds": [4, 5], "arms": {"naive": {}}, "evaluation": {"samples": 2}})
 
 
@@ -80,7 +81,7 @@ def tokens_in(job: Path, arrays: dict[str, Any]) -> Path:
 def test_tokens(tmp_path: Path) -> None:
     logp = np.array([-1.5, -2.25], dtype=np.float32)
     arrays = tokens_of([0, 10], logp_train=logp, logp_infer=logp * 2)
-    tokens = read_tokens(tokens_in(tmp_path, arrays))
+    tokens = read_tokens(tokens_in(tmp_path, arrays), {"train/step": np.arange(11.0)}, 10)
     np.testing.assert_array_equal(tokens.step_T, [0, 10])
     np.testing.assert_array_equal(tokens.logp_train_T, [-1.5, -2.25])
     np.testing.assert_array_equal(tokens.logp_infer_T, [-3.0, -4.5])
@@ -94,8 +95,8 @@ def test_tokens(tmp_path: Path) -> None:
     ("arrays", "sentence"),
     [
         ({"step": [0], "logp_train": [0.0]}, "has no logp_infer"),
-        ({"step": [], "logp_train": [], "logp_infer": []}, "its arrays hold 0 places"),
-        ({"step": [0, 1], "logp_train": [0.0, 1.0], "logp_infer": [0.0]}, "its arrays hold 1, 2 places"),
+        ({"step": [], "logp_train": [], "logp_infer": []}, "its arrays hold 0 numbers"),
+        ({"step": [0, 1], "logp_train": [0.0, 1.0], "logp_infer": [0.0]}, "its arrays hold 1, 2 numbers"),
         ({"step": ["a"], "logp_train": [0.0], "logp_infer": [0.0]}, "do not hold numbers"),
         ({"step": 0, "logp_train": [0.0], "logp_infer": [0.0]}, "do not hold numbers"),
     ],
@@ -103,7 +104,32 @@ def test_tokens(tmp_path: Path) -> None:
 def test_tokens_that_cannot_be_used(tmp_path: Path, arrays: dict[str, list[float]], sentence: str) -> None:
     tokens_in(tmp_path, {name: np.array(values) for name, values in arrays.items()})
     with pytest.raises(StudyError, match=sentence):
-        read_tokens(tmp_path)
+        read_token_arrays(tmp_path, ("step", "logp_train", "logp_infer"))
+
+
+def test_tokens_are_those_of_the_metrics(tmp_path: Path) -> None:
+    """Means over responses of tokens' means; log-probs are of the tokens inside the safe set."""
+    train, infer = np.array([-1.0, -3.0, -5.0, -7.0, -2.0]), np.array([-2.0, -4.0, -4.0, -9.0, -1.0])
+    arrays = tokens_of([0, 0, 0, 0, 10], logp_train=train, logp_infer=infer, sequence=np.array([3, 3, 0, 0, 3]))
+    arrays |= {"outside": np.array([False, False, False, True, False]), "reward": np.array([1.0, 1.0, 0.0, 0.0, 1.0])}
+    job, nan = tokens_in(tmp_path, arrays), math.nan
+    right = {
+        "reward/mean": (0.5, 1.0),
+        f"{UNMASKED}/training_log_ppl": (3.5, 2.0),
+        f"{UNMASKED}/rollout_log_ppl": (3.5, 1.0),
+    }
+
+    def metrics(values: dict[str, tuple[float, float]]) -> dict[str, Any]:
+        wide = {key: np.array([first, *[nan] * 9, second]) for key, (first, second) in values.items()}
+        return {"train/step": np.arange(11.0), **wide}
+
+    read_tokens(job, metrics(right), 10)
+    for key, (first, second) in right.items():
+        read_tokens(job, metrics({**right, key: (nan, second)}), 10)
+        with pytest.raises(StudyError) as error:
+            read_tokens(job, metrics({**right, key: (first, second + 0.01)}), 10)
+        sentence = f"in step 10 {key} is {second:g}, and metrics.jsonl says {second + 0.01:g}"
+        assert str(error.value) == f"{job / 'tokens.npz'}: {sentence}"
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short"])
@@ -111,7 +137,7 @@ def test_tokens_in_a_broken_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npz").write_bytes(content)
     write_manifest(tmp_path / MANIFEST, files_in(tmp_path))
     with pytest.raises(StudyError, match="cannot be read as an npz file"):
-        read_tokens(tmp_path)
+        read_token_arrays(tmp_path, ("step", "logp_train", "logp_infer"))
 
 
 # --- evaluations -----------------------------------------------------------------------------------------

@@ -185,6 +185,17 @@ def test_a_claim_that_requires_another_is_reproduced_with_it_alone(p: float, ver
     assert decide([first, opposite])[1].verdict == CONTRADICTED
 
 
+def test_a_claim_requires_another_in_its_own_scope() -> None:
+    """Two doses: the claim that is required holds at one of them, whichever comes last."""
+    held, open_ = line(with_p(0.001, 0.999)), line(with_p(0.5, 0.5))
+    second = line(between(2.5, 9.0), id="dvp.with_mis.score", rule="above", limit=2.0, requires="dvp.score")
+    other = [one._replace(scope=Scope("p", "t", "another")) for one in (open_, second)]
+    for lines in ([held, second, *other], [held, other[0], second, other[1]]):
+        found = decide(lines)
+        of_second = {v.dose: v.verdict for v in found if v.id == "dvp.with_mis.score"}
+        assert of_second == {"d": REPRODUCED, "another": UNDECIDED}
+
+
 def test_outcomes_are_decided_in_one_module() -> None:
     """Only `decide` makes verdicts and gives outcomes; other modules may compare a verdict with one."""
     outcomes = {name for name, value in vars(finding_module).items() if name.isupper() and isinstance(value, str)}

@@ -137,7 +137,9 @@ def compared(engine: str = "coarse", *, settings: dict[str, Any] | None = None, 
         "second_PB": np.tile([0.5, 0.1 * 0.0001], (PLACES, 1)),
     }
     own = ComparedEngine.model_validate(settings or {}).model_dump(mode="json")
-    return Compared(engine, {"settings": {"engine": own, "rho": ["e-13"]}, "edges": [0.0, 5.0]}, arrays | changes)
+    return Compared(
+        engine, {"settings": {"engine": own, "rho": ["e-13"]}, "edges": [0.0, 5.0], "tail_from": 5.0}, arrays | changes
+    )
 
 
 def verdict(claim: str, *engines: Compared) -> list[tuple[str, str]]:
@@ -165,6 +167,15 @@ def test_the_sign_is_tested_over_problems() -> None:
     expected = ratio_interval(signed_PB[:, 1], np.full(PLACES, 0.1), np.arange(PLACES) // 2)
     assert (line.effect, line.low, line.high) == (expected.mean, expected.low, expected.high)
     assert "nan" not in line.seen
+
+
+def test_the_tail_begins_where_the_record_says() -> None:
+    fine, wide = compared(), compared()
+    wide.record["tail_from"] = 0.0
+    (line,) = [line for line in judge_distributions([wide]) if line.id == SIGN]
+    signed_PB = fine.arrays["signed_PB"]
+    assert line.effect == pytest.approx(signed_PB.sum() / fine.arrays["mass_PB"].sum())
+    assert line.effect != pytest.approx(signed_PB[:, 1].sum() / fine.arrays["mass_PB"][:, 1].sum())
 
 
 def test_a_single_problem_is_no_test() -> None:

@@ -43,13 +43,15 @@ def ends(start: float, end: float) -> list[float]:
 
 ALIVE, SPREAD = falling(*[None] * SEEDS), around(1.0, 0.3)
 DEAD = falling(*range(20, 20 + SEEDS))
+LAST, UNKNOWN, TINY = ends(0.0, 1.0), ends(0.0, math.nan), ends(1e-9, 0.0)
+"""Updates that were skipped from half a run on; what they leave of a number that is 0; one that is not 0 at first."""
 ONE_DEAD = falling(20, *[None] * (SEEDS - 1))
 MATCHED_DVP = {**DVP, **MATCHED}
 SCORED_BEFORE = {"training": {"minibatches": 2}, "clip": {"ratio": "recompute"}}
 GROWN = {"unmasked": [ends(1e-3, 0.1 * factor) for factor in SPREAD]}
 STEADY = {"unmasked": [ends(1e-3, 1e-3 * factor) for factor in SPREAD]}
 MIXED = {"unmasked": [ends(1e-3, 1e-3 * 10**power) for power in around(1.0, 1.0)]}
-SMALL, LARGE = [1e-4 * factor for factor in SPREAD], [1e-2 * factor for factor in SPREAD]
+SMALL, LARGE = [1e-4 * factor for factor in SPREAD], [1e-2 * factor for factor in SPREAD[::-1]]
 LOW, HIGH, WIDE = around(0.3, 0.05), around(0.5, 0.05), around(0.4, 0.3)
 
 OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
@@ -127,6 +129,9 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
     ("vexact.zero_mismatch.k3", REPRODUCED, {"a": made(EXACT, masked=[0.0], unmasked=[0.0])}),
     ("vexact.zero_mismatch.k3", CONTRADICTED, {"a": made(EXACT, masked=[0.0], unmasked=[ends(0.0, 1e-12)])}),
     ("vexact.zero_mismatch.k3", CONTRADICTED, {"a": made(EXACT, masked=[ends(0.0, math.nan)], unmasked=[0.0])}),
+    ("vexact.zero_mismatch.k3", REPRODUCED, {"a": made(EXACT, skipped=[LAST], masked=[UNKNOWN], unmasked=[UNKNOWN])}),
+    ("vexact.zero_mismatch.k3", CONTRADICTED, {"a": made(EXACT, skipped=[LAST], masked=[TINY], unmasked=[0.0])}),
+    ("vexact.zero_mismatch.k3", UNDECIDED, {"a": made(EXACT, skipped=[1.0], masked=[math.nan], unmasked=[math.nan])}),
     ("vexact.zero_mismatch.k3", UNDECIDED, {"a": made(EXACT)}),
     ("vexact.zero_mismatch.k3", UNTESTABLE, {"a": made({**EXACT, **NOISE}, masked=[0.0], unmasked=[0.0])}),
     ("vexact.zero_mismatch.k3", UNTESTABLE, {"a": made({**EXACT, "training": {"minibatches": 2}}, masked=[1.0])}),

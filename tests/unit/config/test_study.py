@@ -110,6 +110,19 @@ def test_an_ablation_of_several_arms_is_each_with_each_value() -> None:
         parse_study({**WHOLE, "ablations": {"dose": {**ablation, "base": []}}})
 
 
+def test_an_arm_with_its_own_seeds() -> None:
+    """They say which runs there are, and are no setting of a run. An ablation of the arm has them too."""
+    ablation = {"base": "mis", "field": "disturbance.floor", "values": [0.0, 0.1]}
+    own = {**WHOLE, "arms": {**WHOLE["arms"], "mis": {**WHOLE["arms"]["mis"], "seeds": [5, 6, 7, 8]}}}
+    study, plain = (parse_study({**whole, "ablations": {"dose": ablation}}) for whole in (own, WHOLE))
+    assert {arm: study.seeds_of(arm) for arm in ("naive", "mis", "dose=0.1")} == {
+        "naive": (3, 1),
+        "mis": (5, 6, 7, 8),
+        "dose=0.1": (5, 6, 7, 8),
+    }
+    assert study.runs() == plain.runs()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("e-13", -13.0), ("e-0.5", -0.5), ("1e-6", math.log(1e-6)), ("1", 0.0), ("0.34/V", math.log(0.34 / 151936))],
@@ -202,6 +215,8 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("name", "../up", "name: "),
         ("seeds", [0, 1, 0], "the same seed is given twice"),
         ("seeds", [], "seeds: "),
+        ("arms.mis.seeds", [], "arms.mis.seeds: "),
+        ("arms.mis.seeds", [2, 2], "arms.mis.seeds: the same seed is given twice: [2, 2]"),
         ("seeds", [0.5], "seeds.0: "),
         ("policy.heads", 3, "hidden_size / heads must be 32, 64 or 128"),
         ("policy", {"source": "pretrained"}, "policy.pretrained.path is missing"),

@@ -1,5 +1,6 @@
 """Models of many families: loaded where packed rows keep responses apart, else refused in one sentence."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 import torch
 from families import PACKED, REFUSED, write_family
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tailrl.kernels.packing import pack
 from tailrl.model import checks
+from tailrl.model.checks import refuse_oversized
 from tailrl.model.forward import PACKED_ATTENTION, hidden_states
 from tailrl.model.policy import load_policy
 from tailrl.runtime.errors import StudyError
@@ -84,12 +86,60 @@ def test_rotary_frequencies_of_older_files_are_no_weights(folder: Path) -> None:
 )
 def test_a_count_without_end_is_one_sentence(key: str, folder: Path) -> None:
     set_config(folder, **{key: 10**9})
-    assert f"{key} is 1000000000, more than 10000" in refusal(folder)
+    assert f"{key} is 1000000000, more than 2048" in refusal(folder)
 
 
 def test_a_count_without_end_in_a_block(folder: Path) -> None:
     set_config(folder, text_config={"num_hidden_layers": 10**9})
     assert "num_hidden_layers is 1000000000" in refusal(folder)
+
+
+# --- sizes that no file of this length can have ----------------------------------------------------------
+
+
+def test_a_configuration_without_sizes_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("was asked to load")
+
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    size = (folder / WEIGHTS).stat().st_size
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
+    assert f"asks for 6,738,415,744 weights, too many for its files of {size:,} bytes" in refusal(folder)
+
+
+def test_a_buffer_without_end_takes_no_memory(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 97, "d_model": 8, "num_layers": 1, "attention_heads": 2, "ffn_dim": 8}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("xglm", **sizes)).save_pretrained(tmp_path)
+    set_config(tmp_path, max_position_embeddings=10**9)
+    with pytest.raises(ValueError, match="asks for 8,000,001,272 weights"):
+        refuse_oversized(tmp_path)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_is_counted_is_what_files_hold(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tied heads once, in parts, in one byte a weight: nothing to spare, and still not refused."""
+    folder = write_family(name, tmp_path / name)
+    weights = {key: torch.zeros(value.shape, dtype=torch.int8) for key, value in load_file(folder / WEIGHTS).items()}
+    (folder / WEIGHTS).unlink()
+    parts = {"a.safetensors": list(weights)[::2], "b.safetensors": list(weights)[1::2]}
+    for part, names in parts.items():
+        save_file({name: weights[name] for name in names}, folder / part)
+    index = {"metadata": {}, "weight_map": {name: part for part, names in parts.items() for name in names}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index), encoding="utf-8")
+    monkeypatch.setattr(checks, "SPARE", 0)
+    refuse_oversized(folder)
+
+
+@pytest.mark.parametrize("share, allowed", [(1, True), (7, True), (9, False)])
+def test_a_quantized_byte_may_hold_eight_weights(
+    share: int, allowed: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "SPARE", 0)
+    count = sum(weight.numel() for weight in load_file(folder / WEIGHTS).values())
+    set_config(folder, quantization_config={"quant_method": "bitnet"})
+    (folder / WEIGHTS).write_bytes(bytes(-(-count // share)))
+    with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match="too many"):
+        refuse_oversized(folder)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -16,6 +16,7 @@ from tailrl.model.forward import head_weight
 from tailrl.model.policy import (
     create_policy,
     encode_prompt,
+    load_config,
     load_policy,
     load_tokenizer,
     named_weights,
@@ -152,6 +153,16 @@ def test_a_broken_tokenizer_is_one_sentence(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(StudyError, match="no tokenizer could be read"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("read", [load_policy, load_tokenizer, load_config])
+@pytest.mark.parametrize("path", ["x" * 300, "a/" * 2500, "a\0b"])
+def test_a_path_that_the_system_refuses_is_one_sentence(
+    read: Callable[[str], object], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(StudyError, match="the Hugging Face hub and its cache do not give it"):
+        read(path)
 
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tailrl.config.policy import PretrainedPolicy
 from tailrl.model import tokenizer_trial
 from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks.verifier import reply_of
 from tailrl.training.base_policy import write_base_policy
 
 
@@ -42,7 +44,7 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 HOSTILE = {
     "a loop without end": (
         template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
-        "within 4 s",
+        "within 4 s of processor time",
     ),
     "a text of 10^11 letters": (template("{{ 'a' * 10**11 }}"), "fails on a prompt"),
     "an exception of its own": (template("{{ raise_exception('no user') }}"), "fails on a prompt: no user"),
@@ -74,3 +76,9 @@ def test_a_base_policy_is_made_from_a_tokenizer_that_was_tried(folder: Path, tmp
 def test_an_ordinary_tokenizer_passes(folder: Path) -> None:
     template("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")(folder)
     try_tokenizer(str(folder))
+
+
+def test_a_reply_that_follows_at_once_is_read_alone() -> None:
+    with subprocess.Popen(["printf", '"ready"\n"words"\n'], bufsize=0, stdout=subprocess.PIPE) as process:
+        assert process.wait() == 0
+        assert [reply_of(process, 1.0), reply_of(process, 1.0)] == ["ready", "words"]

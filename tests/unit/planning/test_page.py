@@ -176,6 +176,9 @@ def test_policies_are_the_base_and_every_snapshot() -> None:
     study = paper().model_copy(update={"seeds": (0, 1)})
     assert list(study.training.snapshots) == list(range(25, 500, 25))
     assert "of evaluating 121 policies" in plan_page(study, H100, 8, 200, None), "1 + 3 arms x 2 seeds x 20"
+    naive = study.arms["naive"].model_copy(update={"seeds": (0, 1, 2, 3, 4)})
+    more = plan_page(study.model_copy(update={"arms": study.arms | {"naive": naive}}), H100, 8, 200, None)
+    assert "3 arms, 9 runs, a job on 8" in more and "of evaluating 181 policies" in more, "1 + (5 + 2 + 2) x 20"
     unknown = parse_study(
         {
             "name": "s",

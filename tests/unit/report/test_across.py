@@ -112,6 +112,15 @@ def test_studies_made_with_other_seeds_than_their_files_say(make_study: Make, tm
     assert (tmp_path / "other.md").read_bytes() == (tmp_path / "same.md").read_bytes()
 
 
+def test_an_arm_with_its_own_seeds(make_study: Make, tmp_path: Path) -> None:
+    arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "seeds": [4, 5, 6]}}
+    studies = [made(make_study, name, seeds=[0, 1], training={"steps": 2}, arms=arms)[0] for name in ("one", "two")]
+    write_across(studies, tmp_path, tmp_path / "both")
+    with (tmp_path / "both.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == "one"]
+    assert {(row["arm"], row["value_n"]) for row in rows if row["value_mean"]} == {("naive", "2"), ("dvp", "3")}
+
+
 def test_what_cannot_be_compared_is_named(make_study: Make, tmp_path: Path) -> None:
     first, folder = made(make_study, "first", seeds=[0], training={"steps": 2}, arms={"a": {}})
     other, _ = made(make_study, "other", seeds=[0], training={"steps": 2}, arms={"b": {}})

@@ -42,7 +42,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def arrays(size: float) -> dict[str, Any]:
-    """P places of 30 responses to 20 problems, whose distances are `size` times fixed random numbers."""
+    """P positions of 30 responses to 20 problems, whose distances are `size` times fixed random numbers."""
     rng = np.random.default_rng(0)
     where = np.arange(P) // 2
     apart = rng.random(P) * size
@@ -183,7 +183,7 @@ def test_the_signature_joins_the_bins_of_head_and_tail(results: Path) -> None:
 
 
 def test_predicted_and_measured_in_units_of_each_places_eps_max(results: Path) -> None:
-    """Over places that have one."""
+    """Over positions that have one."""
     compared = read_compared(results / "coarse", "coarse")
     compared.arrays["half_range_P"][5:9] = 0.0
     given, apart_P = compared.arrays, compared.arrays["half_range_P"] > 0
@@ -220,7 +220,7 @@ def test_what_is_written(results: Path) -> None:
     ]
     assert [row["engine"] for row in rows(out / "histograms.csv")] == ["coarse"] * 2 * H + ["floor"] * 2 * H
     page = (out / "distributions.md").read_text(encoding="utf-8")
-    assert "at one place in 2 of 30 responses (at most 9 tokens, temperature 0.7, seed 3)" in page
+    assert "at one position in 2 of 30 responses (at most 9 tokens, temperature 0.7, seed 3)" in page
     assert "| same | exact in float32 | 60 | 60 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 (0 %) [0, 6] |" in page
     assert "| same | e-13 | 50 | 50 | 0 | 0 | 0 | 1 | 1 | 1 | 0 of 60 | 0 |" in page
     outside, k3 = r"0.05\d* \[.*\]", r"0.02\d* \[.*\]"
@@ -237,10 +237,10 @@ def test_what_is_written(results: Path) -> None:
 def test_an_exact_zero_is_said_in_words(results: Path) -> None:
     compared = [read_compared(results / engine, engine) for engine in ENGINES]
     tv, overlap, *_ = drawn(*compared).axes
-    assert [text.get_text() for text in tv.texts] == ["exactly 0 at all 60 places"]
+    assert [text.get_text() for text in tv.texts] == ["exactly 0 at all 60 positions"]
     assert tv.get_xscale() == "log"
     assert marks(tv) == pytest.approx([arrays(0.1)["tv_P"].mean(), arrays(1e-8)["tv_P"].mean()])
-    assert [text.get_text() for text in overlap.texts] == ["0", "0", "exactly 0 at all 60 places"]
+    assert [text.get_text() for text in overlap.texts] == ["0", "0", "exactly 0 at all 60 positions"]
 
 
 def test_where_nothing_differs_there_is_still_a_figure(results: Path) -> None:

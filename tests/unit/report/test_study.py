@@ -39,6 +39,20 @@ def test_the_files_of_a_report(report: Path) -> None:
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())
 
 
+def test_an_arm_with_more_seeds_than_the_others(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    arms = {"naive": {}, "dvp": {"vocabulary": {"rule": "min_p", "rho": "e-5"}, "seeds": [3, 4, 5, 6]}}
+    ablations = {"rho": {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.1]}}
+    study, folder = make_study(arms=arms, ablations=ablations, seeds=[0, 1])
+    write_report(study, folder, tmp_path)
+    seeds = {row["seed"] for row in rows(tmp_path / "tables" / "policies.csv") if row["arm"] == "dvp"}
+    assert seeds == {"3", "4", "5", "6"}
+    (pair,) = rows(tmp_path / "tables" / "differences.csv")
+    assert (pair["first"], pair["second"], pair["both_n"]) == ("dvp", "naive", "2")
+    write_ablation(study, "rho", folder, tmp_path)
+    (page,) = tmp_path.rglob("rho.md")
+    assert "2 or 4 seeds each" in page.read_text(encoding="utf-8")
+
+
 def test_the_same_inputs_give_the_same_bytes(whole: tuple[Study, Path], report: Path, tmp_path: Path) -> None:
     write_report(*whole, tmp_path)
     for path in (p for p in report.rglob("*") if p.is_file()):

@@ -15,7 +15,7 @@ from tailrl.runtime.limits import limited_memory, out_of_memory
 
 def test_too_little_address_space_is_said_before_any_library_is_loaded() -> None:
     """OpenBLAS would ask for memory in an endless loop."""
-    command = [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", "job", "report"]
+    command = [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", "job", "summarise"]
     options = ["--study", "x", "--results", "x", "--out", "x"]
     ended = subprocess.run(
         ["prlimit", "--as=1000000000", *command, *options], capture_output=True, text=True, timeout=60, check=False

@@ -325,10 +325,19 @@ def test_difference_from_a_number() -> None:
     assert (found.mean, found.n) == (1.5, 3)
     assert found.low == pytest.approx(1.5 - T_2 / math.sqrt(3))
     assert found.p == pytest.approx(p_two_sided_2(1.5 * math.sqrt(3)))
-    assert difference_from([2.0, 2.0], 1.0).p == 0.0
     assert difference_from([2.0, 2.0], 2.0).p == 1.0
     assert math.isnan(difference_from([2.0], 1.0).p)
     assert difference_from([math.nan], 1.0).n == 0
+
+
+def test_equal_values_have_an_interval_only_where_they_are_exact_by_nature() -> None:
+    """Two seeds of 0.5 may agree by chance, so that their variance is unknown. Two zeros are no chance."""
+    found = difference_from([0.5, 0.5], 0.25)
+    assert (found.mean, found.n) == (0.25, 2)
+    assert math.isnan(found.p) and math.isnan(found.low) and math.isnan(found.high)
+    assert difference_from([0.0, 0.0], -1.0) == Difference(1.0, 1.0, 1.0, 0.0, 2)
+    assert difference_from([-14.0, -14.0], -3.0, exact=(0.0, -14.0)).p == 0.0
+    assert math.isnan(difference_from([-14.0, -14.0], -3.0).p)
 
 
 def test_one_sided_halves_p_on_the_observed_side() -> None:

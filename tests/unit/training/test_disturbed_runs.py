@@ -17,6 +17,8 @@ from sampler_fixture import PlainSampler
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tailrl.artifacts.metrics import read_metrics
+from tailrl.artifacts.tokens import read_tokens
 from tailrl.config.sampler import Disturbance
 from tailrl.model.policy import load_policy, named_weights
 from tailrl.objective.disturbance import round_weights
@@ -52,7 +54,9 @@ def trained(files: Path, policy: Path, arm: dict[str, Any], **training: Any) -> 
     sizes = {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 0, **training}
     # The results of an equal run would be given again.
     shutil.rmtree(files / "checkpoints", ignore_errors=True)
-    train(run_of({"sampler": {"dtype": "float32"}, **arm}, **sizes), 5, policy, files / "problems.jsonl", files, files)
+    run = run_of({"sampler": {"dtype": "float32"}, **arm}, **sizes)
+    train(run, 5, policy, files / "problems.jsonl", files, files)
+    read_tokens(files, read_metrics(files), run.training.keep_tokens_every)  # they are the metrics' own
     return [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -19,6 +19,8 @@ from arms_fixture import DISTURBANCES, FACTORS, VOCABULARIES, Choice, arm_of, ev
 from sampler_fixture import PlainSampler
 from step_fixture import run_of
 
+from tailrl.artifacts.metrics import read_metrics
+from tailrl.artifacts.tokens import read_tokens
 from tailrl.config.load import parse_study
 from tailrl.objective.safe_set import RULES
 from tailrl.runtime.errors import StudyError
@@ -124,7 +126,9 @@ def files(tmp_path: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPat
 
 def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dict[str, float | None]]:
     sizes = {"steps": 2, "prompts": 2, "group_size": 3, "max_new_tokens": 5, **training}
-    train(run_of(arm, **sizes), 5, policy, files / "problems.jsonl", files / "out", files)
+    run = run_of(arm, **sizes)
+    train(run, 5, policy, files / "problems.jsonl", files / "out", files)
+    read_tokens(files / "out", read_metrics(files / "out"), run.training.keep_tokens_every)  # they are the metrics' own
     return [json.loads(line) for line in (files / "out" / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -1,6 +1,6 @@
 """Engines' whole distributions compared with the trainer's, as tables of numbers.
 
-`places` in the tables are positions of responses. Intervals are clustered by problem.
+Positions are of tokens in their responses. Intervals are clustered by problem.
 """
 
 import itertools
@@ -60,7 +60,7 @@ class Distance:
     engine: str
     what: str
     responses: int
-    places: int
+    positions: int
     equal: int
     tv: Interval
     tv_p01: float
@@ -93,7 +93,7 @@ class SetOverlap:
 
     engine: str
     rho: str
-    places: int
+    positions: int
     kept_train: float
     kept_infer: float
     lost_train: float

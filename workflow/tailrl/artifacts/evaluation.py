@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from tailrl.artifacts.files import Record, parse_lines, parse_record
+from tailrl.artifacts.files import Record, parse_record
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count
@@ -132,11 +132,6 @@ def _write(path: Path, text: str) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-
-
-def read_samples(path: Path) -> list[Samples]:
-    """Every response, as written; raises StudyError if the file cannot be used."""
-    return parse_lines(Samples, read_vouched(path, manifest_of(path)), path)
 
 
 def read_evaluation_file(path: Path) -> EvaluationFile:

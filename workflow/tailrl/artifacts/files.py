@@ -85,5 +85,5 @@ def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDA
         raise StudyError(f"{path}: its arrays do not hold numbers")
     lengths = sorted({len(array) for array in arrays.values()})
     if len(lengths) != 1 or not lengths[0]:
-        raise StudyError(f"{path}: its arrays hold {', '.join(map(str, lengths))} places")
+        raise StudyError(f"{path}: its arrays hold {', '.join(map(str, lengths))} numbers")
     return arrays

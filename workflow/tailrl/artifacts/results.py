@@ -59,7 +59,7 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
             contradicts another file.
     """
     names = tuple(arms)
-    runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds) for arm in names}
+    runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds_of(arm)) for arm in names}
     base_path = folder / "eval" / f"{BASE_ARM}.json"
     base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
     for run in (run for arm in names for run in runs[arm]):
@@ -69,11 +69,12 @@ def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
-        evaluations[arm], own = _read_evaluation(study, path, arm, study.seeds)
+        evaluations[arm], own = _read_evaluation(study, path, arm, study.seeds_of(arm))
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
-    jobs = [folder / "data", folder / "base", *(_job(folder, arm, seed) for arm in names for seed in study.seeds)]
+    trained = [_job(folder, run.arm, run.seed) for arm in names for run in runs[arm]]
+    jobs = [folder / "data", folder / "base", *trained]
     manifests = [path for job in jobs if (path := job / MANIFEST).is_file()]
     manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *names)]
     for path in manifests:
@@ -105,12 +106,7 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     record, metrics = read_job(job)
     for key in differing(record.settings, settings.model_dump(mode="json")):
         raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
-    tokens = read_tokens(job)
-    steps = np.unique(tokens.step_T)
-    # Besides every `keep_tokens_every`-th step, a run keeps the first step whose update was not skipped.
-    if steps[0] < 0 or steps[-1] >= len(metrics[STEP]) or (steps[1:] % settings.training.keep_tokens_every).any():
-        raise StudyError(f"{job / 'tokens.npz'}: holds tokens of steps that its run does not keep")
-    return TrainedRun(arm, seed, metrics, tokens, record)
+    return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 
 
 def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:

@@ -89,13 +89,13 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
     for places in families.values():
         for side in (0, 1):
             adjusted_L[places, side] = holm([tests[place][side] for place in places])
-    found: dict[str, str] = {}
+    found: dict[tuple[str, Scope], str] = {}
     verdicts = []
     for (claim, scope, finding), p, p_holm in zip(lines, tests, adjusted_L.tolist(), strict=True):
         verdict = _outcome(claim, finding, *p_holm)
-        if verdict == REPRODUCED and claim.requires and found.get(claim.requires) != REPRODUCED:
+        if verdict == REPRODUCED and claim.requires and found.get((claim.requires, scope)) != REPRODUCED:
             verdict = UNDECIDED
-        found[claim.id] = verdict
+        found[claim.id, scope] = verdict
         words = words_of(claim.id)
         if not words:
             raise ValueError(f"no claim has the id {claim.id!r}")

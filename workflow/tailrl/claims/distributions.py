@@ -1,6 +1,6 @@
 """Verdicts from engines' whole distributions on the papers' statements on tails and safe sets, engine by engine.
 
-Units are places of 1,000 responses, clustered by problem. Bounds and sets are facts; the sign of Δ has a test.
+Units are positions in 1,000 responses, clustered by problem. Bounds and sets are facts; the sign of Δ has a test.
 """
 
 import math
@@ -14,7 +14,6 @@ from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
 from tailrl.claims.finding import Finding, ends, fact, interval
-from tailrl.config.distributions import TAIL_FROM
 from tailrl.stats.intervals import UPPER, Interval, ratio_interval
 
 BOUND = "dvp.prop4_2.bound"
@@ -60,7 +59,7 @@ def _tail(one: Compared, name: str = "signed", *, less: str | None = None) -> In
 
     `less` names a prediction that is subtracted.
     """
-    tail_B = np.array(one.record["edges"]) >= TAIL_FROM
+    tail_B = np.array(one.record["edges"]) >= one.record["tail_from"]
     sums = {key: one.arrays[f"{key}_PB"][:, tail_B].sum(axis=1) for key in ("mass", name, less) if key}
     return ratio_interval(sums[name] - (sums[less] if less else 0.0), sums["mass"], one.clusters)
 
@@ -69,7 +68,7 @@ def _sign(one: Compared) -> Finding:
     """Whether the tail's mean −Δ is above 0."""
     mean = _tail(one)
     if math.isnan(mean.mean):
-        return fact((one.engine,), 1, mean.mean, "no place has a token in the tail", None)
+        return fact((one.engine,), 1, mean.mean, "no position has a token in the tail", None)
     words = f"mean −Δ in the tail is {interval(*ends(mean))} nats"
     return Finding((one.engine,), 1, *ends(mean), words, *_one_sided(mean))
 
@@ -96,11 +95,11 @@ def _nested(one: Compared, index: int) -> Finding:
     train_P, both_P = (one.arrays[f"kept_{name}_PS"][:, index] for name in ("train", "both"))
     lacking, rho = int((both_P < train_P).sum()), one.record["settings"]["rho"][index]
     overlap = f"{(both_P / train_P).mean():.5f}"
-    words = f"ρ = {rho}: fails at {lacking} of {len(train_P)} places; overlap {overlap} on average"
+    words = f"ρ = {rho}: fails at {lacking} of {len(train_P)} positions; overlap {overlap} on average"
     return fact((one.engine,), 1, float((both_P < train_P).mean()), words, not lacking)
 
 
 def _equal(one: Compared) -> Finding:
     equal_P = one.arrays["delta_max_P"] == 0
-    words = f"at {int(equal_P.sum())} of {len(equal_P)} places"
+    words = f"at {int(equal_P.sum())} of {len(equal_P)} positions"
     return fact((one.engine,), 1, float(equal_P.mean()), words, bool(equal_P.all()))

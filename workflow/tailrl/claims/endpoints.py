@@ -16,7 +16,7 @@ from tailrl.analysis.survival import collapses, deepest_loss
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
 from tailrl.claims.finding import Finding, ends, fact, interval, measured, nothing
-from tailrl.claims.numbers import LOGARITHMS, first_and_last, mean, numbers, powers, scores
+from tailrl.claims.numbers import EXACT_LOGARITHMS, LOGARITHMS, first_and_last, mean, numbers, powers, scores
 from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import Difference, all_hold, arm_difference, difference_from, one_sided
@@ -38,10 +38,11 @@ def level(claim: Claim, results: Results) -> Iterator[Finding]:
     log = claim.number in LOGARITHMS
     for arm in arms_of(claim, results):
         value_S = numbers(results, arm, claim.number)
-        found = difference_from(value_S, 0.0)
+        exact = EXACT_LOGARITHMS if log else (0.0,)
+        found = difference_from(value_S, 0.0, exact)
         effect = powers(found) if log else ends(found)
         beside = f"{mean(numbers(results, arm, claim.beside)):.3g}" if claim.beside else ""
-        tested = one_sided(difference_from(value_S, math.log10(claim.limit) if log else claim.limit))
+        tested = one_sided(difference_from(value_S, math.log10(claim.limit) if log else claim.limit, exact))
         yield measured((arm,), found, effect, claim.seen.format(interval(*effect), beside), *tested)
 
 
@@ -167,11 +168,12 @@ def falling_while_flat(claim: Claim, results: Results) -> Iterator[Finding]:
 
 
 def zeros(claim: Claim, results: Results) -> Iterator[Finding]:
-    """k3, masked or not, is 0 at every step of every run."""
+    """k3, masked or not, is 0 at every step of every run, but for skipped updates, which record none."""
     for arm in arms_of(claim, results):
+        updated = [(run, run.metric(keys.SKIPPED) != 1) for run in results.runs[arm]]
         both = keys.K3_MASKED, keys.K3_UNMASKED
-        k3 = np.concatenate([run.metric(key) for run in results.runs[arm] for key in both])
-        largest, zero = float(np.fmax.reduce(np.abs(k3))), int((k3 == 0).sum())
+        k3 = np.concatenate([run.metric(key)[updated_N] for run, updated_N in updated for key in both])
+        largest, zero = float(np.fmax.reduce(np.abs(k3), initial=math.nan)), int((k3 == 0).sum())
         known = not math.isnan(largest)
         words = f"{zero} of {k3.size} recorded values are 0" + (f", the largest is {largest:.2g} nats" if known else "")
         found = fact((arm,), len(results.runs[arm]), largest, words, zero == k3.size)

@@ -20,6 +20,9 @@ PART = 0.1
 _POWERS = 14.0
 """Logarithms are clipped to ± this, so that zeros (below rounding) and overflows count as numbers."""
 
+EXACT_LOGARITHMS = 0.0, -_POWERS, _POWERS
+"""Logarithms that no other seed would change: the clipped ones, and the ratio of two of them."""
+
 
 def mean(values: FloatArray) -> float:
     """The mean without NaN entries; NaN without any other entry."""

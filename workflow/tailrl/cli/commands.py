@@ -19,14 +19,16 @@ Folder = Annotated[
 
 
 def check(study: StudyFiles) -> None:
-    """Check study files, and count their arms and seeds."""
+    """Check study files, and count their arms and runs."""
     for path in study:
         found = read_study(path)
         try:
             found.check_files()
         except StudyError as error:
             raise StudyError(f"{path}: {error}") from None
-        print(f"{path}: {found.name}, {len(found.all_arms())} arms (with ablations), {len(found.seeds)} seeds")
+        arms = found.all_arms()
+        runs = sum(len(found.seeds_of(arm)) for arm in arms)
+        print(f"{path}: {found.name}, {len(arms)} arms (with ablations), {runs} runs")
 
 
 def plan(
@@ -91,7 +93,7 @@ def claims(
 
 
 def metrics() -> None:
-    """Print the table of all metrics, as docs/metrics.md has it."""
+    """Print the table of all metrics, as the site has it."""
     from tailrl.report.metrics import metrics_page
 
     print(metrics_page(), end="")

@@ -116,7 +116,7 @@ def evaluate(
 
 
 @app.command()
-def report(study: WholeStudy, results: Folder, out: Out) -> None:
+def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
     from tailrl.report.study import write_report
 
@@ -132,17 +132,17 @@ def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder,
 
 
 @app.command()
-def gradients(settings: SettingsText, out: Out) -> None:
+def measure_gradients(settings: SettingsText, out: Out) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
     measured = parse_settings(Gradients, settings)
-    at_start(job_files("gradients", measured))
+    at_start(job_files("measure_gradients", measured))
     from tailrl.probes.gradients.quality import write_qualities
 
     write_qualities(measured, out)
 
 
 @app.command()
-def gradient_report(results: Folder, out: Out) -> None:
+def gradients(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
     from tailrl.report.study import write_gradients
 
@@ -150,10 +150,10 @@ def gradient_report(results: Folder, out: Out) -> None:
 
 
 @app.command()
-def distributions(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
+def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     compared = parse_settings(Distributions, settings)
-    at_start(job_files("distributions", compared))
+    at_start(job_files("compare", compared))
     from tailrl.probes.distributions.measure import write_distributions
 
     write_distributions(compared, policy, problems, out)
@@ -161,7 +161,7 @@ def distributions(settings: SettingsText, policy: PolicyFolder, problems: Proble
 
 
 @app.command()
-def distribution_report(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
+def distributions(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
     from tailrl.report.study import write_distribution_report
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import Seeds, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
 
@@ -177,6 +177,7 @@ class Arm(Settings):
     sampler: SamplerSettings = SamplerSettings()
     disturbance: Disturbance = Disturbance()
     training: dict[str, Any] = Field(default_factory=dict, description="training settings of this arm alone")
+    seeds: Seeds | None = Field(None, description="the seeds of this arm's runs; null: the study's")
     deliberate: bool = Field(False, description="accept an arm that is biased by construction")
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """The base class of every block of a study, and unions of blocks."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, ValidationInfo, field_validator
 
 LONGEST_NAME = 100
 """Characters. A study's and an arm's name together, with the date and a digest, are one name of a folder of W&B's."""
@@ -11,6 +11,15 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"
 """Names of studies, arms, ablations and compared engines, which are parts of files' names."""
 
 NAME_RULE = f"at most {LONGEST_NAME} letters, digits, _ . + -"
+
+
+def _no_seed_twice(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) != len(seeds):
+        raise ValueError(f"the same seed is given twice: {list(seeds)}")
+    return seeds
+
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_no_seed_twice)]
 
 
 class Settings(BaseModel):
@@ -36,6 +45,8 @@ class Settings(BaseModel):
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):
                 raise ValueError("is not valid Unicode")
+            if isinstance(part, str) and "\0" in part:  # no file's name and no argument of a process has one
+                raise ValueError("holds a NUL character")
             if isinstance(part, int) and not -(2**63) <= part < 2**63:
                 raise ValueError("needs a whole number of at most 64 bits")
         return value

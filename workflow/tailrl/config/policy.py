@@ -1,5 +1,6 @@
 """The block of a study that says which policy to start from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -55,6 +56,14 @@ TOKENIZERS = (
     *("spiece.model", "tekken.json"),
 )
 """Files of which a folder has one where it has a tokenizer."""
+
+
+def lies(kind: Callable[[Path], bool], path: str | Path) -> bool:
+    """Whether a file or folder of this kind lies at the path; False for a path that is too long for the system."""
+    try:
+        return kind(Path(path))
+    except OSError:
+        return False
 
 
 def lacking(folder: Path) -> str | None:

@@ -75,8 +75,8 @@ JOBS = {
     "policy": ("tailrl.training.base_policy",),
     "train": ("tailrl.training.loop", "tailrl.tasks.math_verify_worker"),
     "evaluate": ("tailrl.evaluation.evaluate", "tailrl.tasks.math_verify_worker"),
-    "gradients": ("tailrl.probes.gradients.quality",),
-    "distributions": ("tailrl.probes.distributions.measure",),
+    "measure_gradients": ("tailrl.probes.gradients.quality",),
+    "compare": ("tailrl.probes.distributions.measure",),
     "equal_mass": ("tailrl.probes.distributions.equal_mass",),
     "report": ("tailrl.report.study",),
 }

@@ -2,19 +2,18 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.config.arm import Ablation, Arm, log_rho
-from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Settings
+from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
-from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking
+from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -44,14 +43,6 @@ def _key(arm: Arm) -> str:
     return arm.model_dump_json()
 
 
-def _lies(kind: Callable[[Path], bool], path: str | Path) -> bool:
-    """Whether a file or folder of this kind lies at the path; False for a path that is too long for the system."""
-    try:
-        return kind(Path(path))
-    except OSError:
-        return False
-
-
 class Study(Settings):
     """A study: the content of `config.yaml` or of a file in `studies/`."""
 
@@ -65,9 +56,7 @@ class Study(Settings):
         description="another YAML file, by its path from this one, whose settings this file overrides; mappings are "
         "merged key by key, unless they name another kind of task or policy; anything else is replaced",
     )
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0, 1, 2), min_length=1, description="one training run per arm and seed"
-    )
+    seeds: Seeds = Field((0, 1, 2), description="one training run per arm and seed")
     task: Task = ArithmeticTask()
     policy: Policy = ScratchPolicy()
     training: Training = Training()
@@ -81,8 +70,6 @@ class Study(Settings):
     def _whole(self) -> Self:
         if self.extends is not None:
             raise ValueError("extends: only a file can extend another one")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: the same seed is given twice: {list(self.seeds)}")
         for name in (*self.arms, *self.ablations):
             if not re.fullmatch(NAME, name) or name == BASE_ARM:
                 raise ValueError(
@@ -161,7 +148,7 @@ class Study(Settings):
     def local_policy(self) -> list[str]:
         """The files of the policy's folder; none for a policy from scratch or from the hub."""
         folder = Path("" if isinstance(self.policy, ScratchPolicy) else self.policy.path)
-        there = folder.name and _lies(Path.is_dir, folder)
+        there = folder.name and lies(Path.is_dir, folder)
         return sorted(str(file) for file in folder.iterdir() if file.is_file()) if there else []
 
     def check_files(self) -> None:
@@ -169,13 +156,13 @@ class Study(Settings):
         for key, task in (("task", self.task), ("evaluation.task", self.evaluation.task)):
             if not isinstance(task, DataSetTask) or task.path is None:
                 continue
-            if not _lies(Path.is_file, task.path):
+            if not lies(Path.is_file, task.path):
                 raise StudyError(f"{key}.path: there is no data file {one_line(task.path)}")
             if Path(task.path).suffix not in (".parquet", ".jsonl"):
                 raise StudyError(f"{key}.path: the name of {one_line(task.path)} must end in .parquet or .jsonl")
         if not isinstance(self.policy, ScratchPolicy):
             path = self.policy.path
-            there = _lies(Path.is_dir, path) or path in MADE_MODELS
+            there = lies(Path.is_dir, path) or path in MADE_MODELS
             if not there and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 raise StudyError(f"policy.path: there is no folder {one_line(path)}")
             if there and path not in MADE_MODELS and (words := lacking(Path(path))):
@@ -225,6 +212,10 @@ class Study(Settings):
     def all_arms(self) -> dict[str, Arm]:
         """The study's own arms and those of every ablation."""
         return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
+
+    def seeds_of(self, arm_name: str) -> tuple[int, ...]:
+        """The seeds of one arm's runs."""
+        return (self.arms.get(arm_name) or self.all_arms()[arm_name]).seeds or self.seeds
 
     def runs(self) -> dict[str, Run]:
         """The settings of every arm's training job."""

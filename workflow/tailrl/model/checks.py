@@ -1,12 +1,13 @@
-"""Checks of a pretrained model: its counts end, files and configuration fit, weights are finite, packed rows work."""
+"""Checks of a pretrained model: possible sizes, files that fit the configuration, finite weights, packed rows."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
 from tailrl.kernels.packing import pack
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
@@ -22,8 +23,14 @@ two layers differ by 4e-7 at most; the least mixing of tokens found, by a convol
 BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")
 """Ends of names in older files of what is no weight."""
 
-MOST_PARTS = 10_000
-"""Layers, heads or experts. A configuration may name 10^9, and building so many does not end."""
+MOST_PARTS = 2048
+"""Layers, heads or experts. A configuration may name 10^9, which would take days: 2,000 layers take four seconds."""
+
+PACKED_IN_BYTE = 8
+"""Most weights that a byte of a quantized file can hold: bits. Elsewhere a byte holds one weight at most (float8)."""
+
+SPARE = 2**26
+"""Numbers of a model that need not come from its files, such as a mask in its buffers: 256 MiB."""
 
 
 def refuse_endless(path: str | Path) -> None:
@@ -45,6 +52,27 @@ def refuse_pickle(path: str | Path) -> None:
     for part in parts:
         if not str(part).endswith(".safetensors"):
             raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {part}, which is not a safetensors file")
+
+
+def refuse_oversized(path: str | Path) -> None:
+    """Raises ValueError where the configuration asks for more numbers than the safetensors files can hold.
+
+    A configuration without sizes gets transformers' defaults, those of a large model. Memory for all of them would be
+    taken before the files are seen to lack them. The numbers are counted on torch's meta device, which takes none.
+    """
+    whole = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    files = [whole] if whole else get_checkpoint_shard_files(path, index)[0] if index else []
+    if not files:  # loading says so
+        return
+    size = sum(Path(file).stat().st_size for file in files)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION, trust_remote_code=False)
+    asked = sum(part.numel() for part in (*model.parameters(), *model.buffers()))
+    held = size * (PACKED_IN_BYTE if getattr(config, "quantization_config", None) else 1)
+    if asked > held + SPARE:
+        raise ValueError(f"its configuration asks for {asked:,} weights, too many for its files of {size:,} bytes")
 
 
 def check_loaded(model: PreTrainedModel, report: dict[str, Any], path: str | Path) -> None:

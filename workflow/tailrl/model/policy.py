@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tailrl.config.policy import ScratchPolicy, lacking
-from tailrl.model.checks import check_loaded, refuse_endless, refuse_pickle
+from tailrl.config.policy import ScratchPolicy, lacking, lies
+from tailrl.model.checks import check_loaded, refuse_endless, refuse_oversized, refuse_pickle
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, reason
@@ -55,6 +55,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
         _ask_hub(path)
         refuse_pickle(path)
         refuse_endless(path)
+        refuse_oversized(path)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
@@ -72,18 +73,18 @@ def load_policy(path: str | Path) -> PreTrainedModel:
 
 
 def _ask_hub(path: str | Path) -> None:
-    if not Path(path).is_dir():
+    if not lies(Path.is_dir, path):
         use_cache_without_hub()
 
 
 def _why(path: str | Path, error: Exception) -> str:
-    if Path(path).is_absolute() and not Path(path).is_dir():
+    if Path(path).is_absolute() and not lies(Path.is_dir, path):
         return "there is no such folder"
     if "trust_remote_code" in str(error):
         return "it needs code of its own, and code that comes with a model is not run"
     if isinstance(error, KeyError) and error.args == (PACKED_ATTENTION,):
         return "its class has no attention that packed rows could use"
-    if not Path(path).is_dir():
+    if not lies(Path.is_dir, path):
         return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
     return lacking(Path(path)) or reason(error)
 

@@ -1,6 +1,6 @@
 """A tokenizer tried in a process of its own, which can be killed: a template, pattern or replacement may never end.
 
-    python -P -m tailrl.model.tokenizer_trial <folder or name on the hub>
+    python -P -m tailrl.model.tokenizer_trial <folder or name on the hub> <seconds>
 
 writes "ready" once it has imported what it needs, then what is wrong, or nothing.
 """
@@ -8,16 +8,21 @@ writes "ready" once it has imported what it needs, then what is wrong, or nothin
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.tasks.math_verify_worker import limit
-from tailrl.tasks.verifier import START_SECONDS, reply_of
+from tailrl.tasks.verifier import reply_of
 
-SECONDS = 30.0
-"""Most that loading, encoding and decoding may take. An ordinary tokenizer takes two or three."""
+SECONDS = 9.0
+"""Most processor time that loading, encoding and decoding may take. Qwen's tokenizer, of 151,643 tokens, takes 2.4 s.
+Where twenty processes share two cores, the same 2.4 s are two minutes on a clock, so no clock measures a tokenizer."""
+
+WAIT = 1800.0
+"""Seconds on a clock after which a trial that takes no processor time has failed; as many for the imports before it."""
 
 MEMORY_BYTES = 2 << 30
 """Most that they may take beyond what the process has once it can begin."""
@@ -33,15 +38,21 @@ TEXT = " ".join(
 def try_tokenizer(path: str) -> None:
     """Raises StudyError where the tokenizer cannot be read, or does not encode and decode a text within the limits."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, path], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-P", "-m", __name__, path, str(SECONDS)],
+        bufsize=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
+        slow = f"{path}: its tokenizer and chat template did not encode and decode a text within"
         try:
-            reply_of(process, START_SECONDS)
-            wrong = reply_of(process, SECONDS)
+            reply_of(process, WAIT)
+            wrong = reply_of(process, WAIT)
         except TimeoutError:
-            wrong = f"{path}: its tokenizer and chat template did not encode and decode a text within {SECONDS:g} s"
+            wrong = f"{slow} {WAIT:g} s"
         except EOFError:
             wrong = f"{path}: its tokenizer or chat template needs more than {MEMORY_BYTES >> 30} GiB for a short text"
+            if process.wait() == -signal.SIGPROF:
+                wrong = f"{slow} {SECONDS:g} s of processor time"
         finally:
             process.kill()
     if wrong:
@@ -63,8 +74,8 @@ def _trial(path: str) -> str:
     return ""
 
 
-def main(path: str) -> None:
-    """Try one tokenizer, and say what is wrong on standard output."""
+def main(path: str, seconds: float) -> None:
+    """Try one tokenizer within so much processor time, in seconds, and say what is wrong on standard output."""
     import tailrl.model.policy  # noqa: F401 - before the limits
 
     # Replies go to a copy of standard output: what a library prints must not be read as a reply.
@@ -74,8 +85,9 @@ def main(path: str) -> None:
     limit(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY_BYTES)
     limit(resource.RLIMIT_CORE, 0)
     replies.write(json.dumps("ready") + "\n")
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
     replies.write(json.dumps(_trial(path)) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], float(sys.argv[2]))

@@ -48,10 +48,11 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
         StudyError: the policy's sizes are not known.
     """
     shape = shape_of(study.policy)
+    runs = sum(len(study.seeds_of(arm)) for arm in study.arms)
     planned = {arm: plan_arm(study, arm, machine, devices, prompt, response) for arm in study.arms}
     fullest = max(planned, key=lambda arm: sum(planned[arm].placed.parts.values()))
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
-    lines = [f"{study.name}: {len(study.arms)} arms, {len(study.seeds)} seeds, a job on {devices} x {machine.name}"]
+    lines = [f"{study.name}: {len(study.arms)} arms, {runs} runs, a job on {devices} x {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
     lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
     seconds = planned[slowest].seconds
@@ -88,9 +89,10 @@ def _memory(planned: Planned) -> Iterator[str]:
 
 
 def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
-    training = sum(sum(arm.seconds.values()) * arm.run.training.steps for arm in planned.values()) * len(study.seeds)
+    runs = [(arm, len(study.seeds_of(name))) for name, arm in planned.items()]
+    training = sum(sum(arm.seconds.values()) * arm.run.training.steps * seeds for arm, seeds in runs)
     # The base policy, and each run's snapshots and final policy.
-    policies = 1 + sum(len(arm.run.training.snapshots) + 1 for arm in planned.values()) * len(study.seeds)
+    policies = 1 + sum((len(arm.run.training.snapshots) + 1) * seeds for arm, seeds in runs)
     each = _evaluation(study, shape, next(iter(planned.values())))
     evaluating = policies * (each or 0.0) / 3600
     known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrl.config.policy import Policy, ScratchPolicy
+from tailrl.config.policy import Policy, ScratchPolicy, lies
 from tailrl.runtime.errors import StudyError, reason
 
 
@@ -69,7 +69,7 @@ def shape_of(policy: Policy) -> Shape:
     if isinstance(policy, ScratchPolicy):
         sizes = policy.hidden_size, policy.layers, policy.heads, policy.heads, policy.hidden_size // policy.heads
         return Shape(*sizes, policy.intermediate_size, policy.vocabulary_size, tied=True)
-    if (Path(policy.path) / "config.json").is_file():
+    if lies(Path.is_file, Path(policy.path) / "config.json"):
         return _read(Path(policy.path) / "config.json")
     name = policy.path.removesuffix("-Base").removesuffix("-Instruct")
     if name not in KNOWN:

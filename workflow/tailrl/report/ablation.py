@@ -64,7 +64,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         "ablation.md.j2",
         name=name,
         ablation=ablation,
-        seeds=study.seeds,
+        seeds=sorted({point.runs for point in points_A}),
         untrained=untrained,
         samples=samples,
         LOST=LOST,

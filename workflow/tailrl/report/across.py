@@ -48,7 +48,7 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     shared = [arm for arm in studies[0].arms if all(arm in study.arms for study in studies)]
     if not shared:
         raise StudyError(f"the studies {', '.join(study.name for study in studies)} have no arm in common")
-    studies = [_as_run(study, folder / study.name, shared[0]) for study in studies]
+    studies = [_as_run(study, folder / study.name, shared) for study in studies]
     read = [read_results(study, folder / study.name, shared) for study in studies]
     measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(measured))
@@ -57,10 +57,12 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
 
 
-def _as_run(study: Study, folder: Path, arm: str) -> Study:
-    """The study with the seeds of an arm's evaluation."""
-    evaluated = read_evaluation(folder / "eval" / f"{arm}.json")
-    return study.model_copy(update={"seeds": tuple(score.seed for score in evaluated.scores)})
+def _as_run(study: Study, folder: Path, arms: Sequence[str]) -> Study:
+    """The study with the seeds of the arms' evaluations; the first arm's are the study's."""
+    scores = {arm: read_evaluation(folder / "eval" / f"{arm}.json").scores for arm in arms}
+    seeds = {arm: tuple(score.seed for score in own) for arm, own in scores.items()}
+    own = {arm: study.arms[arm].model_copy(update={"seeds": seeds[arm]}) for arm in arms}
+    return study.model_copy(update={"seeds": seeds[arms[0]], "arms": study.arms | own})
 
 
 def across_figure(measured: Sequence[ArmQuantity]) -> Figure:

@@ -48,7 +48,7 @@ LEAST = 1e-6
 """Bins below this share of the highest density do not widen the axes."""
 
 Spread = tuple[float, float, float]
-"""Mean, 1st and 99th percentile over places."""
+"""Mean, 1st and 99th percentile over positions."""
 
 
 def write_distributions(results: Path, engines: Sequence[str], out: Path) -> list[Compared]:
@@ -90,10 +90,10 @@ def distribution_figure(
     with style():
         figure, (tv, overlap, size, balance, head, tail) = make_panels(3, 2, 6.6)
         _draw_rows(tv, [[(one.tv.mean, one.tv_p01, one.tv_p99)] for one in distances], distances)
-        tv.set_xlabel("total variation at a place")
+        tv.set_xlabel("total variation at a position")
         missing = [[_missing(row) for row in overlaps if row.engine == engine] for engine in engines]
         _draw_rows(overlap, missing, distances)
-        overlap.set_xlabel("1 − |V_S ∩ V'_S| / |V_S| at a place")
+        overlap.set_xlabel("1 − |V_S ∩ V'_S| / |V_S| at a position")
         rhos = dict.fromkeys(row.rho for row in overlaps)
         marks = [Line2D([], [], color=GREY, linestyle="", marker=m) for m, _ in zip(MARKERS, rhos, strict=False)]
         overlap.legend(marks, [f"ρ = {rho}" for rho in rhos], loc="best", fontsize=7)
@@ -124,7 +124,7 @@ def _draw_rows(ax: Axes, spreads: Sequence[Sequence[Spread]], distances: Sequenc
         ax.set_xlim(lowest, 1)
     for place, (row, (colour, _)) in enumerate(zip(spreads, arm_styles(engines).values(), strict=True)):
         if not any(mean for mean, *_ in row):
-            words = f"exactly 0 at all {distances[place].places:,} places"
+            words = f"exactly 0 at all {distances[place].positions:,} positions"
             ax.text(0.03, place, words, transform=ax.get_yaxis_transform(), va="center", color=colour, fontsize=7)
             continue
         for index, ((mean, low, high), marker) in enumerate(zip(row, MARKERS, strict=False)):

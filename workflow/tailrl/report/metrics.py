@@ -15,6 +15,6 @@ ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
 
 
 def metrics_page() -> str:
-    """docs/metrics.md: each metric's key, unit, meaning, a link to what computes it, and its names elsewhere."""
+    """reference/metrics.md: each metric's key, unit, meaning, a link to what computes it, and its names elsewhere."""
     catalogues = {"metrics": METRICS, "verification": VERIFICATION, "aliases": ALIASES}
     return render("metrics.md.j2", notation=NOTATION, **catalogues)

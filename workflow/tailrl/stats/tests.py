@@ -6,7 +6,7 @@ clusters of tokens (another batch of rollouts). A single unit gives no interval 
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,18 +43,21 @@ def paired_difference(first_P: ArrayLike, second_P: ArrayLike) -> Difference:
     return difference_from(np.asarray(first_P, dtype=np.float64) - np.asarray(second_P, dtype=np.float64), 0.0)
 
 
-def difference_from(values_N: ArrayLike, reference: float) -> Difference:
-    """The mean of independent values, (N,), any unit, minus a fixed number; NaN entries (not measured) are left out."""
+def difference_from(values_N: ArrayLike, reference: float, exact: Collection[float] = (0.0,)) -> Difference:
+    """The mean of independent values, (N,), any unit, minus a fixed number; NaN entries (not measured) are left out.
+
+    Values that all agree have no interval, for their variance is unknown. If they are one of the `exact` numbers, they
+    agree by nature, such as zeros of an engine without mismatch: the interval is then a point.
+    """
     values = np.asarray(values_N, dtype=np.float64)
     values = values[~np.isnan(values)]
     if not values.size:
         return NO_DIFFERENCE
     mean = float(values.mean()) - reference
-    if values.size < 2:
+    if values.size < 2 or np.ptp(values) < CONSTANT:
+        if values.size > 1 and any(abs(values[0] - number) < CONSTANT for number in exact):
+            return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, values.size)
         return unvaried(mean, values.size)
-    if np.ptp(values) < CONSTANT:
-        # Such as exact zeros: t would be 0/0 or infinite.
-        return Difference(mean, mean, mean, 1.0 if abs(mean) < CONSTANT else 0.0, values.size)
     return _difference(mean, stats.ttest_1samp(values - reference, 0.0), values.size)
 
 

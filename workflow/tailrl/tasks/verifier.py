@@ -111,7 +111,7 @@ def reply_of(worker: subprocess.Popen[bytes], timeout: float) -> str:
         ready, _, _ = select.select([worker.stdout], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise TimeoutError
-        piece = os.read(worker.stdout.fileno(), 4096)
+        piece = os.read(worker.stdout.fileno(), 1)  # the next line may follow at once
         if not piece:
             raise EOFError
         line += piece

@@ -1,6 +1,6 @@
 """Every metric that training logs: its key as a constant, with the description that `metrics.yaml` holds.
 
-No other module writes a key as a string. `tailrl metrics` prints the table, docs/metrics.md.
+No other module writes a key as a string. `tailrl metrics` prints the table.
 """
 
 from pathlib import Path

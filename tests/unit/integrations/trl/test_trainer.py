@@ -79,6 +79,38 @@ def test_gradients_are_those_of_the_study(
         assert values == [pytest.approx(metrics[name], rel=1e-5, abs=1e-9)], name
 
 
+def test_a_count_is_a_sum_over_processes_and_a_fraction_their_mean(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, of which the other one has 3 more tokens outside, twice the fraction and no weight."""
+    rollouts, advantages = make_rollouts()
+    trainer = make_trainer("grpo", policy_folder, tokenizer, tmp_path)
+    batch = batch_of(rollouts, advantages)
+    trainer._compute_loss(trainer.model, batch)
+    alone = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    fraction, count, weight = (
+        *(f"dvp/sampled_outside_train_support_{kind}" for kind in ("fraction", "count")),
+        "rollout_corr/rollout_is_mean",
+    )
+    assert alone[count] > 0
+    gathered: list[torch.Tensor] = []
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        if own.shape != (1, 7):
+            return own
+        other = own.clone()
+        other[0, [1, 2, 4]] = torch.tensor([2 * alone[fraction], alone[count] + 3, torch.nan])
+        gathered.append(other)
+        return torch.cat([own, other])
+
+    monkeypatch.setattr(trainer.accelerator, "gather", gather)
+    trainer._compute_loss(trainer.model, batch)
+    together = {name: trainer._metrics["train"][name][-1] for name in (fraction, count, weight)}
+    assert len(gathered) == 1
+    expected = {fraction: 1.5 * alone[fraction], count: 2 * alone[count] + 3, weight: alone[weight]}
+    assert together == pytest.approx(expected)
+
+
 def old_batch(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What generation adds: the trainer's log-probs, in chunks of 3 rows."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)

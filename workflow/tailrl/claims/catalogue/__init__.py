@@ -35,7 +35,7 @@ class Claim(Settings):
         rule: how the outcome follows from a finding, see `decide`.
         family: claims of one family share Holm's correction; empty for a family of its own.
         limit: the limit of the endpoint; within: its allowed range.
-        requires: the id of a claim without which this one cannot be reproduced.
+        requires: the id of a claim; without it in the same scope this one cannot be reproduced.
         name: the subject, for one of several claims that are alike.
         measure: for trained arms, the function of `endpoints` that measures the claim.
         arms, against: the compared kinds of arms (`arm_kinds.KINDS`); an arm must be of all kinds in a list.

@@ -162,7 +162,10 @@ class DVPMixin:
     def _note(
         self, found: TokenLogprobs, outside_T: Tensor, infer_T: Tensor, sequence_T: Tensor, weights: Weights
     ) -> None:
-        """Adds the means over processes to TRL's metrics, under the keys of `tailrl.tracking.metrics`."""
+        """Adds the means over processes to TRL's metrics, under the keys of `tailrl.tracking.metrics`.
+
+        The number of tokens outside is a sum over processes. TRL logs each as a mean over its calls of the loss.
+        """
         trainer = cast(Any, self)
         logp_T = found.logp_T.masked_fill(outside_T, -torch.inf)
         ratios = log_ratio_metrics(logp_T, infer_T, sequence_T, len(weights.raw_N), outside_T)
@@ -176,7 +179,8 @@ class DVPMixin:
             keys.VETOED: weights.vetoed_N.float().mean(),
         }
         own = torch.tensor([float(value) for value in values.values()], device=infer_T.device)
-        means = trainer.accelerator.gather(own[None]).nanmean(0).tolist()
+        all_RK = trainer.accelerator.gather(own[None])
         mode = "train" if trainer.model.training else "eval"
-        for name, mean in zip(values, means, strict=True):
-            trainer._metrics[mode][name].append(mean)
+        for name, values_R in zip(values, all_RK.unbind(1), strict=True):
+            over_ranks = values_R.nansum() if name == keys.OUTSIDE_COUNT else values_R.nanmean()
+            trainer._metrics[mode][name].append(over_ranks.item())

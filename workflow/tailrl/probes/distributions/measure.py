@@ -54,7 +54,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     """
     begun = time.perf_counter()
     _check_temperature(settings)
-    sources, digest = at_start(job_files("distributions", settings)), policy_digest(policy_folder)
+    sources, digest = at_start(job_files("compare", settings)), policy_digest(policy_folder)
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size

@@ -137,7 +137,7 @@ def _rules(arm: Arm) -> tuple[str, str]:
 
 def write_qualities(settings: Gradients, out: Path) -> None:
     """Writes out/quality.jsonl, one `Quality` a line, and out/run.json with settings and provenance."""
-    start, sources = time.perf_counter(), at_start(job_files("gradients", settings))
+    start, sources = time.perf_counter(), at_start(job_files("measure_gradients", settings))
     out.mkdir(parents=True, exist_ok=True)
     write_quality(out, measure(settings))
     record = GradientsRecord(

@@ -1,0 +1,99 @@
+"""The claims in brief, as a table that a script in the browser filters by paper, cause and verdict."""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from docsite.markdown import plain, table
+from tailrl.claims.catalogue import words_of
+from tailrl.claims.evidence import Answer, answers, read_shown
+
+CAUSES = {
+    "matched control": "matched control: no mismatch",
+    "weights rounded": "rounded weights",
+    "steps ago": "stale weights",
+    "floor": "tail floor",
+    "noise": "noise on logits",
+    "bias": "bias of tokens",
+    "error of each token": "bias of tokens",
+    "no mismatch": "none",
+    "exact in float32, undisturbed": "none",
+    "times its start": "several, for alarms",
+    "exact in": "none",
+    "vllm in": "engine arithmetic",
+    "transformers in": "engine arithmetic",
+}
+"""What made the mismatch of a line, by words of its dose; the first that fit count."""
+
+NO_RUN = "no run"
+PAPERS = {"2512.23087": "DVP", "2605.14220": "VeXact"}
+BRIEF = re.compile(r"^## In brief$.*?(?=^## )", re.MULTILINE | re.DOTALL)
+HEADER = ("statement", "paper", "cause", "verdict", "lines", "seen", "study")
+
+INTRO = """## In brief
+
+A row has the lines of the study made for the statement; where there is none, those of all studies. Cause: what made
+the mismatch.
+
+<div class="claims" markdown="1">
+
+"""
+
+
+def with_table(text: str, root: Path) -> str:
+    """The page of claims with the table in place of its own brief one."""
+    return BRIEF.sub(lambda _: f"{INTRO}{claims_table(root / 'docs' / 'results')}\n</div>\n\n", text, count=1)
+
+
+def claims_table(results: Path) -> str:
+    """A row for each statement, claim, cause and verdict, by the published results."""
+    rows = []
+    found = answers(read_shown([results]))
+    for _, of_claim in itertools.groupby(found, key=lambda answer: (answer.statement.id, answer.claim)):
+        lines = made_for(list(of_claim))
+        for key in dict.fromkeys((cause(line), line.verdict) for line in lines):
+            rows.append(_row([line for line in lines if (cause(line), line.verdict) == key]))
+    return table(HEADER, rows)
+
+
+def made_for(lines: Sequence[Answer]) -> Sequence[Answer]:
+    """The lines of the study made for the statement, or all where there is none."""
+    return [one for one in lines if one.study and one.study.command == one.statement.command] or lines
+
+
+def cause(answer: Answer) -> str:
+    """What made the mismatch of a line.
+
+    Raises:
+        ValueError: CAUSES has no words for the line's dose.
+    """
+    if answer.line is None:
+        return NO_RUN
+    dose = answer.line.dose
+    if not dose:  # of an alarm that no run can judge
+        return CAUSES["times its start"]
+    for words, named in CAUSES.items():
+        if words in dose:
+            return named
+    raise ValueError(f"docs/code/docsite/claims.py: CAUSES has no words for the dose {dose!r}")
+
+
+def _row(lines: Sequence[Answer]) -> tuple[str, ...]:
+    first = lines[0]
+    paper = next((name for number, name in PAPERS.items() if number in first.statement.part), "open question")
+    text = plain(first.statement.text) + (f" *{plain(words_of(first.claim, first.claim))}*" if first.claim else "")
+    seen = plain(first.words) + (", and others" if len(lines) > 1 else "")
+    linked = f"[{text}](#{first.statement.id})"
+    return (linked, paper, cause(first), first.verdict, str(len(lines)), seen, _studies(lines))
+
+
+def _studies(lines: Iterable[Answer]) -> str:
+    pages = {line.study.name: line.line.page for line in lines if line.study and line.line}
+    if len(pages) > 2:
+        return f"{len(pages)} studies"
+    return ", ".join(f"[{name}]({_place(page)})" if page else name for name, page in pages.items())
+
+
+def _place(page: Path) -> str:
+    return "results/" + page.as_posix().rpartition("docs/results/")[2]

@@ -1,0 +1,57 @@
+"""reference/corrections.md: remedies by the names that a study gives them, from the code that computes them."""
+
+import ast
+from pathlib import Path
+
+from docsite.markdown import first_sentence, table
+from docsite.source import functions_of, tree
+
+HEAD = """# Corrections and remedies
+
+A study names these in an arm's `correction`, `vocabulary` and `estimator` blocks; [the study file](study.md#arm) has
+their other keys. Weights are without gradient. Δ_t = log π_train − log π_infer of a sampled token; Δ_y is its sum over
+a response; T is a response's number of tokens.
+"""
+
+
+def corrections_page(root: Path) -> str:
+    """The page: a table for each key that names a remedy."""
+    from tailrl.config.arm import REMEDIES, Correction
+
+    corrections = "objective.corrections"
+    sequence = functions_of(root, corrections, "SEQUENCE_WEIGHTS")
+    sequence |= {name: _weigh(root, name) for name in REMEDIES}
+    rows = [
+        (f"`{name}`", first_sentence(text), "" if name == "is" else f"{Correction(sequence=name).limit:g}")
+        for name, text in sequence.items()
+    ]
+    threshold = f"{Correction(token='tis').token_threshold:g}"
+    tokens = functions_of(root, corrections, "TOKEN_WEIGHTS").items()
+    veto = Correction.model_fields["veto"].description
+    rejects = Correction.model_fields["rejects"].description
+    return "\n".join(
+        [
+            HEAD,
+            "## Weights of a response\n\n`correction: {sequence: NAME, sequence_threshold: C}`\n",
+            table(("name", "weight", "default C"), rows),
+            f"What a rejection judges, `rejects`: {rejects}.\n",
+            "## Weights of a token\n\n`correction: {token: NAME, token_threshold: C}`\n",
+            table(("name", "weight", "default C"), ((f"`{n}`", first_sentence(t), threshold) for n, t in tokens)),
+            f"## Veto\n\n`correction: {{veto: 1e-4}}`: {veto}.\n",
+            "## Safe sets\n\n`vocabulary: {rule: NAME}`\n",
+            _names(functions_of(root, "objective.safe_set", "RULES")),
+            "## Estimators\n\n`estimator: NAME`\n",
+            _names(functions_of(root, "objective.advantages", "ESTIMATORS")),
+        ]
+    )
+
+
+def _names(of: dict[str, str]) -> str:
+    return table(("name", "meaning"), ((f"`{name}`", first_sentence(text)) for name, text in of.items()))
+
+
+def _weigh(root: Path, name: str) -> str:
+    """What an added remedy says of itself."""
+    module = tree(root, f"objective.remedies.{name}")
+    function = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "weigh")
+    return ast.get_docstring(function) or ast.get_docstring(module) or ""

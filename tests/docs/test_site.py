@@ -1,0 +1,210 @@
+"""What the documentation site makes from the code: formulas, reference, claims, navigation, pages of files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import tailrl
+from docsite.claims import CAUSES, HEADER, NO_RUN, cause, claims_table, made_for, with_table
+from docsite.links import links
+from docsite.lists import indented
+from docsite.markdown import docstring, plain
+from docsite.nav import expanded
+from docsite.outside import outside_pages, place_of, relinked
+from docsite.reference import PAGES, reference_pages
+from docsite.schema import SCHEMA, numbers, units
+from docsite.source import NotThereError, definition, functions_of, signature
+from tailrl.claims.catalogue import STATEMENTS
+from tailrl.claims.evidence import answers, read_shown
+from tailrl.cli import app
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The reference, by the place of each page."""
+    made = reference_pages(ROOT)
+    assert tuple(made) == PAGES
+    return made
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each row of a page's tables, without the lines between head and body."""
+    lines = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def formula(text: str) -> str:
+    pytest.importorskip("latex2mathml", reason="`make docs` installs it")
+    from markdown import markdown
+
+    from docsite.mathml import Formulas
+
+    return markdown(text, extensions=[Formulas(), "tables"])
+
+
+def test_a_formula_is_mathml() -> None:
+    shown = formula(r"the ratio $\pi_\theta^{mp}/\pi'$ of" + "\n\n" + r"$$\sum_{t=1}^T \Delta_t \le 2\epsilon$$")
+    inline, block = re.findall(r"<math.*?</math>", shown, re.DOTALL)
+    assert 'display="inline"' in inline and "<msubsup>" in inline and "<mi>π</mi>" in inline
+    assert 'display="block"' in block and 'alttext="\\sum_{t=1}^T \\Delta_t \\le 2\\epsilon"' in block
+    assert "$" not in re.sub(r'alttext="[^"]*"', "", shown)
+    assert "<math" in formula("| a |\n| --- |\n| $x_1$ |")
+
+
+@pytest.mark.parametrize("text", ["`$x$ and $y$`", "it costs $5 or $6", r"\$x\$", "a$b$c", "    $x$"])
+def test_what_is_no_formula_stays(text: str) -> None:
+    assert "<math" not in formula(text)
+
+
+@pytest.mark.parametrize("latex", [r"\nosuchcommand{x}", r"\left(x"])
+def test_a_wrong_formula_ends_a_strict_build(latex: str, caplog: pytest.LogCaptureFixture) -> None:
+    formula(f"${latex}$")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.records[0].name.startswith("mkdocs.") and latex in caplog.text
+
+
+def test_the_study_page_has_every_key_with_unit_default_and_meaning(pages: dict[str, str]) -> None:
+    schema = json.loads((ROOT / SCHEMA).read_text(encoding="utf-8"))
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", pages["reference/study.md"], re.MULTILINE | re.DOTALL))
+    for name, block in {"Study": schema, **schema["$defs"]}.items():
+        assert [row[0].strip("`") for row in rows(sections[name])[1:]] == list(block["properties"]), name
+    steps = next(row for row in rows(sections["Training"]) if row[0] == "`max_new_tokens`")
+    assert steps == ["`max_new_tokens`", "integer ≥ 1", "`64`", "tokens", "longest response, tokens"]
+    assert "needed, unless it extends a file" in rows(sections["Study"])[1]
+
+
+def test_every_number_of_a_study_has_a_unit() -> None:
+    schema = json.loads((ROOT / SCHEMA).read_text(encoding="utf-8"))
+    assert set(numbers(schema)) == units().keys()
+
+
+def test_the_command_line_has_every_command_and_parameter(pages: dict[str, str]) -> None:
+    page = pages["reference/cli.md"]
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if name == "job":
+            assert all(f"| `tailrl job {job}` |" in page for job in command.commands)
+            continue
+        section = page.split(f"### {name}\n")[1].split("\n###")[0].split("\n## ")[0]
+        assert f"tailrl {name}" in section
+        shown = {row[0].strip("`").split()[0] for row in rows(section)[1:]}
+        assert shown == {p.metavar if p.param_type_name == "argument" else p.opts[0] for p in command.params}
+
+
+def test_the_python_page_has_every_public_name_with_its_docstring(pages: dict[str, str]) -> None:
+    page = pages["reference/api.md"]
+    assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(tailrl.__all__)
+    assert "## Others" not in page
+    for name in tailrl.__all__:
+        section = page.split(f"### {name}\n")[1].split("\n### ")[0]
+        assert len(section.split()) > 5 and "Source: [`workflow/tailrl/" in section, name
+    loss = page.split("### batch_loss\n")[1].split("\n### ")[0]
+    assert loss.startswith("\n```python\nbatch_loss(\n    ") and "**Parameters**" in loss and "**Raises**" in loss
+
+
+def test_the_page_of_corrections_has_every_name_that_a_study_may_give(pages: dict[str, str]) -> None:
+    schema = json.loads((ROOT / SCHEMA).read_text(encoding="utf-8"))["$defs"]
+    named = {row[0].strip("`") for row in rows(pages["reference/corrections.md"])}
+    asked = [("Correction", "sequence"), ("Correction", "token"), ("Vocabulary", "rule"), ("Arm", "estimator")]
+    for block, key in asked:
+        assert set(schema[block]["properties"][key]["enum"]) - {"none"} <= named
+    assert ["`mis`", "2"] in [[row[0], row[-1]] for row in rows(pages["reference/corrections.md"])]
+
+
+def test_links_of_the_reference_lead_to_files(pages: dict[str, str]) -> None:
+    for place, text in pages.items():
+        for _, _, target in links(text):
+            path, _, _ = target.partition("#")
+            to = (ROOT / "docs" / place).parent / path
+            assert not path or to.resolve().is_file() or path in {Path(page).name for page in PAGES}, target
+
+
+def test_definitions_are_found_without_an_import() -> None:
+    _, node, text = definition(ROOT, "rollout", "Request")
+    assert text == "One response to sample." and node.lineno > 1
+    module, function, _ = definition(ROOT, "objective.advantages", "rloo")
+    assert (module, signature(function)) == ("objective.advantages", "rloo(rewards_PG: Tensor) -> Tensor")
+    assert functions_of(ROOT, "objective.advantages", "ESTIMATORS").keys() == {"rloo", "reinforce", "grpo"}
+    with pytest.raises(NotThereError, match=r"objective\.loss has no nothing"):
+        definition(ROOT, "objective.loss", "nothing")
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    text = "Weights w_t < 1 of `x_t`.\n\n    w = a * b\n\n"
+    text += "Args:\n    a_T: float [T],\n        a weight.\n    b: its mate.\n"
+    assert docstring(text) == (
+        "Weights w\\_t &lt; 1 of `x_t`.\n\n```text\n    w = a * b\n```\n\n"
+        "**Parameters**\n\n- `a_T`: float \\[T\\], a weight.\n- `b`: its mate."
+    )
+    assert plain("$x$ a*b*") == r"\$x\$ a\*b\*"
+
+
+def test_the_table_of_claims_has_every_statement_and_each_line_once() -> None:
+    table = rows(claims_table(RESULTS))
+    assert tuple(table[0]) == HEADER
+    anchors = {found[1] for row in table[1:] if (found := re.search(r"\]\(#([^)]+)\)$", row[0]))}
+    assert anchors == {statement.id for statement in STATEMENTS}
+    lines = answers(read_shown([RESULTS]))
+    of_claim: dict[tuple[str, str], list] = {}
+    for line in lines:
+        of_claim.setdefault((line.statement.id, line.claim), []).append(line)
+    assert sum(int(row[4]) for row in table[1:]) == sum(len(made_for(own)) for own in of_claim.values())
+    assert {row[1] for row in table[1:]} == {"DVP", "VeXact", "open question"}
+    assert {row[2] for row in table[1:]} <= {*CAUSES.values(), NO_RUN}
+    assert {row[3] for row in table[1:]} <= {line.verdict for line in lines}
+    assert all((ROOT / "docs" / target).is_file() for row in table for _, _, target in links(row[6]))
+
+
+def test_the_cause_of_an_unknown_dose_is_asked_for() -> None:
+    line = next(one for one in answers(read_shown([RESULTS])) if one.line)
+    object.__setattr__(line.line, "dose", "moonlight")
+    with pytest.raises(ValueError, match="no words for the dose 'moonlight'"):
+        cause(line)
+
+
+def test_the_table_takes_the_place_of_the_brief_one() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    shown = with_table(page, ROOT)
+    assert shown.count("## In brief") == 1 and '<div class="claims" markdown="1">' in shown
+    before, _, after = page.partition("## In brief")
+    assert shown.startswith(before) and shown.endswith(after[after.index("\n## ") + 1 :])
+
+
+def test_the_navigation_is_completed_from_the_pages() -> None:
+    nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"Later": ["later.md"]}, "*"]
+    pages = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "z.md", "results/x/summary.md"]
+    assert expanded(nav, pages) == ["index.md", {"How-to": ["how-to/b.md", "how-to/a.md", "how-to/c.md"]}, "z.md"]
+
+
+def test_what_is_within_an_item_is_indented_for_the_site() -> None:
+    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n2. Two\n\n- x\n  - y\n\nText\n\n    code"
+    assert indented(text) == (
+        "1. One\n    - a\n        more\n    - b\n\n    ```sh\n    - no\n    ```\n"
+        "2. Two\n\n- x\n    - y\n\nText\n\n    code"
+    )
+
+
+def test_a_file_outside_docs_has_a_page(tmp_path: Path) -> None:
+    for path, text in {
+        "studies/a.yaml": "name: a",
+        "CONTRIBUTING.md": "[x](docs/x.md#y) [a](studies/a.yaml) [b](#b)",
+        "docs/deep/x.md": "[a](../../studies/a.yaml#L1) [c](../../CONTRIBUTING.md#b) [d](../y.md) [e](../../no.md)",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    text = (tmp_path / "docs/deep/x.md").read_text(encoding="utf-8")
+    assert relinked(text, "docs/deep/x.md", "deep/x.md", tmp_path) == (
+        "[a](../source/studies/a.yaml.md#L1) [c](../source/CONTRIBUTING.md#b) [d](../y.md) [e](../../no.md)"
+    )
+    made = outside_pages({"docs/deep/x.md": text}, tmp_path)
+    assert made.keys() == {"source/CONTRIBUTING.md", "source/studies/a.yaml.md"}
+    assert made["source/CONTRIBUTING.md"] == "[x](../x.md#y) [a](studies/a.yaml.md) [b](#b)"
+    assert "name: a" in made["source/studies/a.yaml.md"] and "{.yaml " in made["source/studies/a.yaml.md"]
+    assert place_of("studies", tmp_path) == "source/studies/index.md"
+    assert place_of("../elsewhere", tmp_path) is None
