@@ -34,6 +34,7 @@ rule all:
         rules.distributions.output.page
         if "engines" in study.distributions.model_fields_set
         else [],
+        rules.dashboard.output if online else [],
     localrule: True
 
 

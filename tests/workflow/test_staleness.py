@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fixture import ROOT, TINY, Workflow, copy_workflow
+from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
 
 REPORTED = ["report.html", "tables, figures and summary"]
 TARGETS = ("all", "gradients", "distributions", "equal_mass")
@@ -106,6 +106,31 @@ def test_what_is_new_does_not_run_again(finished: Workflow) -> None:
     with finished.edited(TINY, "arms:\n", "arms:\n  more: {}\n"):
         (sentence,) = sentences(finished)
     assert sentence.startswith("finished jobs run again, 2 in all (1 html, 1 summarise): ")
+
+
+# --- W&B ------------------------------------------------------------------------------------------------
+
+DASHBOARD = "W&B's workspace and report"
+ONLINE = ("env", "WANDB_MODE=online")
+
+
+def planned_online(workflow: Workflow, *more: str) -> list[str]:
+    result = workflow.run(*ONLINE, *more, "snakemake", "--dry-run", "--configfile", TINY)
+    assert result.returncode == 0, result.stderr
+    return sorted(PLANNED.findall(result.stdout + result.stderr))
+
+
+def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workflow) -> None:
+    assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
+    made = finished.folder / "results/tiny/wandb_dashboard.json"
+    made.write_text("{}")
+    touch = ("snakemake", "--touch", "--forceall", "--cores", "1", "--configfile", TINY)
+    assert finished.run(*ONLINE, *touch).returncode == 0
+    assert planned_online(finished) == []
+    assert planned_online(finished, "WANDB_PROJECT=other") == [DASHBOARD]
+    assert finished.plan() == []
+    made.unlink()
+    assert finished.plan() == []
 
 
 # --- the guides of docs/studies.md ---------------------------------------------------------------------

@@ -36,6 +36,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+online = os.getenv("WANDB_MODE") == "online"
 runs = study.runs()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS

@@ -136,22 +136,28 @@ rule early_warning:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
-# It has no output: what it makes is on the server, and what it says is for the terminal.
+# Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
 rule dashboard:
     input:
-        runs=run_files(study.arms, "run.json"),
+        arm_results(runs if named else study.arms),
         page=rules.summarise.output.page,
+    output:
+        update(f"{results}/wandb_dashboard.json") if online else [],
     log:
         f"{results}/logs/dashboard.log",
     localrule: True
     conda:
         conda_env
     params:
+        place=json.dumps(
+            {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
+        ),
+        command="job dashboard --results" if online else "dashboard",
         results=subpath(input.page, parent=True),
     message:
         "W&B's workspace and report\nlog: {log}"
     shell:
-        "tailrl dashboard {params.results:q} 2> >(tee {log:q} >&2)"
+        "tailrl {params.command} {params.results:q} 2> >(tee {log:q} >&2)"
 
 
 rule overview:

@@ -107,7 +107,7 @@ def mirror(results: Folder) -> None:
 
 
 def dashboard(results: Folder) -> None:
-    """Make a study's workspace and report on a W&B server."""
+    """Send a study's runs and scores to a W&B server, and make its workspace and report there."""
     from tailrl.tracking.wandb_dashboard import make_dashboard
 
     make_dashboard(results)

@@ -190,3 +190,11 @@ def overview(results: Roots, out: Out) -> None:
     from tailrl.report.study import CAPTIONS, write_paper
 
     write_paper(results, CAPTIONS, out)
+
+
+@app.command()
+def dashboard(results: Folder) -> None:
+    """Make a study's workspace and report on a W&B server, or warn that there is none."""
+    from tailrl.tracking.wandb_dashboard import dashboard_at_the_end
+
+    dashboard_at_the_end(results)

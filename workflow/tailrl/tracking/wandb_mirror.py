@@ -89,6 +89,7 @@ def mirror_run(
     folder: Path,
     mode: Mode,
     exit_code: Callable[[], int] = lambda: 0,
+    summary: Mapping[str, float] | None = None,
 ) -> int:
     """Makes one run in W&B, or continues it; returns how many steps were sent.
 
@@ -98,6 +99,7 @@ def mirror_run(
         folder: gets `wandb/`.
         mode: where W&B writes it.
         exit_code: called after the last step; returns 0 if training ended well.
+        summary: values of the run as a whole.
     """
     first = next(points, None)
     if first is None:
@@ -112,14 +114,19 @@ def mirror_run(
         if number >= known:
             run.log({key: math.nan if value is None else value for key, value in point.items()}, step=number)
             sent += 1
+    run.summary.update(summary or {})
     run.finish(exit_code=exit_code())
     return sent
 
 
-def mirror(results: Path) -> None:
+def mirror(results: Path, summary: Callable[[Mapping[str, Any]], Mapping[str, float]] = lambda _: {}) -> None:
     """Sends a server the steps that it lacks of a study's finished runs, and prints how many.
 
-    Nothing is sent twice. WANDB_MODE=offline writes files for a W&B server into `results/wandb`.
+    No step is sent twice. WANDB_MODE=offline writes files for a W&B server into `results/wandb`.
+
+    Args:
+        results: the study's folder.
+        summary: gives a run's values as a whole from its record.
 
     Raises:
         StudyError: there is no finished run, its files cannot be read, or W&B does not take it.
@@ -128,10 +135,12 @@ def mirror(results: Path) -> None:
     mode: Mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
     for job in jobs:
         record, points = read_record(job, RunRecord).model_dump(), read_steps(job)
+        whole = summary(record)
         try:
             # The files that W&B writes beside an online run repeat ours: they go.
             with tempfile.TemporaryDirectory() as scratch:
-                sent = mirror_run(record, iter(points), results if mode == "offline" else Path(scratch), mode)
+                folder = results if mode == "offline" else Path(scratch)
+                sent = mirror_run(record, iter(points), folder, mode, summary=whole)
         except Exception as error:  # of wandb's own, of its HTTP library, of the system
             raise StudyError(f"{job}: W&B does not take it: {reason(error)}; it can be tried again") from None
         print(f"{run_id(record, points[0])}: {sent} of {len(points)} steps sent")
