@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 LINES, WORDS, ALL_WORDS = 120, 900, 30_000
 MADE = ("docs/results/", "docs/claims.md", "docs/findings/", "docs/performance.md")

@@ -13,16 +13,24 @@ from findings.lookups import floor, k3, over_one_minus_p, rate, run_of, score
 from findings.number import Number
 from tailrl.artifacts.tables import Row
 from tailrl.config.load import read_yaml
-from tailrl.report.axes import GREY, save_svg, set_percent_axis, style
+from tailrl.report.axes import (
+    ARM_COLOURS,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    VIOLET,
+    save_svg,
+    set_percent_axis,
+    style,
+)
 from tailrl.runtime.errors import StudyError
 
 WIDTH = 4.7
 """Inches: on a phone of 390 pixels a type of 9 points stays above 9 pixels."""
-
-BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = COLOURS = (
-    "#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF",
-)  # fmt: skip
-"""Apart for any colour vision: the colours of the studies' reports."""
 
 LOOKS = {
     "naive": (BLUE, "o"),
@@ -60,7 +68,7 @@ def draw_dots(path: Path, rows: Rows, label: str, line: Number | None) -> None:
     """A row for each name: dots with intervals, one or one of each series; `line` is a vertical line."""
     several = {name: value if isinstance(value, Mapping) else {"": value} for name, value in rows.items()}
     series = list(dict.fromkeys(key for value in several.values() for key in value))
-    looks = {key: LOOKS.get(key, (COLOURS[i % 7], MARKERS[i % 6])) for i, key in enumerate(series)}
+    looks = {key: LOOKS.get(key, (ARM_COLOURS[i % 7], MARKERS[i % 6])) for i, key in enumerate(series)}
     height = 0.75 + 0.22 * len(rows) + 0.12 * len(rows) * len(series) + (0.25 if len(series) > 1 else 0)
     with style():
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -126,7 +134,7 @@ def draw_shape(path: Path) -> None:
         figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
         ax = figure.subplots()
         grid = [0.03 * 1.05**i for i in range(134)]
-        for source, colour, marker in zip(SHAPES.values(), COLOURS, MARKERS, strict=False):
+        for source, colour, marker in zip(SHAPES.values(), ARM_COLOURS, MARKERS, strict=False):
             bins = over_one_minus_p(*source)
             middle = sorted(over for _, _, over in bins)[len(bins) // 2]
             ax.plot(grid, [middle * -math.expm1(-x) for x in grid], color=colour, linewidth=1, linestyle="--")

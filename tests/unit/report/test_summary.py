@@ -158,8 +158,8 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
 ]
 """Arms, and other values of some of their fields: every field of an arm is in one of them."""
-COMPARED = {"training"}
-"""What is compared between arms and not described by itself."""
+COMPARED = {"training", "seeds"}
+"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own."""
 
 
 def every_arm() -> list[Arm]:
