@@ -35,7 +35,7 @@ docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -88,6 +88,10 @@ soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 
 lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
+
+# What a page of findings says comes from docs/results; tests compare.
+pages: venv  ## write docs/findings, their figures, and the findings of README.md from the published results
+	$(IN_VENV) PYTHONPATH=docs/code python -m findings.pages
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(DOCS_PINS)

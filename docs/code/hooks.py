@@ -1,5 +1,6 @@
 """What MkDocs calls while it builds the site. The work is in docsite/."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def on_files(files: Any, config: Any) -> Any:
     made |= outside_pages(texts, ROOT, always=("CONTRIBUTING.md",))
     for place, text in made.items():
         files.append(File.generated(config, place, content=text))
-    config.nav = expanded(config.nav, [file.src_uri for file in files.documentation_pages()])
+    config.nav = expanded(config.nav, {file.src_uri: file.content_string for file in files.documentation_pages()})
     return files
 
 
@@ -52,7 +53,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001
-    """Name the theme's search for screen readers."""
+    """Name the theme's search for screen readers, and the footer's pages by their titles, which it escapes twice."""
+    output = re.sub(r'aria-label="[^"]*"', lambda label: label[0].replace("&amp;amp;", "&amp;"), output)
     return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"')
 
 

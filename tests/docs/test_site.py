@@ -172,21 +172,28 @@ def test_the_table_takes_the_place_of_the_brief_one() -> None:
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     shown = with_table(page, ROOT)
     assert shown.count("## In brief") == 1 and '<div class="claims" markdown="1">' in shown
-    before, _, after = page.partition("## In brief")
-    assert shown.startswith(before) and shown.endswith(after[after.index("\n## ") + 1 :])
+    after = page.partition("## In brief")[2]
+    assert shown.endswith(after[after.index("\n## ") + 1 :])
+    assert shown.count("<summary>What the verdicts mean</summary>\n\nReproduced: ") == 1
 
 
 def test_the_navigation_is_completed_from_the_pages() -> None:
     nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"Later": ["later.md"]}, "*"]
-    pages = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "z.md", "results/x/summary.md"]
-    assert expanded(nav, pages) == ["index.md", {"How-to": ["how-to/b.md", "how-to/a.md", "how-to/c.md"]}, "z.md"]
+    names = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "how-to/d.md", "z.md", "results/x/summary.md"]
+    inside = ["how-to/b.md", "how-to/a.md", "how-to/c.md", "how-to/d.md"]
+    assert expanded(nav, dict.fromkeys(names, "")) == ["index.md", {"How-to": inside}, "z.md"]
+    texts = dict.fromkeys(names, "") | {"how-to/index.md": "[d](d.md#x) [b](b.md) [c](c.md)"}
+    nav[1] = {"How-to": ["how-to/index.md", "how-to/*"]}
+    inside = ["how-to/index.md", "how-to/d.md", "how-to/b.md", "how-to/c.md", "how-to/a.md"]
+    assert expanded(nav, texts) == ["index.md", {"How-to": inside}, "z.md"]
 
 
 def test_what_is_within_an_item_is_indented_for_the_site() -> None:
-    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n2. Two\n\n- x\n  - y\n\nText\n\n    code"
+    text = "1. One\n   - a\n     more\n   - b\n\n   ```sh\n   - no\n   ```\n"
+    text += "2. Two\n\n   more\n3. Three\n\n- x\n  - y\n\nText\n\n    code"
     assert indented(text) == (
         "1. One\n    - a\n        more\n    - b\n\n    ```sh\n    - no\n    ```\n"
-        "2. Two\n\n- x\n    - y\n\nText\n\n    code"
+        "\n2. Two\n\n    more\n\n3. Three\n\n- x\n    - y\n\nText\n\n    code"
     )
 
 

@@ -3,6 +3,8 @@
 Screenshots stay in $PAGES where it is set, to be looked at.
 """
 
+import html
+import json
 import os
 import re
 import shutil
@@ -10,8 +12,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from bad_results import STUDY, write_small
 
-from tailrl.report.study import CAPTIONS, write_paper
+from tailrl.report.study import CAPTIONS, write_paper, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
@@ -27,6 +30,24 @@ const widths = [...document.querySelectorAll("figure svg")].map(svg => svg.getBo
 const small = [...document.querySelectorAll("p, td, th, li, figcaption")]
   .filter(one => one.textContent.trim() && parseFloat(getComputedStyle(one).fontSize) < 12).length;
 parent.postMessage([document.documentElement.scrollWidth, Math.min(...widths), small].join(" "), "*");
+</script>"""
+
+SCREEN = """<script>
+const [arm, row, curves] = ["#arm-0", ".row.arm-0", "svg.curves"].map(name => document.querySelector(name));
+const display = () => getComputedStyle(row).display;
+const on = display();
+arm.checked = false;
+const off = display();
+arm.checked = true;
+const box = curves.getBoundingClientRect();
+const place = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };
+curves.dispatchEvent(new PointerEvent("pointermove", place));
+const type = parseFloat(getComputedStyle(curves.querySelector("text")).fontSize) * box.width / 360;
+const bottom = document.querySelector("#chart-score svg").getBoundingClientRect().bottom;
+const colour = getComputedStyle(row.querySelector(".mark")).fill;
+const seen = { on, off, type, bottom, colour, wide: document.documentElement.scrollWidth,
+  tip: document.getElementById("tip").innerText, buttons: document.querySelectorAll(".keys button").length };
+parent.postMessage(JSON.stringify(seen), "*");
 </script>"""
 
 FRAME = """<!doctype html><body style="margin: 0"><script>
@@ -77,6 +98,30 @@ def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, t
     shot.parent.mkdir(parents=True, exist_ok=True)
     browse(page, width, tmp_path, f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_first_screen_answers_to_pointer_and_switches(width: int, dark: bool, tmp_path: Path) -> None:
+    write_small(tmp_path)
+    write_report(STUDY, tmp_path, tmp_path)
+    page = tmp_path / "summary.html"
+    measured = tmp_path / "measured.html"
+    measured.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{SCREEN}</body>"), encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(measured.name, width), encoding="utf-8")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    printed, console = browse(frame, 1440, tmp_path / "profile", "--virtual-time-budget=5000", "--dump-dom", *scheme)
+    assert console == []
+    found = re.search(r'data-seen="([^"]+)"', printed)
+    assert found, printed[:200]
+    seen = json.loads(html.unescape(found[1]))
+    assert (seen["on"], seen["off"], seen["buttons"]) == ("inline", "none", 2)
+    assert seen["wide"] <= width and seen["type"] >= 12
+    assert seen["tip"].split() == ["step", "1", "a", "0.5", "b", "0.5"]
+    assert width == 390 or seen["bottom"] < 900, "the chart of scores is on the first screen"
+    light = {False: "rgb(2, 76, 171)", True: "rgb(87, 121, 243)"}
+    assert seen["colour"] == light[dark]
 
 
 def test_an_error_on_the_console_would_be_seen(tmp_path: Path) -> None:

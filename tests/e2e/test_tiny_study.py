@@ -128,11 +128,12 @@ def test_the_summary_has_a_row_for_every_arm(results: Path) -> None:
 
 def test_the_pages_show_the_figures(results: Path) -> None:
     page = (results / "summary.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == len(FIGURES)
+    assert page.count('<div role="img"') == len(FIGURES)
+    assert page.count('<figure class="chart"') == 3
     report = (results / "report.html").read_text(encoding="utf-8")
     for figure in FIGURES:
         assert f"{figure}.svg" in report
-    assert "summary.html" in report
+    assert 'const page = "results/tiny/summary.html";' in report, "the report opens on the study's page"
 
 
 @pytest.mark.parametrize(("arm", "seed"), RUNS)
@@ -198,6 +199,7 @@ def test_a_finished_study_computes_nothing_again(finished: Workflow, results: Pa
         ("workflow/tailrl/report/templates/summary.md.j2", REPORTED),
         ("workflow/tailrl/evaluation/model_card.md.j2", []),
         ("workflow/report/workflow.rst", ["report.html"]),
+        ("workflow/tailrl/report/opening.py", ["report.html"]),
         ("workflow/tailrl/objective/loss.py", [*TRAINED, *EVALUATED[1:], *REPORTED]),
         ("workflow/tailrl/rollout/vllm/engine.py", [*TRAINED, *EVALUATED, *REPORTED]),
         ("workflow/tailrl/rollout/transformers.py", []),

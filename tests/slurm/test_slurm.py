@@ -24,7 +24,7 @@ from study_fixture import ROOT, copy_workflow
 PLUGIN = "snakemake_executor_plugin_slurm"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed ({', '.join(missing())}): docs/scaling.md"),
+    pytest.mark.skipif(bool(missing()), reason=f"docs/how-to/slurm.md; not installed: {', '.join(missing())}"),
     pytest.mark.skipif(
         importlib.util.find_spec(PLUGIN) is None, reason="envs/slurm.txt is not installed: `make slurm`"
     ),

@@ -56,6 +56,19 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
 
 
+def test_claims_of_no_results_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert refusal(monkeypatch, "claims", tmp_path / "nowhere").endswith(
+        "nowhere: holds no study with a claims.csv, in <study>/ or <study>/tables/"
+    )
+
+
+def test_check_sees_a_copy_that_kept_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("mine.yaml", "other.yaml"):
+        (tmp_path / name).write_text("name: s\narms: {a: {}}\n", encoding="utf-8")
+    sentence = refusal(monkeypatch, "check", tmp_path / "mine.yaml")
+    assert sentence.endswith(f"name: {tmp_path}/other.yaml has the name 's' too, and so the same folder of results")
+
+
 def test_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = Problems(train=ArithmeticTask(problems=5), evaluation=ArithmeticTask(problems=3, seed=9), warm_start=())
     call(monkeypatch, "job", "problems", "--settings", settings.model_dump_json(), "--out", tmp_path)

@@ -115,6 +115,14 @@ def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow) -> None:
     } <= planned.keys()
 
 
+def test_a_study_named_like_a_rule_is_refused(workflow: Workflow) -> None:
+    file = workflow.folder / "studies/train.yaml"
+    file.write_text((workflow.folder / TINY).read_text(encoding="utf-8").replace("name: tiny", "name: train"), "utf-8")
+    said = output(workflow.run("snakemake", "--dry-run", "train"))
+    file.unlink()
+    assert "train.yaml: train is the name of a rule; give the file another name" in said and "Traceback" not in said
+
+
 def test_a_name_is_short_for_its_file(workflow: Workflow) -> None:
     def plan(*words: str) -> list[str]:
         ended = workflow.run("snakemake", "--dry-run", *words)

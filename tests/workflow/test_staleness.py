@@ -1,12 +1,12 @@
 """What Snakemake plans again after an edit, in a study that is finished by the look of its files and of its records."""
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
+from pages_fixture import blocks
+from study_fixture import PLANNED, TINY, Workflow, copy_workflow
 
 REPORTED = ["report.html", "tables, figures and summary"]
 TARGETS = ("all", "gradients", "distributions", "equal_mass")
@@ -133,15 +133,14 @@ def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workf
     assert finished.plan() == []
 
 
-# --- the guides of docs/studies.md ---------------------------------------------------------------------
+# --- the guides of docs/how-to/your-task.md -----------------------------------------------------------
 
 
 def test_an_added_task_and_remedy_make_no_other_run_stale(tmp_path: Path) -> None:
-    """As docs/studies.md says to add them; the arm that uses the remedy depends on it, and no other."""
+    """As docs/how-to/your-task.md says to add them; the arm that uses the remedy depends on it, and no other."""
     workflow = copy_workflow(tmp_path)
     make_finished(workflow, *TARGETS)
-    page = (ROOT / "docs/studies.md").read_text(encoding="utf-8")
-    patches = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    patches = blocks("how-to/your-task.md", "diff")
     assert len(patches) == 2
     for patch in patches:
         (tmp_path / "patch").write_text(patch, encoding="utf-8")

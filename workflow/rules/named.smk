@@ -6,6 +6,11 @@ PROBES = {
     "smollm2_checks": rules.distributions.output.page,
 }
 
+if named in [rule.name for rule in workflow.rules]:
+    raise WorkflowError(
+        f"{STUDIES[members[-1]]}: {named} is the name of a rule; give the file another name"
+    )
+
 if named:
 
     # A study by its name: its report, and all of its ablations.

@@ -89,6 +89,7 @@ rule html:
             home / f"workflow/report/{name}.rst"
             for name in ("workflow", "summary", "differences", "claims")
         ],
+        code=home / "workflow/tailrl/report/opening.py",
         page=rules.summarise.output.page,
     output:
         f"{results}/report.html",
@@ -104,7 +105,8 @@ rule html:
     shell:
         'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
         "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
-        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1'
+        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1 '
+        "&& tailrl job html --report {output:q} --page {input.page:q} 2>> {log:q}"
 
 
 # These look at what is there: they compute nothing that a study has to.

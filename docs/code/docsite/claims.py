@@ -28,6 +28,7 @@ CAUSES = {
 
 NO_RUN = "no run"
 PAPERS = {"2512.23087": "DVP", "2605.14220": "VeXact"}
+LEGEND = re.compile(r"^Reproduced: a one-sided test.*?$", re.MULTILINE)
 BRIEF = re.compile(r"^## In brief$.*?(?=^## )", re.MULTILINE | re.DOTALL)
 HEADER = ("statement", "paper", "cause", "verdict", "lines", "seen", "study")
 
@@ -42,7 +43,9 @@ the mismatch.
 
 
 def with_table(text: str, root: Path) -> str:
-    """The page of claims with the table in place of its own brief one."""
+    """The page of claims with the table in place of its own brief one, and its long legend folded."""
+    folded = '<details markdown="1">\n<summary>What the verdicts mean</summary>\n\n{}\n\n</details>'
+    text = LEGEND.sub(lambda found: folded.format(found[0]), text, count=1)
     return BRIEF.sub(lambda _: f"{INTRO}{claims_table(root / 'docs' / 'results')}\n</div>\n\n", text, count=1)
 
 

@@ -12,7 +12,7 @@ def indented(text: str) -> str:
     """The Markdown with what is within list items indented by four columns a level."""
     lines: list[str] = []
     starts: list[int] = []  # for each open item, the column where its text begins
-    fence, moved = "", 0
+    fence, moved, loose = "", 0, False
     for line in text.split("\n"):
         stripped = line.lstrip(" ")
         column = len(line) - len(stripped)
@@ -27,6 +27,11 @@ def indented(text: str) -> str:
             if opened := FENCE.match(stripped):
                 fence = opened[0]
             elif found := MARKER.match(stripped):
+                if loose and lines[-1]:
+                    lines.append("")  # else it would be a line of the paragraph above
+                loose = False
                 starts.append(column + len(found[0]))
+        else:
+            loose = bool(starts)
         lines.append(" " * moved + line if stripped and moved > 0 else line)
     return "\n".join(lines)

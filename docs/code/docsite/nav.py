@@ -1,20 +1,30 @@
 """The navigation: mkdocs.yml's, with `*` in place of pages that it need not name."""
 
 import posixpath
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from docsite.links import links
 
-def expanded(nav: Sequence[Any], pages: Collection[str]) -> list[Any]:
-    """The navigation with each `folder/*` replaced by those pages of the folder that are not named, in order.
 
-    Pages that are not written yet are left out.
+def expanded(nav: Sequence[Any], texts: Mapping[str, str]) -> list[Any]:
+    """The navigation with each `folder/*` replaced by those pages of the folder that are not named.
+
+    They come in the order in which the folder's index links to them, then by name. Pages that are not written yet are
+    left out.
 
     Args:
         nav: entries of mkdocs.yml: a page, {title: page}, or {title: entries}.
-        pages: all pages, relative to docs/.
+        texts: the Markdown of all pages, by their place in docs/.
     """
-    return _expanded(nav, pages, sorted(set(pages) - set(_named(nav))))
+    return _expanded(nav, texts, sorted(set(texts) - set(_named(nav)), key=lambda page: (_rank(page, texts), page)))
+
+
+def _rank(page: str, texts: Mapping[str, str]) -> int:
+    """Where the index of the page's folder links to it; far behind where it does not."""
+    folder, name = posixpath.split(page)
+    linked = (target.partition("#")[0] for _, _, target in links(texts.get(posixpath.join(folder, "index.md"), "")))
+    return next((at for at, target in enumerate(linked) if target == name), len(texts) * 100)
 
 
 def _named(nav: Sequence[Any]) -> Iterable[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifacts_fixture import edit
+from artifacts_fixture import set_rewards
 from csv_fixture import rows
 from scipy import stats
 
@@ -113,9 +113,8 @@ def set_ends(study: Study, folder: Path, ends: Mapping[str, Sequence[int]]) -> N
     """Rewards of 1 up to a step of each run, and of 0 from there on."""
     for arm in study.all_arms():
         for place, seed in enumerate(study.seeds):
-            path = folder / "train" / arm / f"seed{seed}" / "metrics.jsonl"
             end = ends[arm][place] if arm in ends else math.inf
-            edit(path, lambda line, end=end: line.update({"reward/mean": 1.0 if line["train/step"] < end else 0.0}))
+            set_rewards(folder / "train" / arm / f"seed{seed}", lambda step, end=end: float(step < end))
 
 
 def collapsed_at(end: int, steps: int) -> int:

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tailrl.config.load import merged, parse_study, read_study, read_yaml
+from tailrl.config.load import merged, named_alike, parse_study, read_study, read_yaml
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
@@ -80,7 +80,13 @@ def test_studies_that_ran_say_what_they_said(path: Path) -> None:
     [
         (b"name: [", "cannot be read as YAML"),
         (b"- name", "holds list, not a mapping of settings"),
-        (b"", "holds NoneType, not a mapping"),
+        (b"", "is empty, not a mapping of settings"),
+        (b"name: s\nname: t\n", "name is given twice, line 2, column 1: name: t ^"),
+        (b"name: s\nextends: stady.yaml\n", "study.yaml: extends: "),
+        (
+            b"name: s\nextends: stady.yaml\n",
+            "stady.yaml: cannot be read as YAML: No such file or directory (did you mean 'study.yaml'?)",
+        ),
         (b"\xff\xfe\x00", "cannot be read as YAML"),
         (b"name: s\narms: {a: {}}\nseed: [1]\n", "seed is not a known key (did you mean 'seeds'?)"),
     ],
@@ -121,6 +127,18 @@ def test_another_kind_of_task_or_policy_replaces_the_one_below() -> None:
 def test_a_missing_file() -> None:
     with pytest.raises(StudyError, match=r"nowhere\.yaml: cannot be read as YAML: .*No such file"):
         read_study("nowhere.yaml")
+
+
+def test_a_name_that_a_file_beside_has_too_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "studies").mkdir()
+    monkeypatch.chdir(tmp_path)
+    texts = {"config.yaml": "default", "studies/a.yaml": "a", "studies/b.yaml": "a", "studies/c.yaml": "default"}
+    for file, name in texts.items():
+        Path(file).write_text(f"name: {name}\n", encoding="utf-8")
+    Path("studies/broken.yaml").write_text("[", encoding="utf-8")
+    alike = {file: named_alike(file, name) for file, name in texts.items()}
+    expected = {"studies/a.yaml": "studies/b.yaml", "studies/b.yaml": "studies/a.yaml", "studies/c.yaml": "config.yaml"}
+    assert alike == {"config.yaml": None, **{file: Path(other) for file, other in expected.items()}}
 
 
 # --- the schema --------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_figure_draws_the_table(make_study: Make, tmp_path: Path) -> None:
     studies, folder = two(make_study)
     read = [read_results(study, folder / study.name, ["naive", "dvp"]) for study in studies]
     measured = [one for name in QUANTITIES for one in arm_quantities(name, ["naive", "dvp"], studies, read)]
-    panels = across_figure([replace(one, study=f"of_f_{one.study}") for one in measured]).axes
+    panels = across_figure([replace(one, study=f"of_f_{one.study}") for one in measured], list(studies[0].arms)).axes
     for ax, name in zip(panels, QUANTITIES, strict=False):
         own = [one for one in measured if one.quantity == name]
         assert ax.get_title("left") == name and [label.get_text() for label in ax.get_xticklabels()] == [

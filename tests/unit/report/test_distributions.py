@@ -124,7 +124,7 @@ def marks(ax: Axes, shape: str = "o") -> list[float]:
 
 def test_distances_are_means_percentiles_and_counts(results: Path) -> None:
     given, found = arrays(0.1), distance(read_compared(results / "coarse", "coarse"))
-    assert (found.responses, found.places, found.equal, found.flips) == (30, P, 0, 6)
+    assert (found.responses, found.positions, found.equal, found.flips) == (30, P, 0, 6)
     assert found.tv == cluster_interval(given["tv_P"], given["problem_P"])
     assert found.tv.n == 20, "the responses to one problem are one unit"
     assert (found.tv_p99, found.delta_p99) == pytest.approx((np.quantile(given["tv_P"], 0.99),) * 2)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,27 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
+from tailrl.analysis.ablation import points_of
 from tailrl.analysis.scores import Gain, PolicyScore
 from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare, lacking
+from tailrl.artifacts.results import read_results
+from tailrl.config.study import Study
 from tailrl.report import figures
-from tailrl.report.axes import ARM_COLOURS, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.ablation import ablation_figure
+from tailrl.report.axes import (
+    ARM_COLOURS,
+    BLACK,
+    BLUE,
+    DARK_COLOURS,
+    GREEN,
+    RED,
+    arm_legend,
+    arm_styles,
+    make_panels,
+    save_svg,
+    set_magnitude_scale,
+    style,
+)
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
 from tailrl.tracking.metrics import VETOED
@@ -151,11 +169,72 @@ def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> N
     assert np.size(size.lines[0].get_xdata()) == np.size(signed.lines[0].get_xdata()) == len(table) - 1
 
 
+def test_a_panel_of_zeros_says_so() -> None:
+    """Rejected sequences are nothing in most studies; a veto in any arm is something."""
+    texts = [text.get_text() for text in figures.mismatch_figure(mismatch_curves(value=0.0), ARMS).axes[5].texts]
+    assert texts == ["0 in every arm"]
+    own = [curve for curve in mismatch_curves(value=0.0) if curve.metric != VETOED]
+    assert not figures.mismatch_figure([*own, *curves((VETOED,))], ARMS).axes[5].texts
+
+
 def test_time_bars_fill_the_step() -> None:
     (ax,) = figures.time_figure(shares(), ARMS).axes
     bars = [bar for bar in ax.patches if isinstance(bar, Rectangle) and bar.get_y() < 0]
     assert sum(bar.get_width() for bar in bars) == pytest.approx(1)
     assert sorted(bar.get_x() for bar in bars) == pytest.approx([i / 8 for i in range(8)])
+
+
+VISION = {
+    "any": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+"""Machado, Oliveira and Fernandes (2009): linear sRGB as seen without one kind of cone."""
+
+
+def linear(colour: str) -> np.ndarray:
+    share = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIELAB of linear sRGB, in which a distance of 2 is just seen."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(np.maximum(to_xyz @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089], 0.008856))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("colours", "page"), [(ARM_COLOURS, "#FFFFFF"), (DARK_COLOURS, "#14181C")])
+@pytest.mark.parametrize("vision", VISION)
+def test_any_eye_tells_the_colours_apart(colours: tuple[str, ...], page: str, vision: str) -> None:
+    seen = [lab(np.array(VISION[vision]) @ linear(colour)) for colour in colours]
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 22
+    back = linear(page) @ [0.2126, 0.7152, 0.0722] + 0.05
+    for colour in colours:
+        shines = linear(colour) @ [0.2126, 0.7152, 0.0722] + 0.05
+        assert max(shines / back, back / shines) >= 3, f"WCAG 1.4.11 asks for a contrast of 3: {colour}"
+
+
+def test_a_remedy_has_one_colour_in_all_studies() -> None:
+    names = ["exact", "mine", "naive_stressed", "dvp_mis", "grpo_dvp_control", "naive", "other"]
+    looks = arm_styles(names)
+    assert [looks[arm].colour for arm in ("exact", "naive", "naive_stressed", "dvp_mis", "grpo_dvp_control")] == [
+        BLACK, BLUE, BLUE, GREEN, RED,
+    ]  # fmt: skip
+    assert arm_styles(["dvp_mis", "naive=e-3"])["naive=e-3"].colour == BLUE
+    assert len({looks[arm].colour for arm in names}) == 6, "the others take colours that no known arm has"
+
+
+def test_an_ablation_draws_an_arm_as_the_study_does(make_study: Callable[..., tuple[Study, Path]]) -> None:
+    """Its base arms are some of the study's."""
+    dose = {"base": ["b"], "field": "disturbance.floor", "values": [0.0, 0.01]}
+    study, folder = make_study(seeds=[0], training={"steps": 2}, arms={"a": {}, "b": {}}, ablations={"dose": dose})
+    arms = study.ablation_arms("dose")
+    points = points_of(read_results(study, folder, arms), [("b", arm, str(at)) for at, arm in enumerate(arms)])
+    ax, *_ = ablation_figure(points, Interval(0.4, 0.3, 0.5, 30), "dose", 8, list(study.arms)).axes
+    assert arm_styles(["a", "b"])["b"].colour in {to_hex(line.get_color()).upper() for line in ax.lines}
+    assert arm_styles(["b"])["b"].colour != arm_styles(["a", "b"])["b"].colour
 
 
 def test_an_arm_keeps_its_style_and_no_two_share_one() -> None:

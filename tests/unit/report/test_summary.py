@@ -10,17 +10,16 @@ from pydantic import BaseModel
 
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import assumed_keys, describe, describe_arms, flatten, what_ran, work_share
-from tailrl.analysis.format import percent, points, short, spread
-from tailrl.analysis.scores import Comparison, compare_arms
+from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
 from tailrl.artifacts.records import Hardware
 from tailrl.artifacts.results import Results, read_results
 from tailrl.claims.study import judge
 from tailrl.config.arm import Arm
 from tailrl.config.study import Study
+from tailrl.report.message import three_sentences
 from tailrl.report.page import page
 from tailrl.report.summary import difference_sentence, summarize
-from tailrl.stats.intervals import Interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference
+from tailrl.stats.tests import Difference
 
 NAN = math.nan
 ABOVE = Difference(0.05, 0.01, 0.09, 0.02, 3)
@@ -54,18 +53,6 @@ def test_difference_sentence(both: Difference, p_holm: float, words: str) -> Non
     for k3, size in (((0.001, 0.02), " (unmasked k3: naive 0.02, dvp 0.001 nats)"), ((NAN, NAN), "")):
         text = difference_sentence(compared(both, p_holm), dict(zip(("dvp", "naive"), k3, strict=True)), 5)
         assert text == f"**dvp against naive**: {words.format(size)}"
-
-
-def test_numbers_in_words() -> None:
-    assert percent(Interval(0.5, NAN, NAN, 1)) == "50.0 %"
-    assert percent(Interval(0.9, 0.7, 1.1, 3)) == "90.0 % [70.0, 100.0]"
-    assert points(ABOVE) == "+5.0 [+1.0, +9.0]"
-    assert points(SINGLE) == "+5.0"
-    assert points(NO_DIFFERENCE) == ""
-    assert [short(x) for x in (0.00123, 12.3, 312.4, math.inf)] == ["0.0012", "12", "312", "inf"]
-    assert spread(np.array([0.1, 0.3, NAN])) == "0.2 (0.1 to 0.3)"
-    assert spread(np.array([0.5])) == "0.5"
-    assert spread(np.array([NAN])) == "not recorded"
 
 
 def test_describe() -> None:
@@ -171,8 +158,8 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
 ]
 """Arms, and other values of some of their fields: every field of an arm is in one of them."""
-COMPARED = {"training"}
-"""What is compared between arms and not described by itself."""
+COMPARED = {"training", "seeds"}
+"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own."""
 
 
 def every_arm() -> list[Arm]:
@@ -310,11 +297,18 @@ def test_what_could_not_be_found_out(results: Results) -> None:
     assert "CPU not recorded, ? cores" in text
 
 
+def summary_of(study: Study, results: Results) -> str:
+    compared = compare_arms(results, arm_kinds.references(results))
+    return summarize(study, results, judge(results), gains_over_base(results), compared)
+
+
 def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], results: Results) -> None:
     study, _ = whole
     verdicts = judge(results)
-    text = summarize(study, results, verdicts)
-    assert text.startswith("# synthetic\n\nA made-up study for the report's tests. The same policy")
+    text = summary_of(study, results)
+    gains, compared = gains_over_base(results), compare_arms(results, arm_kinds.references(results))
+    listed = "".join(f"- {sentence}\n" for sentence in three_sentences(results, gains, compared, verdicts))
+    assert text.startswith(f"# synthetic\n\n{listed}\nA made-up study for the report's tests. The same policy")
     for arm in study.arms:
         assert text.count(f"\n| {arm} | ") >= 3
     assert text.count("** against") == 0
@@ -337,9 +331,9 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
 def test_a_description_is_text(whole: tuple[Study, object], results: Results) -> None:
     """Neither a script nor an image of another machine, in Markdown and in HTML made of it; and no heading."""
     hostile = "See <script>alert(1)</script> ![x](http://a/b.png)\n\n## Claims\n"
-    text = summarize(whole[0].model_copy(update={"description": hostile}), results, judge(results))
+    text = summary_of(whole[0].model_copy(update={"description": hostile}), results)
     first = "See &lt;script>alert(1)&lt;/script> !\\[x](http://a/b.png) ## Claims. The same policy"
-    assert text.startswith(f"# synthetic\n\n{first}")
+    assert text.startswith("# synthetic\n\n- ") and f"\n\n{first}" in text
     shown = page(text, [])
     assert "<p>See &lt;script&gt;alert(1)&lt;/script&gt; ![x](http://a/b.png) ## Claims. The same policy" in shown
     assert "<img" not in shown and "<script" not in shown

@@ -38,9 +38,16 @@ def test_the_first_loss_is_the_mean_over_solution_tokens(
     assert losses[0] == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
-def test_the_loss_falls(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> None:
+def test_the_loss_falls_and_its_log_shows_it(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: list[Problem],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     losses = warm_start(model, tokenizer, problems * 6, WarmStart(batch=10))
     assert len(losses) == 36
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 36 and shown[-1] == f"warm start  step 36/36  loss {losses[-1]:.3g}"
     assert losses[0] == pytest.approx(math.log(600), abs=0.3)
     assert losses[-1] < losses[0] / 2
 

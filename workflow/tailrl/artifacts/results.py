@@ -51,14 +51,14 @@ class Results:
         return [run for arm in self.arms for run in self.runs[arm]]
 
 
-def read_results(study: Study, folder: Path, arms: Iterable[str]) -> Results:
+def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Results:
     """Everything under `folder` (results/<study>) that a report on these arms needs.
 
     Raises:
         StudyError: a file is missing, unreadable or empty, was changed after its job, belongs to another study, or
             contradicts another file.
     """
-    names = tuple(arms)
+    names, folder = tuple(arms), Path(folder)
     runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds_of(arm)) for arm in names}
     base_path = folder / "eval" / f"{BASE_ARM}.json"
     base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tailrl.cli.values import positive
-from tailrl.config.load import parse_settings, read_study
+from tailrl.config.load import named_alike, parse_settings, read_study
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
@@ -26,6 +26,10 @@ def check(study: StudyFiles) -> None:
             found.check_files()
         except StudyError as error:
             raise StudyError(f"{path}: {error}") from None
+        if other := named_alike(path, found.name):
+            raise StudyError(
+                f"{path}: name: {other} has the name {found.name!r} too, and so the same folder of results"
+            )
         arms = found.all_arms()
         runs = sum(len(found.seeds_of(arm)) for arm in arms)
         print(f"{path}: {found.name}, {len(arms)} arms (with ablations), {runs} runs")
@@ -89,7 +93,9 @@ def claims(
     """Print the verdict on every claim by published results, as docs/claims.md has them."""
     from tailrl.report.study import claims_page, read_shown
 
-    print(claims_page(read_shown([results]), results.parent), end="")
+    if not (shown := read_shown([results])):
+        raise StudyError(f"{results}: holds no study with a claims.csv, in <study>/ or <study>/tables/")
+    print(claims_page(shown, results.parent), end="")
 
 
 def metrics() -> None:

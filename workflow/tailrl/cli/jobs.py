@@ -124,6 +124,17 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
 
 
 @app.command()
+def html(
+    report: Annotated[Path, Option(help="the report that Snakemake made")],
+    page: Annotated[str, Option(help="the page in it, by its path")],
+) -> None:
+    """Make Snakemake's report open on a study's page."""
+    from tailrl.report.opening import open_on
+
+    open_on(report, page)
+
+
+@app.command()
 def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
     from tailrl.report.study import write_ablation

@@ -4,6 +4,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from tailrl.config.base import Settings
-from tailrl.config.messages import sentences
+from tailrl.config.messages import near, sentences
 from tailrl.config.study import Study
 from tailrl.config.training import differing
 from tailrl.runtime.errors import StudyError, few, one_line, reason
@@ -53,7 +54,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         given = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
         if twice := sorted(key for key, times in given.items() if times > 1):
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+            last = [key for key, _ in node.value if key.value == twice[0]][-1]
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", last.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -67,10 +69,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         config = yaml.load(text, _Loader)  # a safe loader
     # A value that does not fit its tag, such as !!timestamp x, raises what its conversion happens to raise.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
-        raise StudyError(f"{one_line(path)}: cannot be read as YAML: {reason(error)}") from None
+        words = reason(error).replace(' in "<unicode string>"', "")
+        hint = near(Path(path).name, _neighbours(path)) if isinstance(error, FileNotFoundError) else ""
+        raise StudyError(f"{one_line(path)}: cannot be read as YAML: {words}{hint}") from None
+    if config is None:
+        raise StudyError(f"{one_line(path)}: is empty, not a mapping of settings")
     if not isinstance(config, dict):
-        raise StudyError(f"{path}: holds {type(config).__name__}, not a mapping of settings")
+        raise StudyError(f"{one_line(path)}: holds {type(config).__name__}, not a mapping of settings")
     return config
+
+
+def _neighbours(path: str | Path) -> list[str]:
+    return sorted(file.name for file in Path(path).parent.glob("*.yaml"))
 
 
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +112,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     while (base := config.pop("extends", None)) is not None:
         if not isinstance(base, str):
             raise StudyError(f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})")
-        file = file.parent / base
-        below = read_yaml(file)
+        file, above = file.parent / base, file
+        try:
+            below = read_yaml(file)
+        except StudyError as error:
+            raise StudyError(f"{one_line(above)}: extends: {error}") from None
         if file.resolve() in read:
             raise StudyError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
         read.append(file.resolve())
@@ -117,6 +130,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def read_study(path: str | Path) -> Study:
     """A validated study from a YAML file; raises StudyError if it cannot be read or is not valid."""
     return parse_study(read_config(path), str(path))
+
+
+def named_alike(path: str | Path, name: str) -> Path | None:
+    """Another file beside a study's that gives its study the same name; of those in studies/, config.yaml too."""
+    folder = Path(path).parent
+    beside = sorted(folder.glob("*.yaml")) + [Path("config.yaml")] * (folder.resolve() == Path("studies").resolve())
+    for other in beside:
+        with suppress(StudyError):
+            if other.resolve() != Path(path).resolve() and read_config(other).get("name") == name:
+                return other
+    return None
 
 
 def parse_settings(model: type[SettingsT], text: str) -> SettingsT:

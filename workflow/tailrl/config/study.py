@@ -188,7 +188,9 @@ class Study(Settings):
                 block = block.get(part) if isinstance(block, dict) else None
             known = block if parents != ["training"] else Training.model_fields
             if not isinstance(block, dict) or leaf not in known:
-                raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}")
+                word, there = (leaf, known) if isinstance(block, dict) else (parents[0], data)
+                hint = "" if word in there else near(word, list(there))
+                raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}{hint}")
             block[leaf] = value
             if parents == ["training"] and value == getattr(self.training, leaf):
                 del block[leaf]  # the study's own value overrides nothing

@@ -33,7 +33,7 @@ from tailrl.kernels.cpu_chunks import (
 )
 from tailrl.kernels.row_sums import RowSums, outputs
 from tailrl.objective.safe_set import TokenLogprobs, check_rows, checked
-from tailrl.runtime.errors import NumericalError
+from tailrl.runtime.errors import NumericalError, StudyError
 
 # Limit for one call, so that memory stops growing with T. The backward finds the entries of later chunks again, for one
 # of the three matmuls.
@@ -62,9 +62,16 @@ def constrained_logprobs(
 
     Raises:
         NumericalError: a hidden state, the weight or a logit is not finite.
-        StudyError: an unknown rule, a threshold that is missing or impossible, or rows that are not packed.
+        StudyError: an unknown rule, a threshold, token or temperature that is missing or impossible, rows that are not
+            packed, or a weight of another width.
     """
-    check_rows(hidden_TH, tokens_T)
+    check_rows(hidden_TH, tokens_T, len(weight_VH))
+    if weight_VH.shape[1:] != hidden_TH.shape[1:]:
+        raise StudyError(
+            f"hidden states {list(hidden_TH.shape)} and the head's weight {list(weight_VH.shape)} do not fit"
+        )
+    if not temperature > 0:
+        raise StudyError(f"temperature must be above 0, not {temperature:g}")
     threshold = checked(rule, threshold)
     for name, tensor in (("head's weight", weight_VH), ("policy's last hidden states", hidden_TH)):
         # A sum is not finite where a term is not: one cheap pass.

@@ -1,16 +1,29 @@
-"""Estimators: rewards R, float [P, G], to advantages A of the same shape; G ≥ 2 responses to each of P prompts."""
+"""Estimators: rewards R, float [P, G], to advantages A of the same shape; G ≥ 2 responses to each of P prompts.
+
+Each raises StudyError where the rewards have another shape.
+"""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
+from tailrl.runtime.errors import StudyError
+
 GRPO_EPSILON = 1e-6
 """Added to a group's standard deviation: equal rewards then give 0, not nan."""
 
 
+def _checked(rewards_PG: Tensor) -> Tensor:
+    if rewards_PG.dim() != 2 or rewards_PG.shape[1] < 2:
+        raise StudyError(
+            f"rewards must be [P, G], of G ≥ 2 responses to each of P prompts, not {list(rewards_PG.shape)}"
+        )
+    return rewards_PG
+
+
 def rloo(rewards_PG: Tensor) -> Tensor:
     """RLOO, the DVP paper's: A_i = R_i − 1/(G − 1) Σ_{j≠i} R_j within a prompt; each row sums to zero."""
-    group = rewards_PG.shape[1]
+    group = _checked(rewards_PG).shape[1]
     others_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (group - 1)
     return rewards_PG - others_PG
 
@@ -20,13 +33,13 @@ def reinforce(rewards_PG: Tensor) -> Tensor:
 
     A response's own reward is left out of its baseline, so that the estimator stays unbiased.
     """
-    others_PG = (rewards_PG.sum() - rewards_PG) / (rewards_PG.numel() - 1)
+    others_PG = (_checked(rewards_PG).sum() - rewards_PG) / (rewards_PG.numel() - 1)
     return rewards_PG - others_PG
 
 
 def grpo(rewards_PG: Tensor) -> Tensor:
     """GRPO: A_i = (R_i − mean) / (sample standard deviation + 1e-6), both over the prompt's group."""
-    centred_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
+    centred_PG = _checked(rewards_PG) - rewards_PG.mean(1, keepdim=True)
     return centred_PG / (rewards_PG.std(1, keepdim=True) + GRPO_EPSILON)
 
 

@@ -38,17 +38,33 @@ def batch_loss(
             set. None at the first update.
 
     Raises:
-        StudyError: shapes that do not fit, a mask of no token, log-probs above 0, an overflowing weight.
+        StudyError: shapes that do not fit, a mask of no token, a token that is not there, log-probs above 0 or not
+            finite, an overflowing weight.
     """
-    shape = list(tokens_NL.shape)
-    others = (mask_NL, logp_infer_NL, *([] if logp_old_NL is None else [logp_old_NL]))
-    given = [list(logits_NLV.shape[:-1]), *(list(x.shape) for x in others), [*advantage_N.shape, *shape[1:]]]
-    if len(shape) != 2 or any(found != shape for found in given):
-        raise StudyError(f"tokens are {shape}, and logits, mask, log-probs and advantages do not fit them: {given}")
+    if not isinstance(vocabulary, Vocabulary):
+        raise StudyError(f'vocabulary: needs Vocabulary(rule="min_p", ...), not {vocabulary!r}')
+    size = list(tokens_NL.shape)
+    fitting = {
+        "logits_NLV": (logits_NLV, [*size, *logits_NLV.shape[-1:]]),
+        "mask_NL": (mask_NL, size),
+        "logp_infer_NL": (logp_infer_NL, size),
+        "advantage_N": (advantage_N, size[:1]),
+        "logp_old_NL": (logp_infer_NL if logp_old_NL is None else logp_old_NL, size),
+    }
+    wrong = [
+        f"{name} is {list(x.shape)}, not {shape}" for name, (x, shape) in fitting.items() if list(x.shape) != shape
+    ]
+    if len(size) != 2 or wrong:
+        whole = f"tokens_NL is {size}" + (", not [N, L]" if len(size) != 2 else "")
+        raise StudyError("; ".join([whole, *wrong]))
+    if not ((mask_NL == 0) | (mask_NL == 1)).all():
+        raise StudyError("the mask must be bool, or 0 and 1")
     there_NL = mask_NL.bool()
     if not there_NL.any():
         raise StudyError("the mask leaves no token")
     sequence_T, infer_T = there_NL.nonzero()[:, 0], logp_infer_NL[there_NL]
+    if not infer_T.isfinite().all():
+        raise StudyError("logp_infer_NL holds NaN or Inf among the tokens of the responses")
     logits_TV = logits_NLV[there_NL].float()
     threshold = vocabulary.threshold(logits_TV.shape[1])
     fill = vocabulary.outside == "paper_fill"
@@ -59,11 +75,11 @@ def batch_loss(
         infer_T,
         advantage_N[sequence_T],
         sequence_T,
-        shape[0],
-        shape[0],
+        size[0],
+        size[0],
         Correction() if correction is None else correction,
         clip,
         old_T,
     )
     train_T = torch.where(scored.outside_T, -torch.inf, scored.logp_T.detach()) if old_T is None else old_T
-    return result.loss, log_ratio_metrics(train_T, infer_T, sequence_T, shape[0], train_T.isneginf())
+    return result.loss, log_ratio_metrics(train_T, infer_T, sequence_T, size[0], train_T.isneginf())

@@ -26,6 +26,15 @@ def check_logprobs(logp_T: Tensor) -> None:
         raise StudyError(f"log-probs are at most 0, and one is {logp_T.max().item():.3g}: are these probabilities?")
 
 
+def check_packed(count: int, sequence_T: Tensor, **others: Tensor) -> None:
+    """Raises StudyError where tensors do not have one entry a token, or tokens belong to none of `count` sequences."""
+    if sequence_T.dim() != 1 or any(other.shape != sequence_T.shape for other in others.values()):
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in {"sequence_T": sequence_T, **others}.items())
+        raise StudyError(f"one entry a token is needed, [T], not {shapes}: of a padded batch take x[mask]")
+    if sequence_T.dtype not in (torch.int64, torch.int32) or ((sequence_T < 0) | (sequence_T >= count)).any():
+        raise StudyError(f"sequence_T must hold each token's sequence, whole numbers from 0 to {count - 1}")
+
+
 def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
     """Sums of per-token values [T] over N = `count` sequences: [N]."""
     return torch.zeros(count, dtype=values_T.dtype, device=values_T.device).index_add(0, sequence_T, values_T)
@@ -152,9 +161,15 @@ def correct(
             as before the first update.
 
     Raises:
-        StudyError: a sequence's weight overflows the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
+        StudyError: not one entry a token, no such sequence, or a sequence's weight overflows the dtype (exp(Δ_y) of
+            `is` at Δ_y > 88 nats).
     """
+    if not isinstance(correction, Correction):
+        raise StudyError(f'correction: needs Correction(sequence="mis", ...), not {correction!r}')
     moved_T = torch.zeros_like(delta_T) if moved_T is None else moved_T
+    check_packed(count, sequence_T, delta_T=delta_T, outside_T=outside_T, moved_T=moved_T)
+    if outside_T.dtype != torch.bool:
+        raise StudyError(f"outside_T must be bool, not {str(outside_T.dtype).removeprefix('torch.')}")
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T = delta_T.masked_fill(outside_T, 0.0)
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)

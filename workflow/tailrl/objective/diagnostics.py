@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import check_logprobs, sequence_mean, sequence_sum
+from tailrl.objective.corrections import check_logprobs, check_packed, sequence_mean, sequence_sum
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
@@ -47,8 +47,9 @@ def log_ratio_metrics(
         All are nan without a token.
 
     Raises:
-        StudyError: a number above 0 among the log-probs, as probabilities are.
+        StudyError: not one entry a token, no such sequence, or a number above 0, as probabilities are.
     """
+    check_packed(count, sequence_T, logp_train_T=logp_train_T, logp_infer_T=logp_infer_T)
     check_logprobs(logp_train_T)
     check_logprobs(logp_infer_T)
     logp_train_T, logp_infer_T = logp_train_T.double(), logp_infer_T.double()

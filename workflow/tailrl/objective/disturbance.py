@@ -40,7 +40,12 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
 
     Returns:
         Float [T, V]; log-probabilities with a floor; the same tensor with no disturbance of logits.
+
+    Raises:
+        StudyError: noise without one seed and position a row.
     """
+    if settings.noise and not len(seeds) == len(positions) == len(logits_TV):
+        raise StudyError(f"{len(logits_TV)} rows have {len(seeds)} seeds and {len(positions)} positions")
     size = logits_TV.shape[-1]
     if settings.bias:
         logits_TV = logits_TV + settings.bias * normal([0], [0], size, "disturbance.bias").to(logits_TV)

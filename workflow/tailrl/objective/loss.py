@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
-from tailrl.objective.corrections import Weights, check_logprobs, correct
+from tailrl.objective.corrections import Weights, check_logprobs, check_packed, correct
 from tailrl.objective.safe_set import TokenLogprobs
 
 
@@ -95,10 +95,11 @@ def surrogate(
             at the first update, where the present log-probs are the old ones.
 
     Raises:
-        StudyError: the sampler's log-probs are above 0, or a weight overflows (`correct`).
+        StudyError: not one entry a token, the sampler's log-probs are above 0, or a weight overflows (`correct`).
     """
-    check_logprobs(logp_infer_T)
     logp_T = logprobs.logp_T
+    check_packed(sequences, sequence_T, logp_T=logp_T, logp_infer_T=logp_infer_T, advantage_T=advantage_T)
+    check_logprobs(logp_infer_T)
     if logp_old_T is None:
         logp_old_T = logp_T.detach()
     outside_T = logprobs.outside_T | logp_old_T.isneginf()

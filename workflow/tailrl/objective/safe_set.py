@@ -16,6 +16,7 @@ one outside they differ: the paper's gradient pushes every safe logit down (`pap
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Self
 
 import torch
@@ -101,19 +102,23 @@ def checked(rule: str, threshold: float | Tensor | None) -> float | Tensor:
     meant, low, high = THRESHOLD_RANGES[rule]
     if threshold is None:
         raise StudyError(f"rule {rule} needs its threshold, {meant}")
+    if not isinstance(threshold, Tensor | Real):
+        raise StudyError(f"the threshold of rule {rule} is a number, {meant}, not {threshold!r}")
     if not isinstance(threshold, Tensor) and not low <= threshold <= high:  # a look into a tensor would wait for a GPU
         hint = f" (ln {threshold:g} is {math.log(threshold):.4g})" if high == 0 and threshold <= 1 else ""
         raise StudyError(f"the threshold of rule {rule} is {meant}, not {threshold:g}{hint}")
     return threshold
 
 
-def check_rows(rows: Tensor, tokens_T: Tensor) -> None:
-    """Raises StudyError where rows (logits or hidden states) and tokens are not packed, one row a token."""
+def check_rows(rows: Tensor, tokens_T: Tensor, vocabulary_size: int) -> None:
+    """Raises StudyError where rows (logits or hidden states) and tokens are not packed, or a token is impossible."""
     if rows.dim() != 2 or tokens_T.shape != rows.shape[:1]:
         raise StudyError(
             f"one row a token is needed, [T, ...] and [T], not {list(rows.shape)} and {list(tokens_T.shape)}: of a "
             "padded batch take x[mask], or call batch_loss"
         )
+    if tokens_T.dtype != torch.int64 or ((tokens_T < 0) | (tokens_T >= vocabulary_size)).any():
+        raise StudyError(f"tokens must be int64, from 0 to {vocabulary_size - 1}; leave out padding, such as -100")
 
 
 @torch.no_grad()
@@ -122,8 +127,8 @@ def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor
     return RULES[rule](logits_TV, threshold)
 
 
-def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
-    """1[a ∈ V_S]: bool [T, V]; raises StudyError for an unknown rule or an impossible threshold."""
+def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor | None = None) -> Tensor:
+    """1[a ∈ V_S]: bool [T, V], by one of RULES and ln ρ, k or p; raises StudyError for a wrong rule or threshold."""
     threshold = checked(rule, threshold)
     if rule == "full":
         return torch.ones((), dtype=torch.bool, device=logits_TV.device).expand_as(logits_TV)
@@ -199,9 +204,9 @@ def token_logprobs(
         paper_fill: score a token outside V_S as the paper does, in a softmax with −50 for every masked logit.
 
     Raises:
-        StudyError: an unknown rule, a threshold that is missing or impossible, or rows that are not packed.
+        StudyError: an unknown rule, a threshold or token that is missing or impossible, or rows that are not packed.
     """
-    check_rows(logits_TV, tokens_T)
+    check_rows(logits_TV, tokens_T, logits_TV.shape[-1])
     threshold = checked(rule, threshold)
     safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)

@@ -15,7 +15,7 @@ from tailrl.runtime.errors import StudyError, few
 
 def again(dag: Any, persistence: Any) -> str:
     """The sentence, from Snakemake's own reasons; empty if no finished job runs again."""
-    jobs = [job for job in dag.needrun_jobs() if job.output and all(Path(file).exists() for file in job.output)]
+    jobs = [job for job in dag.needrun_jobs() if job.output and _finished(job, persistence)]
     if not jobs:
         return ""
     kinds = Counter(sorted(job.rule.name for job in jobs)).most_common()
@@ -39,6 +39,12 @@ def again(dag: Any, persistence: Any) -> str:
     why += [f"the study's {few(sorted(keys))} changed"] if keys else []
     reasons = "; ".join([*why, *sorted(others)]) or "their inputs changed"
     return f"finished jobs run again, {len(jobs)} in all ({counted}): {reasons}"
+
+
+def _finished(job: Any, persistence: Any) -> bool:
+    """Whether Snakemake has seen the job's end: an interrupted one only goes on, or gets its results back."""
+    open_ones = persistence._filter_incomplete_keys([persistence._get_key(file) for file in job.output])
+    return not open_ones and all(Path(file).exists() for file in job.output)
 
 
 def manifests(outputs: Iterable[str]) -> list[Path]:

@@ -20,7 +20,7 @@ from tailrl.claims.ablation import judge_ablation
 from tailrl.config.study import Study
 from tailrl.report.axes import (
     GREY,
-    Dash,
+    Look,
     arm_legend,
     arm_styles,
     make_panels,
@@ -57,7 +57,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     write_verdicts(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, arm_kinds.ties(read))
     write_csv(folder / f"{name}_differences.csv", flat_rows(comparisons))
-    save_svg(ablation_figure(points_A, untrained, ablation.field, samples), folder / f"{name}.svg")
+    save_svg(ablation_figure(points_A, untrained, ablation.field, samples, list(study.arms)), folder / f"{name}.svg")
     further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)
     tied = [comparison for comparison in comparisons if comparison.why]
     page = render(
@@ -76,10 +76,13 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
-def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, samples: int) -> Figure:
+def ablation_figure(
+    points_A: Sequence[Point], untrained: Interval, field: str, samples: int, arms: Sequence[str]
+) -> Figure:
     """Six panels over the values, with a line for each base arm; grey is the untrained policy. Values are evenly
-    spaced: numbers in ascending order, others in the study's order."""
+    spaced: numbers in ascending order, others in the study's order. `arms` are the study's, which give the looks."""
     points_A = _ascending(points_A)
+    looks = arm_styles(arms)
     bases, values = (list(dict.fromkeys(getattr(p, name) for p in points_A)) for name in ("base", "value"))
     with style():
         figure, panels = make_panels(3, 2, 6.0 + 0.2 * (len(bases) > 1))
@@ -95,10 +98,10 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
             "outside": "sampled tokens outside the trainer's set",
         }
         for ax, (name, title) in zip(panels, titles.items(), strict=True):
-            for i, (base, (colour, dash)) in enumerate(arm_styles(bases).items()):
+            for i, base in enumerate(bases):
                 own = [p for p in points_A if p.base == base]
                 shift = 0.12 * (i - (len(bases) - 1) / 2) / max(len(bases) - 1, 1)
-                _draw(ax, [getattr(p, name) for p in own], colour, dash, shift=shift)
+                _draw(ax, [getattr(p, name) for p in own], looks[base], shift=shift)
             ax.set_title(title)
             ax.set_xticks(range(len(values)), values)
             ax.set_xlim(-0.5, len(values) - 0.5)
@@ -115,7 +118,7 @@ def ablation_figure(points_A: Sequence[Point], untrained: Interval, field: str, 
         for ax in (lost, outside):
             ax.set_xlabel(field)
         if len(bases) > 1:
-            arm_legend(figure, bases)
+            arm_legend(figure, arms, bases)
     return figure
 
 
@@ -127,12 +130,13 @@ def _ascending(points_A: Sequence[Point]) -> Sequence[Point]:
         return points_A
 
 
-def _draw(ax: Axes, intervals: Sequence[Interval], colour: str, dash: Dash, *, shift: float) -> None:
+def _draw(ax: Axes, intervals: Sequence[Interval], look: Look, *, shift: float) -> None:
     if all(math.isnan(i.mean) for i in intervals):
         say_in_the_middle(ax)
     x = [place + shift for place in range(len(intervals))]
-    ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, marker="o", markersize=3.5, linewidth=0.8)
-    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
+    drawn = ax.plot(x, [i.mean for i in intervals], color=look.colour, linestyle=look.dash, linewidth=0.8)
+    drawn[0].set(marker=look.marker, markersize=3.5)
+    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=look.colour, linewidth=1)
 
 
 def _nats(interval: Interval) -> str:

@@ -53,7 +53,7 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(measured))
     write_verdicts(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
-    save_svg(across_figure(measured), out.with_suffix(".svg"))
+    save_svg(across_figure(measured, list(studies[0].arms)), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
 
 
@@ -65,11 +65,15 @@ def _as_run(study: Study, folder: Path, arms: Sequence[str]) -> Study:
     return study.model_copy(update={"seeds": seeds[arms[0]], "arms": study.arms | own})
 
 
-def across_figure(measured: Sequence[ArmQuantity]) -> Figure:
-    """A panel for each quantity, a line for each arm over the studies, whose labels leave out a common start."""
+def across_figure(measured: Sequence[ArmQuantity], styled: Sequence[str]) -> Figure:
+    """A panel for each quantity, a line for each arm over the studies, whose labels leave out a common start.
+
+    `styled` are all arms of the first study, which give the looks.
+    """
     arms, studies, names = (
         list(dict.fromkeys(getattr(p, key) for p in measured)) for key in ("arm", "study", "quantity")
     )
+    looks = arm_styles(styled)
     same = next((i for i, letters in enumerate(zip(*studies, strict=False)) if len(set(letters)) > 1), 0)
     begin = studies[0][:same].rfind("_") + 1
     with style():
@@ -78,10 +82,13 @@ def across_figure(measured: Sequence[ArmQuantity]) -> Figure:
             if name is None:
                 ax.set_axis_off()
                 continue
-            for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
+            for index, arm in enumerate(arms):
+                colour, dash, marker = looks[arm]
                 own = [one.value for one in measured if (one.quantity, one.arm) == (name, arm)]
                 x = [at + 0.2 * ((index + 1) / (len(arms) + 1) - 0.5) for at in range(len(own))]
-                ax.plot(x, [i.mean for i in own], color=colour, linestyle=dash, marker="o", markersize=3, linewidth=0.8)
+                ax.plot(
+                    x, [i.mean for i in own], color=colour, linestyle=dash, marker=marker, markersize=3, linewidth=0.8
+                )
                 ax.vlines(x, [i.low for i in own], [i.high for i in own], color=colour, linewidth=1)
             if all(math.isnan(one.value.mean) for one in measured if one.quantity == name):
                 say_in_the_middle(ax)
@@ -89,7 +96,7 @@ def across_figure(measured: Sequence[ArmQuantity]) -> Figure:
                 set_magnitude_scale(ax, [one.value.mean for one in measured if one.quantity == name])
             ax.set_title(name)
             ax.set_xticks(range(len(studies)), [study[begin:] for study in studies])
-        arm_legend(figure, arms)
+        arm_legend(figure, styled, arms)
     return figure
 
 

@@ -1,10 +1,12 @@
 """How the report's figures look: one colour per arm, legible type, axes that cope with zeros, stable SVG."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -16,13 +18,42 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 WIDTH = 6.75
 """Inches, the text width of a two-column page: type prints at its real size."""
 
-ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's colours, safe for any colour vision, without their yellow, which is too pale for a line."""
+BLUE, RED, GREEN, BLACK, PINK, ORANGE, VIOLET = ARM_COLOURS = (
+    "#024CAB", "#C4311F", "#00A65A", "#000000", "#CC79A7", "#DF7808", "#7C8AFF",
+)  # fmt: skip
+"""Found by a search: apart for any colour vision, and dark enough for a line on white. A test holds both."""
+
+DARK_COLOURS = ("#5779F3", "#EC5139", "#22C97A", "#FFFFFF", "#BC9BAE", "#FAB024", "#B2B5FF")
+"""The same colours on a dark page, in the same order."""
+
+COLOUR_OF = {
+    "dvp_mis": GREEN,
+    "dvp": RED,
+    "mis": PINK,
+    "tis": ORANGE,
+    "reject": VIOLET,
+    "exact": BLACK,
+    "naive": BLUE,
+    "none": BLUE,
+}
+"""The colours of remedies whose names arms have in every study; the first that is part of an arm's name counts."""
 
 Dash = Literal["-", "--", "-.", ":"] | tuple[int, tuple[int, ...]]
 
 DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":", (0, (8, 2, 2, 2, 2, 2)))
-"""After the last colour, colours repeat with the next of these."""
+"""The arms of one colour have one each."""
+
+ARM_MARKERS = ("o", "s", "^", "D", "v")
+"""One for each of the dashes."""
+
+
+class Look(NamedTuple):
+    """How an arm is drawn in every figure."""
+
+    colour: str
+    dash: Dash
+    marker: str
+
 
 LEGEND_ROW = 0.176
 """Inches, the height of a legend's row."""
@@ -53,8 +84,11 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 
+LINEAR_PART = 0.5
+"""The length of the linear part of a magnitude axis, on each side of 0, in decades."""
+
 _SMALLEST_OF_LARGEST = 1e-8
-"""Magnitudes below this share of the largest are rounding; a log axis leaves them out."""
+"""MagnitudeAxis below this share of the largest are rounding; a log axis leaves them out."""
 
 
 @contextmanager
@@ -64,10 +98,29 @@ def style() -> Iterator[None]:
         yield
 
 
-def arm_styles(arms: Sequence[str]) -> dict[str, tuple[str, Dash]]:
-    """Colour and dashes of each arm, by its place in the study: the same in every figure."""
-    count = len(ARM_COLOURS)
-    return {arm: (ARM_COLOURS[i % count], DASHES[i // count % len(DASHES)]) for i, arm in enumerate(arms)}
+def arm_styles(arms: Sequence[str]) -> dict[str, Look]:
+    """The look of each of a study's arms, the same in every figure.
+
+    A known remedy has its own colour in all studies. The other arms take the remaining colours in order. Arms of one
+    colour differ in dashes and markers.
+    """
+    known = {arm: _known_colour(arm) for arm in arms}
+    free = [colour for colour in ARM_COLOURS if colour not in known.values()] or ARM_COLOURS
+    others = [arm for arm in arms if not known[arm]]
+    used, looks = Counter(dict.fromkeys(ARM_COLOURS, 0)), {}
+    for arm in arms:
+        colour = known[arm] or free[others.index(arm) % len(free)]
+        if used[colour] >= len(DASHES):
+            colour = min(ARM_COLOURS, key=used.__getitem__)
+        number = used[colour] % len(DASHES)
+        looks[arm] = Look(colour, DASHES[number], ARM_MARKERS[number])
+        used[colour] += 1
+    return looks
+
+
+def _known_colour(arm: str) -> str:
+    words = f"_{re.sub(r'[^a-z0-9]+', '_', arm.lower())}_"
+    return next((colour for name, colour in COLOUR_OF.items() if f"_{name}_" in words), "")
 
 
 def make_panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -81,8 +134,8 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
     """Add a legend of the arms, all or those shown, above the panels. With each row past the second the figure grows,
     so that panels keep their height."""
     names = [arm for arm in arms if shown is None or arm in shown]
-    styles = arm_styles(arms)
-    lines = [Line2D([], [], color=styles[arm][0], linestyle=styles[arm][1]) for arm in names]
+    looks = arm_styles(arms)
+    lines = [Line2D([], [], color=looks[arm].colour, linestyle=looks[arm].dash) for arm in names]
     # About 14 characters of the legend's type fit an inch; a line and its gaps take 8.
     columns = min(len(names), max(1, int(14 * figure.get_figwidth()) // (max(map(len, names)) + 8)))
     figure.legend(lines, names, loc="outside upper center", ncols=columns, handlelength=1.6)
@@ -90,8 +143,21 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
     figure.set_figheight(figure.get_figheight() + more * LEGEND_ROW)
 
 
-def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
-    """A log y axis for magnitudes; with zeros or negative values, symmetric and linear around 0.
+class MagnitudeAxis(NamedTuple):
+    """A log axis, or, with a threshold, one that is linear up to it and logarithmic beyond, on either side of 0.
+
+    Attributes:
+        ticks: powers of ten, or also their multiples by 2 and 5; all are positive, 0, or negative.
+        plain: whether ticks are written as plain numbers.
+    """
+
+    threshold: float | None
+    ticks: list[float]
+    plain: bool
+
+
+def magnitudes(values: Iterable[float]) -> MagnitudeAxis | None:
+    """The axis for magnitudes; None for a linear one.
 
     An exact zero is a result (no mismatch) and must be visible, which a log axis does not allow. Values within a
     decade, and zeros alone, keep a linear axis.
@@ -99,26 +165,35 @@ def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
     known = np.array([value for value in values if math.isfinite(value)])
     nonzero = np.abs(known[known != 0])
     if not nonzero.size:
-        return
+        return None
     largest = float(nonzero.max())
     smallest = max(float(nonzero.min()), largest * _SMALLEST_OF_LARGEST)
     if known.min() > 0 and largest < 10 * smallest:
-        return
+        return None
     low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(largest))
-    powers = range(low, high + 1, max(1, math.ceil((high - low) / 4)))
-    ticks = [10.0**power for power in powers]
+    ticks = [10.0**power for power in range(low, high + 1, max(1, math.ceil((high - low) / 4)))]
+    plain = low >= -2 and high <= 4
     if known.min() > 0:
-        ax.set_yscale("log")
         if largest < 100 * smallest:  # decades alone could be a single tick
             ticks = [m * 10.0**power for power in range(low, high + 1) for m in (1, 2, 5)]
+        return MagnitudeAxis(None, ticks, plain)
+    negative = [-tick for tick in ticks] if known.min() < -(10.0**low) else []
+    return MagnitudeAxis(10.0**low, [*negative[::-1], 0.0, *ticks], plain)
+
+
+def set_magnitude_scale(ax: Axes, values: Iterable[float]) -> None:
+    """Give the y axis the scale of `magnitudes`."""
+    scale = magnitudes(values)
+    if scale is None:
+        return
+    if scale.threshold is None:
+        ax.set_yscale("log")
     else:
-        ax.set_yscale("symlog", linthresh=10.0**low, linscale=0.5)
-        negative = [-tick for tick in ticks] if known.min() < -(10.0**low) else []
-        ticks = [*negative[::-1], 0.0, *ticks]
+        ax.set_yscale("symlog", linthresh=scale.threshold, linscale=LINEAR_PART)
     ax.autoscale_view(scalex=False)  # the margins of the linear axis would be decades on this one
-    plain = low >= -2 and high <= 4
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if plain else _power_label(value)))
+    ax.yaxis.set_major_locator(FixedLocator(scale.ticks))
+    label = FuncFormatter(lambda value, _: f"{value:g}" if scale.plain else _power_label(value))
+    ax.yaxis.set_major_formatter(label)
     ax.yaxis.set_minor_locator(NullLocator())
 
 

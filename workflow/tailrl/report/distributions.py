@@ -122,7 +122,7 @@ def _draw_rows(ax: Axes, spreads: Sequence[Sequence[Spread]], distances: Sequenc
         ax.set_xscale("log")
         lowest = 10.0 ** math.floor(math.log10(min(ends)))
         ax.set_xlim(lowest, 1)
-    for place, (row, (colour, _)) in enumerate(zip(spreads, arm_styles(engines).values(), strict=True)):
+    for place, (row, (colour, *_)) in enumerate(zip(spreads, arm_styles(engines).values(), strict=True)):
         if not any(mean for mean, *_ in row):
             words = f"exactly 0 at all {distances[place].positions:,} positions"
             ax.text(0.03, place, words, transform=ax.get_yaxis_transform(), va="center", color=colour, fontsize=7)
@@ -140,7 +140,7 @@ def _draw_bins(size: Axes, balance: Axes, bins: Sequence[ProbabilityBin], engine
     """Draw mean |Δ|, and mean −Δ / mean |Δ|, against −ln π_train, for engines with a mismatch."""
     edges = sorted({b.nats_from for b in bins})
     drawn: list[float] = []
-    for index, (engine, (colour, dash)) in enumerate(arm_styles(engines).items()):
+    for index, (engine, (colour, dash, _)) in enumerate(arm_styles(engines).items()):
         own = [b for b in bins if b.engine == engine and b.size.mean > 0]
         x = [edges.index(b.nats_from) + (index + 1) / (len(engines) + 1) for b in own]
         for ax, field in ((size, "size"), (balance, "balance")):
@@ -173,7 +173,7 @@ def _draw_histogram(
     ax.set_ylabel("density")
     across, apart = ax.get_xaxis_transform(), list(dict.fromkeys(shape.engine for shape in shapes))
     for place, engine in enumerate(apart):
-        colour, dash = arm_styles(engines)[engine]
+        colour, dash, _ = arm_styles(engines)[engine]
         own = [shape for shape in shapes if shape.engine == engine]
         edges = [own[0].eps_max_from, *(shape.eps_max_to for shape in own)]
         ax.stairs([shape.density for shape in own], edges, color=colour, linestyle=dash)

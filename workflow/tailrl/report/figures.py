@@ -21,6 +21,7 @@ from tailrl.report.axes import (
     GREY,
     WIDTH,
     Dash,
+    Look,
     arm_legend,
     arm_styles,
     make_panels,
@@ -108,14 +109,15 @@ def mismatch_figure(curves: Sequence[Curve], arms: Sequence[str]) -> Figure:
         for ax, (metric, label) in zip(panels, MISMATCH.items(), strict=True):
             own = [c for c in curves if c.metric == metric]
             draw_curves(ax, own, arms)
-            if metric == keys.REJECTED:
-                draw_curves(ax, [c for c in curves if c.metric == keys.VETOED], arms, dash=":")
+            vetoed = [c for c in curves if c.metric == keys.VETOED] if metric == keys.REJECTED else []
+            draw_curves(ax, vetoed, arms, dash=":")
             if metric in MAGNITUDES:
                 set_magnitude_scale(ax, _values(own))
             elif any(isfinite(value) for value in _values(own)):
                 set_percent_axis(ax, axis="y")
-                if not any(_values(own)):
+                if not any(value > 0 for value in _values([*own, *vetoed])):
                     ax.set_ylim(-0.05, 1)  # the default range of zeros alone is half negative
+                    say_in_the_middle(ax, "0 in every arm")
             ax.set_title(label)
         for ax in panels[3:]:
             ax.set_xlabel("training step")
@@ -156,7 +158,7 @@ def delta_figure(bins: Sequence[DeltaBin], arms: Sequence[str]) -> Figure:
         size, signed, count = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
         edges = sorted({b.nats_from for b in bins} | {b.nats_to for b in bins})
         drawn: list[float] = []
-        for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
+        for index, (arm, look) in enumerate(arm_styles(arms).items()):
             own = [b for b in bins if b.arm == arm]
             # Arms stand side by side within a bin, so that their intervals do not overlap.
             place = [edges.index(b.nats_from) + (index + 1) / (len(arms) + 1) for b in own]
@@ -165,9 +167,9 @@ def delta_figure(bins: Sequence[DeltaBin], arms: Sequence[str]) -> Figure:
             for ax, field in ((size, "size"), (signed, "signed")):
                 ends = [(getattr(b, field), getattr(b, f"{field}_low"), getattr(b, f"{field}_high")) for _, b in shown]
                 intervals = [Interval(*end, b.clusters) for end, (_, b) in zip(ends, shown, strict=True)]
-                _draw_intervals(ax, x, intervals, colour, dash)
+                _draw_intervals(ax, x, intervals, look)
             drawn += [b.size for _, b in shown]
-            count.plot(place, [b.tokens for b in own], marker=".", markersize=3, color=colour, linestyle=dash)
+            count.plot(place, [b.tokens for b in own], marker=".", markersize=3, color=look.colour, linestyle=look.dash)
         _dress_delta(size, signed, count, edges, drawn)
         set_magnitude_scale(count, [b.tokens for b in bins])
         arm_legend(figure, arms)
@@ -199,12 +201,12 @@ def evaluation_figure(gains: Sequence[Gain], policies: Sequence[PolicyScore], ba
     base_pass = next(policy.passed for policy in policies if policy.arm == BASE_ARM)
     with style():
         figure, (avg, passed) = make_panels(1, 2, 0.9 + 0.32 * len(arms))
-        for place, (gain, (colour, _)) in enumerate(zip(gains, arm_styles(arms).values(), strict=True)):
+        for place, (gain, (colour, _, marker)) in enumerate(zip(gains, arm_styles(arms).values(), strict=True)):
             own = [policy for policy in policies if policy.arm == gain.arm]
             avg.scatter([p.avg.mean for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
             passed.scatter([p.passed for p in own], [place + 0.14] * len(own), s=9, color=colour, alpha=0.6)
             for ax, interval in ((avg, gain.avg), (passed, gain.passed)):
-                ax.plot(interval.mean, place - 0.14, "D", markersize=3.5, color=colour)
+                ax.plot(interval.mean, place - 0.14, marker, markersize=4, color=colour)
                 ax.hlines(place - 0.14, interval.low, interval.high, color=colour, linewidth=1)
         avg.axvspan(base.low, base.high, color=GREY, alpha=0.15, linewidth=0)
         for ax, value, name in ((avg, base.mean, f"avg@{samples}"), (passed, base_pass, f"pass@{samples}")):
@@ -272,13 +274,14 @@ def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     styles = arm_styles(arms)
     for curve in curves:
-        colour, own_dash = styles[curve.arm]
+        colour, own_dash, own_marker = styles[curve.arm]
         # A single step is a point: a line through it would be invisible.
-        marker = "o" if (curve.step_N.size == 1) else ""
+        marker = own_marker if curve.step_N.size == 1 else ""
         ax.plot(curve.step_N, curve.mean_N, color=colour, linestyle=dash or own_dash, marker=marker, markersize=4)
         ax.fill_between(curve.step_N, curve.low_N, curve.high_N, color=colour, alpha=0.15, linewidth=0)
 
 
-def _draw_intervals(ax: Axes, x: Sequence[float], intervals: Sequence[Interval], colour: str, dash: Dash) -> None:
-    ax.plot(x, [i.mean for i in intervals], color=colour, linestyle=dash, linewidth=0.8, marker="o", markersize=3)
-    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=colour, linewidth=1)
+def _draw_intervals(ax: Axes, x: Sequence[float], intervals: Sequence[Interval], look: Look) -> None:
+    drawn = ax.plot(x, [i.mean for i in intervals], color=look.colour, linestyle=look.dash, linewidth=0.8)
+    drawn[0].set(marker=look.marker, markersize=3)
+    ax.vlines(x, [i.low for i in intervals], [i.high for i in intervals], color=look.colour, linewidth=1)

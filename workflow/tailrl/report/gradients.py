@@ -77,7 +77,7 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
     drawn: list[float] = []
     doses = list(dict.fromkeys(s.dose for s in summaries))
     lowest = LOWEST.get(metric, -math.inf)
-    for index, (arm, (colour, dash)) in enumerate(arm_styles(arms).items()):
+    for index, (arm, (colour, dash, _)) in enumerate(arm_styles(arms).items()):
         own = [(s.dose, getattr(s, metric)) for s in summaries if s.arm == arm]
         x = [doses.index(dose) + 0.6 * ((index + 0.5) / len(arms) - 0.5) for dose, _ in own]
         median_X, low_X, high_X = ([max(v, lowest) for v in (getattr(r, end) for _, r in own)] for end in ENDS)

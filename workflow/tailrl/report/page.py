@@ -10,6 +10,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from tailrl.analysis.format import count, p_value, percent, points, short
+from tailrl.report.screen import Screen
 from tailrl.report.svg import inline
 from tailrl.runtime.templates import renderer
 
@@ -58,19 +59,21 @@ MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("im
 """HTML stays text and an image becomes a link, so that a description cannot make a page fetch anything."""
 
 
-def page(summary: str, figures: Sequence[Drawing]) -> str:
-    """A study's summary in Markdown with each figure in the section that it belongs to.
+def page(summary: str, figures: Sequence[Drawing], screen: Screen | None = None) -> str:
+    """A study's summary in Markdown as a page, with each figure in the section that it belongs to.
+
+    The charts of the first screen follow the list before the first heading. Its cards replace the section of claims.
 
     Raises:
         StudyError: a figure cannot be drawn in a page.
     """
-    first, *sections = _sections(summary)
+    lead, about, *sections = _sections(summary)
     for drawing in figures:
         wanted = SECTION_OF.get(drawing.path.stem, "Training")
-        last = sections[-1] if sections else first
+        last = sections[-1] if sections else about
         next((section for section in sections if section.name == wanted), last).figures.append(drawing)
     title = summary.partition("\n")[0].lstrip("# ")
-    return render("summary.html.j2", title=title, first=first, sections=sections)
+    return render("summary.html.j2", title=title, screen=screen, lead=lead, about=about, sections=sections)
 
 
 def fragment(markdown: str) -> Markup:
@@ -82,10 +85,12 @@ def fragment(markdown: str) -> Markup:
 
 
 def _sections(markdown: str) -> list[Section]:
-    """The page's sections, each with an id; the first one is the text before any heading."""
+    """The page's sections, each with an id; the first two are the text before any heading, up to its list and after."""
     tokens = _tokens(markdown)
     begins = [i for i, token in enumerate(tokens) if (token.type, token.tag) == ("heading_open", "h2")]
-    found = [Section("", "", _html(tokens[: begins[0] if begins else None]))]
+    first = tokens[: begins[0] if begins else None]
+    cut = next((i for i, token in enumerate(first, 1) if token.type == "bullet_list_close"), 0)
+    found = [Section("", "", _html(first[:cut])), Section("", "", _html(first[cut:]))]
     for begin, end in zip(begins, [*begins, None][1:], strict=True):
         name = "".join(inner.content for inner in tokens[begin + 1].children or [])
         anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -10,7 +10,7 @@ from typing import Any
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import write_csv
 from tailrl.claims.catalogue import Statement, words_of
-from tailrl.claims.evidence import Answer, Shown, answers, read_shown
+from tailrl.claims.evidence import Answer, Shown, answers, made_for, read_shown, verdicts_of_statements
 from tailrl.report.page import Drawing, fragment, render
 
 MOST_SHOWN = 4
@@ -40,27 +40,25 @@ def write_paper(roots: Iterable[Path], captions: Path, out: Path) -> None:
 def claims_page(studies: Sequence[Shown], out: Path) -> str:
     """The table of all statements in Markdown, for a file in the folder `out`."""
     found = answers(studies)
-    # For each verdict, the number of statements with such a line.
-    tally = Counter(verdict for _, verdict in dict.fromkeys((a.statement.id, a.verdict) for a in found))
     return render(
         "claims.md.j2",
-        statements=len({answer.statement for answer in found}),
-        tally=tally.most_common(),
         brief=_by_claim(found),
-        own=_own,
+        own=made_for,
         **_shared(found, out),
     )
 
 
 def _page(studies: Sequence[Shown], found: Sequence[Answer], captions: Path, out: Path) -> str:
     shown = [(study, _drawings(study, captions, out), [read_text(path) for path in study.tables]) for study in studies]
-    return render("paper.html.j2", found=found, shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out))
+    return render("paper.html.j2", shown=shown, limit=MOST_SHOWN, fragment=fragment, **_shared(found, out))
 
 
 def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
     """The values that both templates use: the claims of each part, and functions that fill the cells."""
     by_part = itertools.groupby(found, key=lambda answer: answer.statement.part)
     return {
+        # Each statement counts once, whatever the number of its lines.
+        "tally": Counter(verdicts_of_statements(found).values()).most_common(),
         "parts": [(part, list(_by_claim(own))) for part, own in by_part],
         "arms": _arms,
         "counted": lambda verdicts: Counter(verdicts).items(),
@@ -68,11 +66,6 @@ def _shared(found: Sequence[Answer], out: Path) -> dict[str, Any]:
         "words_of": words_of,
         "relative": lambda path: _relative(Path(path), out),
     }
-
-
-def _own(lines: Iterable[Answer]) -> list[Answer]:
-    """The lines of the study made for the statement."""
-    return [answer for answer in lines if answer.study and answer.study.command == answer.statement.command]
 
 
 def _by_claim(found: Iterable[Answer]) -> Iterator[tuple[Statement | None, str, list[Answer]]]:

@@ -73,9 +73,9 @@ def figure1(points: Sequence[SnapshotPoint], curves: Sequence[Curve], arms: Sequ
 
 def _draw_points(ax: Axes, points: Sequence[SnapshotPoint], arms: Sequence[str]) -> None:
     """Lines through the means, bars for the intervals."""
-    for arm, (colour, dash) in arm_styles(arms).items():
+    for arm, (colour, dash, marker) in arm_styles(arms).items():
         own = [point for point in points if point.arm == arm]
         steps = [point.step for point in own]
-        ax.plot(steps, [point.avg.mean for point in own], color=colour, linestyle=dash, marker="o", markersize=3)
+        ax.plot(steps, [point.avg.mean for point in own], color=colour, linestyle=dash, marker=marker, markersize=3)
         ax.vlines(steps, [point.avg.low for point in own], [point.avg.high for point in own], color=colour, linewidth=1)
     set_percent_axis(ax, axis="y")

@@ -26,6 +26,7 @@ from tailrl.report.axes import save_svg
 from tailrl.report.early_warning import write_early_warning
 from tailrl.report.page import Drawing, page
 from tailrl.report.paper import claims_page, write_paper
+from tailrl.report.screen import first_screen
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_figure
 from tailrl.stats.intervals import problem_interval
@@ -62,7 +63,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     """
     read = read_results(study, results, study.arms)
     pruned = [arm for arm in read.arms if study.arms[arm].vocabulary.rule != "full"]
-    _write_curves(read, pruned, out)
+    curves = _write_curves(read, pruned, out)
     write_csv(out / "tables" / "arms.csv", arm_rows(read))
     bins = [row for arm in read.arms for row in tables.delta_bins(read.runs[arm])]
     write_csv(out / "tables" / "delta.csv", flat_rows(bins))
@@ -70,15 +71,18 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     shares = [row for arm in read.arms for row in tables.time_shares(read.runs[arm])]
     write_csv(out / "tables" / "time.csv", flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
-    _write_evaluation(read, out)
+    gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
+    comparisons = scores.compare_arms(read, arm_kinds.references(read))
+    _write_evaluation(read, gains, policies, comparisons, out)
     drawn_too = _write_snapshots(read, out)
     survival = [row for arm in read.arms for row in survival_curve(arm, read.runs[arm])]
     write_csv(out / "tables" / "survival.csv", flat_rows(survival))
     save_svg(survival_figure(read), out / "figures" / "survival.svg")
     verdicts = judge(read)
     write_verdicts(out / "tables" / "claims.csv", verdicts)
-    summary = summarize(study, read, verdicts)
+    summary = summarize(study, read, verdicts, gains, comparisons)
     (out / "summary.md").write_text(summary, encoding="utf-8")
+    screen = first_screen(read, gains, policies, curves, verdicts)
     drawn = [
         Drawing(
             out / "figures" / f"{name}.svg",
@@ -87,7 +91,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
         )
         for name in (*FIGURES, *drawn_too)
     ]
-    (out / "summary.html").write_text(page(summary, drawn), encoding="utf-8")
+    (out / "summary.html").write_text(page(summary, drawn, screen), encoding="utf-8")
 
 
 def write_gradients(results: Path, out: Path) -> None:
@@ -110,8 +114,8 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     write_verdicts(out / "claims.csv", verdicts)
 
 
-def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
-    """Write the figures over the steps: training, mismatch, and kept mass of the arms that prune."""
+def _write_curves(results: Results, pruned: list[str], out: Path) -> list[tables.Curve]:
+    """Write the figures over the steps: training, mismatch, and the kept mass of pruned arms. Returns the curves."""
     window = tables.window_of(results.all_runs())
     training = [tables.curve(results.runs[arm], key, window=window) for key in figures.TRAINING for arm in results.arms]
     keys = (*figures.MISMATCH, VETOED)
@@ -130,6 +134,7 @@ def _write_curves(results: Results, pruned: list[str], out: Path) -> None:
     for name, (curves, draw) in drawn.items():
         write_csv(out / "tables" / f"{name}.csv", (row for curve in curves for row in curve.rows()))
         save_svg(draw(curves, results.arms), out / "figures" / f"{name}.svg")
+    return [*training, *mismatch, *kept]
 
 
 def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
@@ -146,14 +151,17 @@ def _write_snapshots(results: Results, out: Path) -> tuple[str, ...]:
     return ("figure1",)
 
 
-def _write_evaluation(results: Results, out: Path) -> None:
+def _write_evaluation(
+    results: Results,
+    gains: Sequence[scores.Gain],
+    policies: Sequence[scores.PolicyScore],
+    comparisons: Sequence[scores.Comparison],
+    out: Path,
+) -> None:
     """Write the held-out scores: per arm, per policy and between arms."""
-    gains = scores.gains_over_base(results)
     base = results.base.scores[0]
-    policies = scores.policy_scores(results)
     write_csv(out / "tables" / "evaluation.csv", flat_rows(gains))
     write_csv(out / "tables" / "policies.csv", flat_rows(policies))
-    comparisons = scores.compare_arms(results, arm_kinds.references(results))
     write_csv(out / "tables" / "differences.csv", flat_rows(comparisons))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import describe_arms, what_ran
 from tailrl.analysis.format import LOST, count, p_value, points, spread
-from tailrl.analysis.scores import Comparison, compare_arms, gains_over_base
+from tailrl.analysis.scores import Comparison, Gain
 from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.study import Study
+from tailrl.report.cards import cards, tally
+from tailrl.report.message import mean_k3, three_sentences
 from tailrl.report.page import render
 from tailrl.stats.intervals import LEVEL, problem_interval
 from tailrl.stats.power import MOST
@@ -32,24 +31,32 @@ TRAINING_COLUMNS = {
 """Columns with means over all steps; the kept mass is shown as 1 minus it."""
 
 
-def summarize(study: Study, results: Results, verdicts: Sequence[Verdict]) -> str:
-    """The text of summary.md: the question, verdicts, arms, scores, comparisons, and what ran."""
+def summarize(
+    study: Study,
+    results: Results,
+    verdicts: Sequence[Verdict],
+    gains: Sequence[Gain],
+    compared: Sequence[Comparison],
+) -> str:
+    """The text of summary.md: what was found, the question, verdicts, arms, scores, comparisons, and what ran."""
     base = results.base.scores[0]
     problems, samples = base.correct_PK.shape
-    comparisons = [c for c in compare_arms(results, arm_kinds.references(results)) if c.why]
-    k3 = {arm: _mean_k3(results, arm) for arm in results.arms}
+    comparisons = [c for c in compared if c.why]
+    k3 = {arm: mean_k3(results, arm) for arm in results.arms}
     return render(
         "summary.md.j2",
         study=study,
         results=results,
+        sentences=three_sentences(results, gains, compared, verdicts),
         verdicts=verdicts,
+        tally=tally(cards(verdicts)),
         level=LEVEL,
         described=describe_arms(results),
         base=base,
         problems=problems,
         samples=samples,
         untrained=problem_interval(base.correct_PK),
-        gains=gains_over_base(results),
+        gains=gains,
         columns=TRAINING_COLUMNS,
         last=LAST,
         trained={arm: _trained(results.runs[arm]) for arm in results.arms},
@@ -101,8 +108,3 @@ def _power(comparison: Comparison) -> tuple[str, str]:
     needed, least = comparison.seeds_needed, comparison.least_seen
     seeds = "" if math.isnan(needed) else f"{needed:.0f}" if math.isfinite(needed) else f"over {MOST:,}"
     return seeds, "" if math.isnan(least) else f"{100 * least:.1f}"
-
-
-def _mean_k3(results: Results, arm: str) -> float:
-    values = mean_of(results.runs[arm], keys.K3_UNMASKED)
-    return float(np.nanmean(values)) if (~np.isnan(values)).any() else math.nan

@@ -18,7 +18,7 @@ def survival_figure(results: Results) -> Figure:
         if not collapsed:
             say_nothing_to_show(ax, "No run of this study collapsed.")
             return figure
-        for arm, (colour, dash) in arm_styles(results.arms).items():
+        for arm, (colour, dash, _) in arm_styles(results.arms).items():
             end = max(collapses(results.runs[arm])[1], default=0)
             drawn = [*curves[arm], replace(curves[arm][-1], step=end)]
             step = [row.step for row in drawn]

@@ -5,6 +5,7 @@ The warm start is supervised training on worked solutions.
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,6 +100,8 @@ def warm_start(
             raise StudyError(
                 f"warm start: the loss is {losses[-1]} at step {step}; lower policy.warm_start.learning_rate"
             )
+        if (step + 1) % max(1, steps // 20) == 0 or step + 1 == steps:
+            print(f"warm start  step {step + 1}/{steps}  loss {losses[-1]:.3g}", file=sys.stderr, flush=True)
         model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

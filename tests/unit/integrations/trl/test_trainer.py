@@ -1,13 +1,13 @@
 """TRL's losses under the adapter: gradients against the study's own update, and real training on a CPU."""
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from pages_fixture import blocks
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from trl import RLOOTrainer
@@ -20,7 +20,6 @@ from tailrl.rollout.types import Rollout
 from tailrl.training.step import accumulate_gradients, old_logprobs
 from tailrl.training.step_record import StepRecord, Stopwatch
 
-ROOT = Path(__file__).parents[4]
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "mis": {"sequence": "mis", "veto": 1e-4},
@@ -243,8 +242,8 @@ def test_nothing_to_learn_from(
 
 
 def test_the_lines_that_a_user_copies(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of docs/trl.md, on the tiny policy, two steps, in the mixed precision that TRL has by itself."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trl.md").read_text(encoding="utf-8"), flags=re.S)
+    """Those of the tutorial, on the tiny policy, two steps, in the mixed precision that TRL has by itself."""
+    [code] = blocks("tutorials/train-with-trl.md", "python")
     small = "max_completion_length=4, max_steps=2, use_cpu=True, save_strategy='no', report_to='none'"
     code = code.replace("max_completion_length=512", small).replace("Qwen/Qwen3-0.6B", str(policy_folder))
     names: dict[str, Any] = {"reward": reward, "problems": Dataset.from_dict({"prompt": ["1+2=", "3+4="]})}

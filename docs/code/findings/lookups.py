@@ -1,0 +1,265 @@
+"""Numbers of the published studies, as the pages of findings call them.
+
+Results come from docs/results/<study>/, settings from studies/<study>.yaml. What is not there is one StudyError.
+Shares are fractions of 1 inside, and percent or points where they are printed.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from findings.number import Number
+from tailrl.analysis.format import short
+from tailrl.artifacts.claims import Verdict, read_verdicts
+from tailrl.artifacts.files import read_text
+from tailrl.artifacts.tables import read_csv
+from tailrl.claims.evidence import COMMANDS
+from tailrl.config.jobs import Run
+from tailrl.config.load import read_study
+from tailrl.config.study import BASE_ARM
+from tailrl.runtime.errors import StudyError
+from tailrl.stats.intervals import mean_interval
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "docs/results"
+Row = Mapping[str, str]
+
+
+def score(study: str, arm: str) -> Number:
+    """Held-out accuracy of an arm; of `base`, the untrained policy. The interval is over seeds and problems."""
+    return _number(_arm(study, arm), "avg", "%")
+
+
+def gain(study: str, arm: str) -> Number:
+    """The score less that of the untrained policy, in points; its p, where there is one, is by Holm over the arms."""
+    return _number(_arm(study, arm), "gain", "points")
+
+
+def difference(study: str, first: str, second: str) -> Number:
+    """The score of one arm less another's, in points, over seeds and problems."""
+    for path in sorted((RESULTS / study).glob("*differences.csv"), key=lambda path: len(path.name)):
+        for row in _read(path):
+            found = _number(row, "both", "points")
+            if (row["first"], row["second"]) == (first, second):
+                return found
+            if (row["first"], row["second"]) == (second, first):
+                return Number(-found.mean, -found.high, -found.low, found.p, "points")
+    raise StudyError(f"docs/results/{study}: no table has the difference of {first} and {second}")
+
+
+def collapsed(study: str, arm: str) -> str:
+    """Collapsed runs, as `9 of 10`."""
+    row = next((row for row in _read(RESULTS / study / "survival.csv") if row["arm"] == arm), None) or _arm(study, arm)
+    return f"{_cell(row, 'collapsed', study)} of {_cell(row, 'runs', study)}"
+
+
+def k3(study: str, arm: str) -> Number:
+    """The mean k3 of the full distributions over the run, in nats a token."""
+    row = _arm(study, arm)
+    if "k3_unmasked_mean" in row:
+        return _number(row, "k3_unmasked", "")
+    return Number(float(_training(study, arm, "k3 unmasked").split()[0]))
+
+
+def rejected(study: str, arm: str) -> Number:
+    """The share of responses that a weight rejects."""
+    return Number(float(_training(study, arm, "rejected").split()[0]), unit="share")
+
+
+def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
+    """One cell of the only row of a table under docs/results/ that fits; with its interval where it has one."""
+    path = RESULTS / table
+    rows = [row for row in _read(path) if all(row.get(key) == value for key, value in where.items())]
+    if len(rows) != 1:
+        raise StudyError(f"docs/results/{table}: {len(rows)} rows have {where}")
+    if f"{column}_mean" in rows[0]:
+        return _number(rows[0], column, unit)
+    return Number(float(_cell(rows[0], column, table)), unit=unit)
+
+
+def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
+    """The only line of a study on a claim (for these arms, and with these words in what was seen)."""
+    lines = [line for path in sorted((RESULTS / study).glob("**/*claims.csv")) for line in read_verdicts(path)]
+    found = [line for line in lines if line.id == name and line.arms and arms in ("", line.arms) and seen in line.seen]
+    if len(found) != 1:
+        raise StudyError(f"docs/results/{study}: {len(found)} lines say {name} of {arms or 'its arms'}")
+    return found[0]
+
+
+def effect(line: Verdict) -> Number:
+    """A claim's effect; the interval is over seeds."""
+    unit = "points" if line.unit == "share of samples" else ""
+    return Number(line.effect, line.low, line.high, line.p_holm, unit)
+
+
+def pooled(rate: float) -> tuple[Number, int]:
+    """DVP at 0.34/V less naive under vLLM's rounding at this learning rate: the mean over studies, and their number.
+
+    Each study counts once; the interval is over studies.
+    """
+    means = []
+    for path in sorted((ROOT / "studies").glob("*.yaml")):
+        kinds = {(_plain(run), run.vocabulary.rho): arm for arm, run in _runs(path.stem).items()}
+        pair = kinds.get((True, "0.34/V")), kinds.get((True, None))
+        published = all(pair) and (RESULTS / path.stem / "evaluation.csv").is_file()
+        if published and run_of(path.stem, str(pair[1])).training.learning_rate == rate:
+            means.append(difference(path.stem, str(pair[0]), str(pair[1])).mean)
+    found = mean_interval(means)
+    return Number(found.mean, found.low, found.high, unit="points"), found.n
+
+
+def _plain(run: Run) -> bool:
+    """Whether RLOO and AdamW train it, without weights, on undisturbed samples of vLLM in bfloat16."""
+    usual = run.estimator == "rloo" and not run.clip and not run.correction.weighted and not run.correction.veto
+    asis = run.disturbance == type(run.disturbance)() and run.vocabulary.rule in ("full", "min_p")
+    asis = asis and run.vocabulary.adapt == "none" and run.vocabulary.side == "both"
+    here = (run.sampler.engine, run.sampler.dtype, run.sampler.verify) == ("vllm", "bfloat16", False)
+    return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
+
+
+def over_one_minus_p(folder: str, engine: str) -> list[tuple[float, Number, float]]:
+    """Each bin of −ln p as (its middle, mean |Δ|, mean |Δ| over 1 − p in the middle), to 20 nats."""
+    found = []
+    for row in _read(RESULTS / folder / "probability.csv"):
+        if row["engine"] == engine and row["nats_to"] != "inf":
+            middle = (float(row["nats_from"]) + float(row["nats_to"])) / 2
+            size = _number(row, "size", "")
+            found.append((middle, size, size.mean / -math.expm1(-middle)))
+    if not found:
+        raise StudyError(f"docs/results/{folder}/probability.csv: no row is of {engine}")
+    return found
+
+
+def run_of(study: str, arm: str = "") -> Run:
+    """An arm's settings, by default the first arm's."""
+    runs = _runs(study)
+    if arm and arm not in runs:
+        raise StudyError(f"studies/{study}.yaml has no arm {arm}")
+    return runs[arm or next(iter(runs))]
+
+
+def rate(study: str, arm: str = "") -> str:
+    """The learning rate, as 1e-4."""
+    return f"{run_of(study, arm).training.learning_rate:.0e}".replace("e-0", "e-")
+
+
+def steps(study: str, arm: str = "") -> int:
+    """Training steps of a run."""
+    return run_of(study, arm).training.steps
+
+
+def floor(study: str, arm: str) -> str:
+    """The share of sampled tokens that come from a uniform distribution."""
+    return f"{100 * run_of(study, arm).disturbance.floor:g} %"
+
+
+def seeds(study: str, arm: str) -> int:
+    """Runs of an arm."""
+    row = _arm(study, arm)
+    return int(_cell(row, "avg_n", study))
+
+
+def ran(study: str) -> str:
+    """What ran, where and with which code, in one line."""
+    page = read_text(RESULTS / study / "summary.md")
+    commit, machine = (
+        (re.search(rf"^- {what}: (.*)$", page, re.MULTILINE) or [""] * 2)[1] for what in ("Commit", "Hardware")
+    )
+    runs = {row["arm"]: int(row["avg_n"]) for row in _scores(study)}
+    if not commit:
+        raise StudyError(f"docs/results/{study}/summary.md does not say what ran")
+    torch = (re.search(r"torch (\d+\.\d+\.\d+)", page) or ["", "unknown"])[1]
+    where = ", ".join(machine.split(", ")[:2])
+    return f"{sum(runs.values())} runs, commit `{commit[:7]}`, torch {torch}, {where}"
+
+
+def command(study: str) -> str:
+    """The command that makes it again."""
+    return COMMANDS.get(study, f"make {study}")
+
+
+def smallest(*numbers: Number | float) -> Number:
+    """The one with the smallest mean."""
+    return min(map(_as_number, numbers), key=lambda number: number.mean)
+
+
+def largest(*numbers: Number | float) -> Number:
+    """The one with the largest mean."""
+    return max(map(_as_number, numbers), key=lambda number: number.mean)
+
+
+def ratio(above: Number, below: Number) -> str:
+    """One mean over another, in two digits."""
+    return short(above.mean / below.mean)
+
+
+def _as_number(value: Number | float) -> Number:
+    return value if isinstance(value, Number) else Number(value)
+
+
+LOOKUPS: tuple[Callable[..., object], ...] = (
+    *(score, gain, difference, collapsed, k3, rejected, cell, claim, effect, pooled, over_one_minus_p),
+    *(run_of, rate, steps, floor, seeds, ran, command, smallest, largest, ratio),
+)
+"""What a template calls, by the functions' own names."""
+
+
+@cache
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise StudyError(f"there is no {path.relative_to(ROOT)}")
+    return read_csv(path)
+
+
+@cache
+def _runs(study: str) -> dict[str, Run]:
+    path = ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
+    return read_study(path).runs() if path.is_file() else {}
+
+
+def _arm(study: str, arm: str) -> Row:
+    """The row of an arm's score: among the named arms, in an ablation, or in policies.csv for the untrained policy."""
+    folder = RESULTS / study
+    if not folder.is_dir():
+        raise StudyError(f"no study {study} is published in docs/results")
+    rows = [*_scores(study), *(_read(folder / "policies.csv")[:1] if arm == BASE_ARM else [])]
+    row = next((row for row in rows if row["arm"] == arm), None)
+    if row is None:
+        raise StudyError(f"docs/results/{study}: no table has the score of {arm}")
+    return row
+
+
+def _scores(study: str) -> list[dict[str, str]]:
+    """The rows of every trained arm, those of ablations too."""
+    tables = [path for path in sorted((RESULTS / study).glob("*.csv")) if path.name != "policies.csv"]
+    tables.sort(key=lambda path: path.name != "evaluation.csv")
+    return [row for path in tables if "avg_mean" in _header(path) for row in _read(path)]
+
+
+def _header(path: Path) -> Row:
+    return next(iter(_read(path)), {})
+
+
+def _cell(row: Row, column: str, where: str) -> str:
+    if row.get(column) in (None, ""):
+        raise StudyError(f"docs/results/{where}: no {column} for {row.get('arm', 'this row')}")
+    return row[column]
+
+
+def _number(row: Row, name: str, unit: str) -> Number:
+    mean, low, high = (float(row[f"{name}_{end}"] or math.nan) for end in ("mean", "low", "high"))
+    p = next((row[key] for key in (f"{name}_p_holm", f"{name}_p") if row.get(key)), "nan")
+    return Number(mean, low, high, float(p), unit)
+
+
+def _training(study: str, arm: str, column: str) -> str:
+    """A cell of the summary's table of training, which has no file of its own."""
+    page = read_text(RESULTS / study / "summary.md")
+    _, _, section = page.partition("\n## Training\n")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    row = next((row for row in table if row[0] == arm), None)
+    if row is None or column not in table[0]:
+        raise StudyError(f"docs/results/{study}/summary.md: its table of training has no {column} of {arm}")
+    return row[table[0].index(column)]

@@ -1,0 +1,53 @@
+"""A number as the pages print it."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from tailrl.analysis.format import p_value, short
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number with its 95 % interval and its p by Holm (NaN: none).
+
+    Its unit is %, share (in two digits), points or none.
+    """
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    unit: str = ""
+
+    @property
+    def bare(self) -> str:
+        """Without interval."""
+        return f"{self._text(self.mean)} %" if self.unit in ("%", "share") else self._text(self.mean)
+
+    @property
+    def range(self) -> str:
+        """The interval alone."""
+        return f"[{self._text(self.low)}, {self._text(self.high)}]"
+
+    @property
+    def tested(self) -> str:
+        """With interval and p."""
+        sign = "" if self.chance.startswith("<") else "= "
+        return f"{self}, p {sign}{self.chance}"
+
+    @property
+    def chance(self) -> str:
+        """p alone."""
+        return "1" if self.p > 0.9995 else p_value(self.p)
+
+    def __str__(self) -> str:
+        return self.bare if math.isnan(self.low) else f"{self.bare} {self.range}"
+
+    def _text(self, value: float) -> str:
+        if self.unit == "%":
+            return f"{100 * min(1.0, max(0.0, value)):.1f}"
+        if self.unit == "share":
+            return short(100 * value)
+        written = f"{100 * value:+.1f}" if self.unit == "points" else short(value).replace("e-0", "e-")
+        return re.sub(r"(?<!e)-", "−", written)

@@ -1,0 +1,106 @@
+"""Write docs/findings/, docs/figures/ and the findings of README.md from the published results: `make pages`."""
+
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
+from findings.lookups import LOOKUPS, RESULTS, ROOT, command, rate, score, steps
+from findings.number import Number
+from tailrl.artifacts.files import read_text
+from tailrl.artifacts.tables import Row, write_csv
+from tailrl.claims.evidence import read_shown
+from tailrl.config.load import read_study
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.templates import renderer
+
+TEMPLATES = Path(__file__).parent
+PAGES = sorted(path.name.removesuffix(".md.j2") for path in TEMPLATES.glob("[a-z]*.md.j2"))
+BLOCK = re.compile(r"(?<=<!-- findings -->\n).*?(?=<!-- /findings -->)", re.DOTALL)
+ITEM = re.compile(r"- |\d\. ")
+Drawings = dict[str, tuple[list[Row], Callable[[Path], None]]]
+"""The figures by name: the rows of the table behind each, and what draws it."""
+
+
+def rendered() -> tuple[dict[str, str], Drawings]:
+    """Every page by its name, README's findings as `README`, and the figures that the pages call for.
+
+    Raises StudyError if a number that a template wants is not published.
+    """
+    points = remedy_points()
+    drawings: Drawings = {
+        "remedies": (points, lambda path: draw_remedies(path, points, score("stress", "base"))),
+        "shape": (shape_rows(), draw_shape),
+    }
+
+    def dots(name: str, rows: Rows, label: str = "held-out score", line: Number | None = None) -> str:
+        if name in drawings:
+            raise StudyError(f"two figures are called {name}")
+        drawings[name] = dot_rows(rows), lambda path: draw_dots(path, rows, label, line)
+        return f"../figures/{name}.svg"
+
+    render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS)
+    pages = {name: _tidy(render(f"{name}.md.j2", at="")) for name in PAGES}
+    return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/"))}, drawings
+
+
+def scope(study: str, arm: str = "") -> str:
+    """What trains on what, in one sentence."""
+    line = next(line for shown in read_shown([RESULTS]) if shown.name == study for line in shown.claims if line.arms)
+    settings = read_study(ROOT / f"studies/{study}.yaml")
+    return (
+        f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
+        f"{len(settings.seeds)} seeds."
+    )
+
+
+def commands(studies: Sequence[str]) -> str:
+    """The commands that make these studies again, a line each."""
+    return "\n".join(dict.fromkeys(map(command, studies)))
+
+
+def in_readme(readme: str, findings: str) -> str:
+    """README with the findings between its marks; raises StudyError if it lacks the marks."""
+    if not BLOCK.search(readme):
+        raise StudyError("README.md lacks the marks <!-- findings --> and <!-- /findings -->, each on a line")
+    return BLOCK.sub(lambda _: findings, readme, count=1)
+
+
+def _tidy(text: str) -> str:
+    """Paragraphs and items wrapped anew, since a number may be shorter than its lookup."""
+    found: list[str] = []
+    paragraph: list[str] = []
+    fenced = False
+    for line in [*text.strip().splitlines(), ""]:
+        fenced ^= line.startswith("```")
+        flows = bool(line) and not fenced and not line.startswith(("`", "| ", "#", "<", "!", ">"))
+        if paragraph and (not flows or ITEM.match(line)):
+            deeper = "  " if ITEM.match(paragraph[0]) else ""
+            words = " ".join(paragraph)
+            found.append(
+                textwrap.fill(words, 120, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+            )
+            paragraph = []
+        if flows:
+            paragraph.append(line.strip())
+        elif line or (found and found[-1]):
+            found.append(line)
+    return "\n".join(found).strip() + "\n"
+
+
+def main() -> None:
+    """Write everything."""
+    pages, drawings = rendered()
+    readme, findings, figures = ROOT / "README.md", ROOT / "docs/findings", ROOT / "docs/figures"
+    readme.write_text(in_readme(read_text(readme), pages.pop("README")), encoding="utf-8")
+    findings.mkdir(exist_ok=True)
+    for name, text in pages.items():
+        (findings / f"{name}.md").write_text(text, encoding="utf-8")
+    for name, (rows, draw) in drawings.items():
+        write_csv(figures / f"{name}.csv", rows)
+        draw(figures / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

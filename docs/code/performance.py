@@ -1,0 +1,132 @@
+"""docs/performance.md, from its template beside this file and the published files of the benchmarks.
+
+python docs/code/performance.py      # writes the page
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+DOCS = Path(__file__).parents[1]
+RESULTS = DOCS / "results"
+PAGE = DOCS / "performance.md"
+
+
+class MissingRowError(Exception):
+    """A published file has not exactly one row of this kind."""
+
+
+def rows(file: str, **wanted: str | int) -> list[dict[str, str]]:
+    """The rows of a published file whose columns have these values."""
+    with (RESULTS / file).open(newline="", encoding="utf-8") as lines:
+        found = csv.DictReader(lines)
+        return [row for row in found if all(row[key] == str(value) for key, value in wanted.items())]
+
+
+def value(file: str, column: str, **wanted: str | int) -> float:
+    """One number of a published file.
+
+    Raises:
+        MissingRowError: no row has these values, or more than one.
+    """
+    found = rows(file, **wanted)
+    if len(found) != 1:
+        raise MissingRowError(f"{file}: {len(found)} rows have {wanted}")
+    return float(found[0][column])
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Markdown, with numbers to the right."""
+    rule = ["---", *("--:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, rule, *lines))
+
+
+def logprobs() -> str:
+    """Time and memory of the constrained log-probs beside the peers'."""
+
+    def lines() -> Iterator[list[object]]:
+        for row in rows("logprobs.csv", tokens=2048, vocabulary=49152):
+            at = [partial(value, "logprobs.csv", tokens=n, vocabulary=49152, case=row["case"]) for n in (2048, 8192)]
+            cells = [f"{find(column):,.{digits}f}" for find in at for column, digits in (("ratio", 2), ("peak_mib", 0))]
+            yield [row["case"], *cells]
+
+    return table(("", "2,048 tokens: time", "MiB", "8,192 tokens: time", "MiB"), lines())
+
+
+def memory() -> str:
+    """Memory of ours over more tokens, less the gradient, which is an output."""
+    sizes = sorted({int(row["tokens"]) for row in rows("logprobs_memory.csv")})
+    cases = dict.fromkeys(row["case"] for row in rows("logprobs_memory.csv"))
+    find = partial(value, "logprobs_memory.csv", "rest_mib")
+    lines = [[case, *(f"{find(case=case, tokens=size):.0f}" for size in sizes)] for case in cases]
+    return table(("tokens", *(f"{size:,}" for size in sizes)), lines)
+
+
+def update() -> str:
+    """An update beside TRL's."""
+    found = rows("update.csv")
+    lines = [[row["case"], *(f"{float(row[c]):.2f}" for c in ("cpu_seconds", "ratio_to_trl"))] for row in found]
+    return table(("", "CPU seconds", "over TRL"), lines)
+
+
+def step() -> str:
+    """A whole step beside TRL's."""
+    columns = ("cpu_seconds", "ratio_to_trl", "rollout_cpu_seconds")
+    lines = [[row["case"], *(f"{float(row[c]):.2f}" for c in columns)] for row in rows("step.csv")]
+    return table(("", "CPU seconds", "over TRL", "of it rollouts"), lines)
+
+
+def rollout() -> str:
+    """Tokens a second by engine and policy."""
+    policies = dict.fromkeys(row["policy"] for row in rows("rollout.csv"))
+    engines = dict.fromkeys(row["engine"] for row in rows("rollout.csv"))
+    find = partial(value, "rollout.csv", "tokens_per_second")
+    lines = [[engine, *(f"{find(policy=policy, engine=engine):,.0f}" for policy in policies)] for engine in engines]
+    return table(("tokens a second", *policies), lines)
+
+
+def plan() -> str:
+    """What `tailrl plan` said, and what was measured."""
+
+    def line(row: dict[str, str]) -> list[object]:
+        measured, planned = (
+            float(row[f"rollout_{end}"]) + float(row[f"update_{end}"]) for end in ("cpu_seconds", "planned")
+        )
+        ratios = (float(row[f"{what}_ratio"]) for what in ("memory", "time"))
+        of_memory, of_time = (f"{ratio:.2f}" for ratio in ratios)
+        mib = (f"{int(row[name]):,}" for name in ("mib", "mib_planned"))
+        return [row["policy"], *mib, of_memory, f"{measured:.2f}", f"{planned:.2f}", of_time]
+
+    head = ("policy", "peak, MiB", "planned", "ratio", "step, CPU s", "planned", "ratio")
+    return table(head, map(line, rows("plan.csv")))
+
+
+def soak() -> dict[str, str]:
+    """The ends of the long run, from the second tenth of the steps to the last."""
+    second, *_, last = rows("soak.csv")[1:]
+    times = [float(row["cpu_ms_a_step"]) for row in rows("soak.csv")]
+    grown = float(last["resident_mib"]) / float(second["resident_mib"]) - 1
+    return {
+        "steps": f"{int(last['steps'].split()[-1]) + 1:,}",
+        "first": second["resident_mib"],
+        "last": last["resident_mib"],
+        "grown": f"{100 * grown:.2f}",
+        "files": last["open_files"],
+        "least": f"{min(times):.0f}",
+        "most": f"{max(times):.0f}",
+    }
+
+
+def page() -> str:
+    """The page's Markdown."""
+    template = Path(__file__).with_name("performance.md.j2").read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    tables = {made.__name__: made() for made in (logprobs, memory, update, step, rollout, plan, soak)}
+    return environment.from_string(template).render(value=value, **tables)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

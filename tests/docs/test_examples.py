@@ -1,0 +1,154 @@
+"""The examples of the pages, as they stand there."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pages_fixture
+import pytest
+from pages_fixture import DOCS, PAGES, blocks
+from study_fixture import ROOT, copy_workflow
+
+from tailrl.config.load import merged, parse_study, read_config, read_study
+from tailrl.config.study import Study
+from tailrl.config.tasks.dapo_math import DapoMathTask
+from tailrl.tasks.registry import load_task
+
+ADD, REPRODUCE, TASK = "tutorials/add-an-arm.md", "tutorials/reproduce.md", "how-to/your-task.md"
+
+
+def default_with(*pages: str) -> Study:
+    """config.yaml with what these pages add to it."""
+    added = [block for page in pages for block in pages_fixture.additions(page)]
+    return parse_study(merged(read_config(ROOT / "config.yaml"), *added))
+
+
+# --- pieces of a study ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if pages_fixture.additions(page)])
+def test_what_goes_into_a_study_is_one(page: str) -> None:
+    """Each arm and each ablation of these blocks is there, and none has a misspelt key."""
+    study = default_with(ADD, page)
+    for block in pages_fixture.additions(page):
+        assert block.keys() <= {"arms", "ablations"}
+        assert block.get("arms", {}).keys() <= study.arms.keys()
+        assert block.get("ablations", {}).keys() <= study.ablations.keys()
+
+
+def test_the_arm_and_the_ablation_do_what_the_page_says() -> None:
+    study, before = default_with(ADD), parse_study(read_config(ROOT / "config.yaml"))
+    assert study.arms.keys() - before.arms.keys() == {"top_k_mis", "noisy", "control", "verified", "plain"}
+    run = study.run("top_k_mis")
+    assert (run.vocabulary.k, run.correction.limit, run.training.learning_rate) == (20, 3.0, 2e-4)
+    assert list(study.ablation_arms("threshold")) == [
+        *("dvp_mis+threshold=1.5", "dvp_mis", "dvp_mis+threshold=3.0", "dvp_mis+threshold=8.0"),
+        *("top_k_mis+threshold=1.5", "top_k_mis+threshold=2.0", "top_k_mis", "top_k_mis+threshold=8.0"),
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if pages_fixture.studies(page) and page != TASK])
+def test_a_study_that_a_page_writes_can_be_read(page: str, tmp_path: Path) -> None:
+    copy = copy_workflow(tmp_path)
+    pages_fixture.write_studies(tmp_path, page)
+    for name in pages_fixture.studies(page):
+        assert read_study(copy.folder / name).name == Path(name).stem
+
+
+def test_the_study_that_extends_another(tmp_path: Path) -> None:
+    copy_workflow(tmp_path)
+    pages_fixture.write_studies(tmp_path, ADD)
+    cooler = read_study(tmp_path / "studies/cooler.yaml")
+    temperature = read_study(ROOT / "studies/ablate_temperature.yaml")
+    assert (cooler.name, cooler.seeds, cooler.training.temperature) == ("cooler", (200, 201), 0.7)
+    assert cooler.training == temperature.training.model_copy(update={"temperature": 0.7})
+    assert (cooler.arms, cooler.policy, cooler.task) == (temperature.arms, temperature.policy, temperature.task)
+
+
+def test_a_line_of_problems_can_be_read(tmp_path: Path) -> None:
+    [line] = blocks("how-to/your-data.md", "json")
+    (tmp_path / "mine.jsonl").write_text(line, encoding="utf-8")
+    [problem] = load_task(DapoMathTask(name="dapo_math", path=str(tmp_path / "mine.jsonl"))).problems
+    assert "What is 3 + 4?" in problem.prompt and problem.answer == "7"
+
+
+# --- code ----------------------------------------------------------------------------------------------
+
+
+def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> None:
+    copy = copy_workflow(tmp_path)
+    for patch in blocks(TASK, "diff"):
+        (tmp_path / "patch").write_text(patch, encoding="utf-8")
+        applied = subprocess.run(["git", "apply", "patch"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert applied.returncode == 0, applied.stderr
+    pages_fixture.write_studies(tmp_path, TASK)
+    script = """
+import json, torch
+from tailrl.objective.corrections import correct
+from tailrl.config.load import parse_study, read_study
+from tailrl.tasks.registry import load_task
+from tailrl.tasks.scoring import score
+arms = {"root": {"correction": {"sequence": "root", "sequence_threshold": 2.0}}}
+study = parse_study({"name": "s", "arms": arms, "task": {"name": "backwards", "words": 4, "problems": 50}})
+problems = load_task(study.task).problems
+delta_T = torch.tensor([0.3, 0.5, 3.0])
+inside_T, sequence_T = torch.zeros(3, dtype=torch.bool), torch.tensor([0, 0, 1])
+weights = correct(delta_T, inside_T, sequence_T, 2, study.run("root").correction, 0 * delta_T)
+written = read_study("studies/back.yaml")
+print(json.dumps({
+    "prompt": problems[0].prompt.split(), "answer": problems[0].answer.split(),
+    "scores": [score(p.solution, p.answer, p.compared) for p in problems],
+    "weights": weights.used_N.tolist(), "ratio": study.run("root").correction.ratio,
+    "tasks": [task.name for task in (written.task, written.evaluation.task, *written.policy.warm_start.stages)],
+}))
+"""
+    ended = copy.run(sys.executable, "-c", script)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert len(found["prompt"]) == 4 and found["answer"] == found["prompt"][::-1]
+    assert found["scores"] == [1.0] * 50
+    assert found["weights"] == [pytest.approx(math.exp(0.4)), 2.0] and found["ratio"]
+    assert found["tasks"] == ["backwards"] * 3
+    # As the page says: a study of it, described by the schema, whose problems Snakemake makes, for a run to train on.
+    schema = copy.run("tailrl", "schema")
+    (tmp_path / "workflow/schemas/study.schema.json").write_text(schema.stdout, encoding="utf-8")
+    problems = "results/back/data/train.jsonl"
+    ended = copy.run("snakemake", "--cores", "1", problems, "--configfile", "studies/back.yaml")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    made = [json.loads(line) for line in (tmp_path / problems).read_text(encoding="utf-8").splitlines()]
+    assert len(made) == 4096 and all(one["answer"].split()[::-1] == one["prompt"].split() for one in made)
+
+
+# --- tables --------------------------------------------------------------------------------------------
+
+
+def rows(page: str, first: str) -> dict[str, list[str]]:
+    """The rows of a page's table whose first column has this heading, by the name in that column."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    [table] = re.findall(rf"^\| {first} \|.*\n(?:\|.*\n)+", text, re.MULTILINE)
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+    return {row[0].strip("| `"): row[1:] for row in cells}
+
+
+def test_the_table_of_arms_is_that_of_the_default_study() -> None:
+    study, found = read_study(ROOT / "config.yaml"), rows(REPRODUCE, "Arm")
+    assert list(found) == list(study.arms)
+    for name, (_, sampled, _) in found.items():
+        floor = study.run(name).disturbance.floor
+        assert not floor or sampled.startswith(("as ", "the same; ", f"the same, with {100 * floor:g} %")), name
+
+
+@pytest.mark.parametrize(("table", "pattern"), [("Comparison", "[!a]*"), ("Ablation", "ablate_*")])
+def test_the_tables_of_studies_are_those_of_the_files(table: str, pattern: str) -> None:
+    """Every target, and how many runs it plans."""
+    runs: dict[str, int] = {}
+    for path in sorted((ROOT / "studies").glob(f"{pattern}.yaml")):
+        study = read_study(path)
+        family = re.sub(r"^(ablate_(?:length|domain))_.*", r"\1", study.name)
+        runs[family] = runs.get(family, 0) + len(study.all_arms()) * len(study.seeds)
+    for elsewhere in ("tiny", "gpu", "paper", "gradient_quality", "smollm2_checks"):
+        runs.pop(elsewhere, None)
+    assert {name: int(cells[1]) for name, cells in rows(REPRODUCE, table).items()} == runs

@@ -1,0 +1,56 @@
+"""Numbers that pages state in words: defaults, sizes, published values and arithmetic."""
+
+import csv
+import math
+import re
+
+import pytest
+from pages_fixture import DOCS
+from study_fixture import ROOT
+
+from tailrl.config.jobs import Evaluation
+from tailrl.config.load import read_study
+from tailrl.config.sampler import SamplerSettings
+from tailrl.config.training import Training
+from tailrl.planning.shapes import shape_of
+
+BLOCKS = {"training": Training, "sampler": SamplerSettings, "evaluation": Evaluation}
+
+
+def words(page: str) -> str:
+    """A page's text on one line."""
+    return re.sub(r"\s+", " ", (DOCS / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", ["reliability.md", "how-to/gpu.md"])
+def test_a_default_that_a_page_gives_is_the_settings(page: str) -> None:
+    """`training.max_skipped` (3), and likewise."""
+    found = re.findall(r"`(\w+)\.(\w+)`(?: \||,)?(?: vLLM's share of the GPU)? \(?(\d[\d.]*)\b", words(page))
+    assert found
+    for block, key, number in found:
+        assert BLOCKS[block].model_fields[key].default == float(number), (block, key)
+
+
+def test_the_default_policy_has_the_size_that_the_tutorial_says() -> None:
+    policy = read_study(ROOT / "config.yaml").policy
+    assert f"a Llama of {shape_of(policy).parameters / 1e6:.1f} million parameters" in words("tutorials/reproduce.md")
+
+
+def test_thresholds_and_floors() -> None:
+    """What docs/concepts/dvp.md and mis.md say of them."""
+    assert f"{math.exp(-13) * 151_936:.2f}" == "0.34" and f"{0.15 / 0.85:.3f}" == "0.176"
+    assert 0.93**-9 < 2 < 0.93**-10
+    page = words("concepts/dvp.md")
+    assert "made for 151,936 tokens" in page and "at worst, 0.34," in page and "0.176/V" in page
+
+
+def test_the_shape_of_the_mismatch_is_that_of_the_published_distributions() -> None:
+    """|Δ| of vLLM in bfloat16: above 90 %, and the least and most below 60 %."""
+    with (DOCS / "results/distributions/probability.csv").open(newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if row["engine"] == "vllm_bf16"]
+    below = [float(row["size_mean"]) for row in found if float(row["nats_from"]) >= 0.5]
+    assert float(found[0]["nats_to"]) == 0.1  # exp(-0.1) is 0.90, exp(-0.5) is 0.61
+    text = (
+        f"{float(found[0]['size_mean']):.5f} nats for tokens above 90 %, and {min(below):.3f} to {max(below):.3f} nats"
+    )
+    assert text in words("concepts/mismatch.md")

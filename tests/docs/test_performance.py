@@ -1,0 +1,24 @@
+"""docs/performance.md is made from the published files."""
+
+from pathlib import Path
+
+import pytest
+
+import performance
+
+
+def test_the_page_is_made_from_the_published_files() -> None:
+    """Where it fails: `python docs/code/performance.py`."""
+    assert performance.PAGE.read_text(encoding="utf-8") == performance.page()
+
+
+def test_another_file_makes_another_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in performance.RESULTS.glob("*.csv"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    step = tmp_path / "step.csv"
+    step.write_text(step.read_text(encoding="utf-8").replace("1.202,", "1.302,"), encoding="utf-8")
+    assert performance.page().count("| 1.30 |") == performance.PAGE.read_text(encoding="utf-8").count("| 1.30 |") + 1
+    step.write_text("case\n", encoding="utf-8")
+    with pytest.raises(performance.MissingRowError, match=r"step\.csv: 0 rows"):
+        performance.value("step.csv", "cpu_seconds", case="TRL")

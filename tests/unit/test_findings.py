@@ -1,0 +1,169 @@
+"""The pages of findings: rendered from the published files, without a result that somebody typed."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from findings import lookups
+from findings.pages import TEMPLATES, in_readme, rendered
+from tailrl.artifacts.tables import write_csv
+from tailrl.runtime.errors import StudyError
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+LOOKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+NO_TEXT = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^!\[.*?\]", re.DOTALL | re.MULTILINE)
+NAMES = re.compile(
+    r"\b(b?float(16|32|64)|SmolLM2-135M|smollm2\w*|[Kk][13]|8-bit|(Proposition|Theorem) \d\.\d)\b|"
+    r"\b(C = (2|8|100)|0\.34/V)\b|1 ?[−/]"
+)
+SETTINGS = {
+    # The doses, rates and thresholds of the studies, where the sentence is about the setting.
+    *(
+        "3e-4",
+        "1e-4",
+        "1e-16",
+        "7 %",
+        "15 %",
+        "η = 0.07",
+        "noise of 1 nat",
+        "that at 1",
+        "0.6 than at 1, and less at 1.2",
+        "exceeds 2",
+        "from 10 tokens on",
+    ),
+    *("50 seeds", "within 5 points", "at 0.001", "stays below 0.001", "lead of 30 to 50 steps"),
+    # What the pages say of their own scope and of models elsewhere.
+    *(
+        "95 %",
+        "Seeds 200 to 209",
+        "12 random models with 12 tokens and responses of 3",
+        "some\n20 tokens",
+        "some 20 tokens",
+    ),
+    *(
+        "Responses have 20 tokens",
+        "A vocabulary of 150,000",
+        "A list of 129 words",
+        "between 1e-3 and 0.1",
+        "of 1e-3 to 0.1",
+    ),
+    *("rounding and 0.1", "2 is assumed", "exceeds 2 ε_max", "p ≈ 0.3", "p = 2e-9", "close to 1", "an error of 1,"),
+    # Orders of magnitude that the effects beside them bear out.
+    *("some 10,000 times", "some 100,000 times", "some 20 points", "some 15 points", "p = 0.05."),
+}
+RESULT = re.compile(r"[+−]\d|\d\s*(%|points|nats)|\[[−+\d]|\d\.\d")
+LABEL = re.compile(
+    r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^rate 1e-4|^0\.[68]$|^1\.2$|k3 above 0\.1|top-p, 0\.9985"
+)
+
+
+@pytest.fixture(scope="module")
+def written():
+    return rendered()
+
+
+def test_the_pages_are_those_of_the_published_results(written) -> None:
+    """`make pages` writes them anew."""
+    pages, _ = written
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert in_readme(readme, pages["README"]) == readme
+    found = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "findings").glob("*.md")}
+    assert found == {name: text for name, text in pages.items() if name != "README"}
+
+
+def test_every_figure_has_its_numbers_beside_it(written, tmp_path: Path) -> None:
+    _, drawings = written
+    for name, (rows, _) in drawings.items():
+        write_csv(tmp_path / f"{name}.csv", rows)
+        assert (tmp_path / f"{name}.csv").read_bytes() == (DOCS / f"figures/{name}.csv").read_bytes(), name
+        assert (DOCS / f"figures/{name}.svg").is_file()
+
+
+def test_every_link_and_figure_of_the_pages_is_there(written) -> None:
+    pages, _ = written
+    for name, text in pages.items():
+        folder = ROOT if name == "README" else DOCS / "findings"
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+            assert (folder / target).exists(), f"{name}: {target}"
+    listed = set(re.findall(r"\]\((\S+)\.md\)", pages["index"]))
+    assert listed == {*pages} - {"README", "index"} | {"../claims"}
+
+
+def typed(text: str) -> list[str]:
+    """The numbers of a template that no lookup gives, beside names and settings."""
+    literals = [found[1] for lookup in LOOKUP.findall(text) for found in re.finditer(r'"([^"]*)"', lookup)]
+    bad = [
+        one
+        for one in literals
+        if RESULT.search(one) and not LABEL.search(one) and not re.search(r"=\d\.\d|^\d\.\d+$", one)
+    ]
+    prose = NO_TEXT.sub(" ", LOOKUP.sub(" ", text))
+    prose = " ".join(prose.split())
+    for setting in sorted(SETTINGS, key=len, reverse=True):
+        prose = prose.replace(setting, " ")
+    return bad + re.findall(r"\S*\d\S*", NAMES.sub(" ", prose))
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.j2")), ids=lambda path: path.name)
+def test_no_result_is_typed(template: Path) -> None:
+    assert typed(template.read_text(encoding="utf-8")) == []
+
+
+def test_a_typed_result_is_seen() -> None:
+    assert typed("DVP ends 44.6 points above naive") == ["44.6"]
+    assert typed('{{ row("DVP less naive", "+44.6 [+40.3, +49.0]") }}') == ["+44.6 [+40.3, +49.0]"]
+    assert typed("9 of 10 runs collapsed at 1e-4") == ["9", "10"]
+    assert typed('At {{ rate("collapse") }} naive ends at {{ score("collapse", "naive").bare }}') == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: lookups.score("colapse", "naive"), "no study colapse is published in docs/results"),
+        (lambda: lookups.score("collapse", "nave"), "docs/results/collapse: no table has the score of nave"),
+        (
+            lambda: lookups.difference("collapse", "dvp", "x"),
+            "docs/results/collapse: no table has the difference of dvp and x",
+        ),
+        (lambda: lookups.k3("collapse", "x"), "docs/results/collapse: no table has the score of x"),
+        (lambda: lookups.claim("collapse", "x"), "docs/results/collapse: 0 lines say x of its arms"),
+        (lambda: lookups.rate("collapse", "x"), "studies/collapse.yaml has no arm x"),
+        (
+            lambda: lookups.cell("collapse/arms.csv", "arm", arm="x"),
+            "docs/results/collapse/arms.csv: 0 rows have {'arm': 'x'}",
+        ),
+        (lambda: lookups.cell("collapse/x.csv", "arm"), "there is no docs/results/collapse/x.csv"),
+        (lambda: in_readme("# tailrl", ""), "README.md lacks the marks"),
+    ],
+)
+def test_a_wrong_lookup_is_one_sentence(wrong, says: str) -> None:
+    with pytest.raises(StudyError, match=f"^{re.escape(says)}"):
+        wrong()
+
+
+def test_lookups_give_what_the_files_say() -> None:
+    with (DOCS / "results/collapse/differences.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if (row["first"], row["second"]) == ("naive", "control")]
+    there, back = lookups.difference("collapse", "naive", "control"), lookups.difference("collapse", "control", "naive")
+    assert (there.mean, there.low, there.high) == tuple(float(row[f"both_{end}"]) for end in ("mean", "low", "high"))
+    assert (back.mean, back.low, back.high) == (-there.mean, -there.high, -there.low)
+    assert str(there) == "−50.1 [−54.7, −45.5]" and there.tested == "−50.1 [−54.7, −45.5], p < 0.001"
+    assert lookups.collapsed("collapse", "naive") == "9 of 10"
+    assert lookups.collapsed("dose_response", "naive+floor=0.15") == "9 of 10"
+    assert lookups.k3("collapse", "naive").bare == "1.7"
+
+
+def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:
+    """Without those at another rate, and each with the weight of one study."""
+    pooled, studies = lookups.pooled(1e-4)
+    assert studies == len([path for path in (ROOT / "studies").glob("ablate_*.yaml") if path.stem not in NO_PAIR])
+    assert pooled.low < pooled.mean < pooled.high
+    assert lookups.pooled(3e-4)[1] == 1  # ablate_optimizer
+
+
+NO_PAIR = {"ablate_mask_side_floor", "ablate_optimizer", "ablate_reject"}
+"""Without DVP under rounding, or at another rate."""

@@ -1,0 +1,276 @@
+"""The charts of a report's first screen as places in an SVG: a template writes them, a stylesheet colours them.
+
+Unlike the figures for paper they have text that scales, a dark mode, and values under the pointer. Lengths are in the
+units of a box as wide as a phone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrl.analysis.format import percent, short
+from tailrl.analysis.scores import Gain, PolicyScore
+from tailrl.analysis.tables import Curve
+from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, LINEAR_PART, Look, magnitudes
+from tailrl.stats.intervals import Interval
+
+WIDTH_OF_PHONE = 360
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 38
+"""The margins of a chart of curves; the axes' labels lie in them."""
+
+CURVES_HEIGHT, ROW_HEIGHT, EDGE = 260, 36, 10
+
+MOST_POINTS = 200
+"""A longer curve is drawn by the means of as many stretches, its band by their extremes."""
+
+MARKS_EACH = 5
+"""A curve has this many markers."""
+
+DASH_ARRAYS = ("", "7 3", "9 3 2 3", "2 3", "12 3 3 3 3 3")
+"""The strokes of DASHES in SVG."""
+
+SHAPES = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+    "M-3.6-3.6h7.2v7.2h-7.2z",
+    "M0-4.8l4.5 8h-9z",
+    "M0-5l5 5-5 5-5-5z",
+    "M0 4.8l4.5-8h-9z",
+)
+"""The shapes of ARM_MARKERS in SVG, around 0."""
+
+Place = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An arm in the legend: its number, its name and description, and classes and attributes of its look."""
+
+    number: int
+    name: str
+    what: str
+    colour: int
+    dash: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLine:
+    """A curve: its arm, its path, the path of its band, its marks, and its points and values as lists in text."""
+
+    key: Key
+    path: str
+    band: str
+    marks: tuple[tuple[float, float], ...]
+    steps: str
+    x: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A chart of curves; without lines it says `nothing recorded`."""
+
+    title: str
+    across: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    lines: tuple[DrawnLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """An arm in the chart of scores; places of its seeds, its mean, and the ends of its interval."""
+
+    key: Key
+    y: float
+    value: str
+    tip: str
+    seeds: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The chart of held-out scores: a row an arm, and the untrained policy with its interval as a band."""
+
+    height: float
+    ticks: tuple[Tick, ...]
+    rows: tuple[ScoreRow, ...]
+    base: float
+    base_low: float
+    base_high: float
+    base_value: str
+
+
+def keys_of(looks: dict[str, Look], described: dict[str, str]) -> list[Key]:
+    """The arms' keys, in the study's order."""
+    return [
+        Key(
+            number,
+            arm,
+            described.get(arm, ""),
+            ARM_COLOURS.index(look.colour),
+            DASH_ARRAYS[DASHES.index(look.dash)],
+            SHAPES[ARM_MARKERS.index(look.marker)],
+        )
+        for number, (arm, look) in enumerate(looks.items())
+    ]
+
+
+def score_chart(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: Interval, keys: Sequence[Key]) -> Scores:
+    """avg@k of each arm: a dot a seed, the mean with its interval over seeds and problems."""
+    drawn = [base.mean, base.low, base.high, *(policy.avg.mean for policy in policies)]
+    drawn += [end for gain in gains for end in (gain.avg.mean, gain.avg.low, gain.avg.high)]
+    known = [min(1.0, max(0.0, value)) for value in drawn if math.isfinite(value)]
+    at, ticks = _linear(known, EDGE, WIDTH_OF_PHONE - EDGE, lambda value: f"{100 * value:g} %", limits=(0.0, 1.0))
+    rows = []
+    for number, (gain, key) in enumerate(zip(gains, keys, strict=True)):
+        own = [policy.avg.mean for policy in policies if policy.arm == gain.arm]
+        seeds = ", ".join(f"{100 * value:.1f}" for value in own)
+        low, high = (gain.avg.low, gain.avg.high) if math.isfinite(gain.avg.low) else (gain.avg.mean,) * 2
+        rows.append(
+            ScoreRow(
+                key,
+                TOP + ROW_HEIGHT * number,
+                percent(gain.avg),
+                f"{gain.arm}: {percent(gain.avg)}; seeds: {seeds}",
+                tuple(map(at, own)),
+                *(at(min(1.0, max(0.0, value))) for value in (gain.avg.mean, low, high)),
+            )
+        )
+    low, high = map(at, (base.low, base.high) if math.isfinite(base.low) else (base.mean, base.mean))
+    height = TOP + ROW_HEIGHT * len(rows) + BOTTOM
+    return Scores(height, ticks, tuple(rows), at(base.mean), low, high, percent(base))
+
+
+def curve_chart(
+    title: str, curves: Sequence[Curve], keys: Sequence[Key], *, magnitude: bool = False, across: str = "training step"
+) -> Panel:
+    """One metric over the steps: an arm's mean over seeds, with a band from the smallest to the largest seed."""
+    thin = [_thinned(curve) for curve in curves]
+    values = [float(v) for curve in thin for band in (curve.low_N, curve.high_N) for v in band if math.isfinite(v)]
+    if not values:
+        return Panel(title, across, (), (), ())
+    steps = [float(step) for curve in thin for step in curve.step_N]
+    x_at, x_ticks = _linear(steps, LEFT, WIDTH_OF_PHONE - RIGHT, lambda step: f"{step:g}", whole=True)
+    bottom = CURVES_HEIGHT - BOTTOM
+    scaled = _magnitude(values, bottom, TOP) if magnitude else None
+    y_at, y_ticks = scaled or _linear(values, bottom, TOP, lambda value: f"{value:.3g}")
+    by_name = {key.name: key for key in keys}
+    lines = tuple(
+        _line(curve, by_name[curve.arm], len(keys), x_at, y_at) for curve in thin if np.isfinite(curve.mean_N).any()
+    )
+    return Panel(title, across, x_ticks, y_ticks, lines)
+
+
+def _line(curve: Curve, key: Key, arms: int, x_at: Place, y_at: Place) -> DrawnLine:
+    known = np.flatnonzero(np.isfinite(curve.mean_N))
+    runs = [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
+    x = [round(x_at(float(step)), 1) for step in curve.step_N]
+    mean, low, high = ([round(y_at(float(v)), 1) if math.isfinite(v) else math.nan for v in band] for band in
+                       (curve.mean_N, curve.low_N, curve.high_N))  # fmt: skip
+    path = " ".join(_path(x, mean, run.tolist()) for run in runs)
+    band = " ".join(
+        _path([*x, *x], [*high, *low], [*run.tolist(), *(run[::-1] + len(x)).tolist()]) + "Z"
+        for run in runs
+        if all(math.isfinite(end[at]) for end in (low, high) for at in run)
+    )
+    # Arms whose curves lie on each other have their marks at different steps.
+    share = (key.number + 1) / (arms + 1)
+    places = {min(known.size - 1, int((part + share) * known.size / MARKS_EACH)) for part in range(MARKS_EACH)}
+    marks = tuple((x[known[place]], mean[known[place]]) for place in sorted(places))
+    told = [(curve.step_N[at], x[at], short(float(curve.mean_N[at]))) for at in known]
+    steps, places_x, values = (" ".join(str(one[part]) for one in told) for part in range(3))
+    return DrawnLine(key, path, band, marks, steps, places_x, values)
+
+
+def _path(x: Sequence[float], y: Sequence[float], places: Iterable[int]) -> str:
+    return "M" + "L".join(f"{x[at]:g} {y[at]:g}" for at in places)
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The curve by at most MOST_POINTS points."""
+    size = math.ceil(curve.step_N.size / MOST_POINTS)
+    if size <= 1:
+        return curve
+    parts = [slice(begin, begin + size) for begin in range(0, curve.step_N.size, size)]
+    step_N = np.array([curve.step_N[part][curve.step_N[part].size // 2] for part in parts])
+    mean_N, low_N, high_N = (
+        np.array([how(known) if (known := band_N[part][~np.isnan(band_N[part])]).size else math.nan for part in parts])
+        for band_N, how in ((curve.mean_N, np.mean), (curve.low_N, np.min), (curve.high_N, np.max))
+    )
+    return Curve(curve.arm, curve.metric, step_N, mean_N, low_N, high_N, curve.window)
+
+
+def _linear(
+    values: Sequence[float],
+    start: float,
+    end: float,
+    label: Callable[[float], str],
+    *,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+    whole: bool = False,
+) -> tuple[Place, tuple[Tick, ...]]:
+    """A linear axis from `start` to `end` around the values, within limits, and its ticks."""
+    low, high = min(values), max(values)
+    margin = 0.0 if whole else 0.06 * (high - low or abs(high) or 1.0)
+    low, high = max(limits[0], low - margin), min(limits[1], high + margin)
+    span = high - low or 1.0
+    unit = 10.0 ** math.floor(math.log10(span / 4))
+    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if span / (m * unit) <= 5)
+    step = max(1.0, math.ceil(step)) if whole else step
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+
+    def at(value: float) -> float:
+        return start + (end - start) * (value - low) / span
+
+    return at, tuple(Tick(round(at(n * step), 1), label(round(n * step, 12))) for n in range(first, last + 1))
+
+
+def _magnitude(values: Sequence[float], start: float, end: float) -> tuple[Place, tuple[Tick, ...]] | None:
+    """The axis of `magnitudes`, as matplotlib draws it; None where that is linear."""
+    scale = magnitudes(values)
+    if scale is None:
+        return None
+
+    def grown(value: float) -> float:
+        if scale.threshold is None:
+            return math.log10(value)
+        size = abs(value) / scale.threshold
+        decades = LINEAR_PART * size if size <= 1 else LINEAR_PART + math.log10(size)
+        return math.copysign(decades, value)
+
+    floor = scale.ticks[0] * 1e-3 if scale.threshold is None else -math.inf
+    low, high = grown(max(min(values), floor)), grown(max(values))
+    margin = 0.05 * (high - low or 1.0)
+    low, high = low - margin, high + margin
+
+    def at(value: float) -> float:
+        return start + (end - start) * (grown(max(value, floor)) - low) / (high - low)
+
+    label = _plain if scale.plain else _power
+    return at, tuple(Tick(round(at(t), 1), label(t)) for t in scale.ticks if low <= grown(t) <= high)
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}"
+
+
+def _power(value: float) -> str:
+    """A tick in few characters: 0, 1e-5, -2e-4."""
+    if value == 0:
+        return "0"
+    mantissa, power = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(power)}"
