@@ -68,7 +68,7 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
 
-fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: two hours or more
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or more
 	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
