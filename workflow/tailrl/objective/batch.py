@@ -41,6 +41,43 @@ def batch_loss(
         StudyError: shapes that do not fit, a mask of no token, a token that is not there, log-probs above 0 or not
             finite, an overflowing weight.
     """
+    _check(logits_NLV, tokens_NL, mask_NL, logp_infer_NL, advantage_N, vocabulary, logp_old_NL)
+    count = len(tokens_NL)
+    there_NL = mask_NL.bool()
+    if not there_NL.any():
+        raise StudyError("the mask leaves no token")
+    sequence_T, infer_T = there_NL.nonzero()[:, 0], logp_infer_NL[there_NL]
+    if not infer_T.isfinite().all():
+        raise StudyError("logp_infer_NL holds NaN or Inf among the tokens of the responses")
+    logits_TV = logits_NLV[there_NL].float()
+    threshold = vocabulary.threshold(logits_TV.shape[1])
+    fill = vocabulary.outside == "paper_fill"
+    scored = token_logprobs(logits_TV, tokens_NL[there_NL], vocabulary.rule, threshold, fill)
+    old_T = None if logp_old_NL is None else logp_old_NL[there_NL]
+    result = surrogate(
+        scored,
+        infer_T,
+        advantage_N[sequence_T],
+        sequence_T,
+        count,
+        count,
+        Correction() if correction is None else correction,
+        clip,
+        old_T,
+    )
+    train_T = torch.where(scored.outside_T, -torch.inf, scored.logp_T.detach()) if old_T is None else old_T
+    return result.loss, log_ratio_metrics(train_T, infer_T, sequence_T, count, train_T.isneginf())
+
+
+def _check(
+    logits_NLV: Tensor,
+    tokens_NL: Tensor,
+    mask_NL: Tensor,
+    logp_infer_NL: Tensor,
+    advantage_N: Tensor,
+    vocabulary: Vocabulary,
+    logp_old_NL: Tensor | None,
+) -> None:
     if not isinstance(vocabulary, Vocabulary):
         raise StudyError(f'vocabulary: needs Vocabulary(rule="min_p", ...), not {vocabulary!r}')
     size = list(tokens_NL.shape)
@@ -59,27 +96,3 @@ def batch_loss(
         raise StudyError("; ".join([whole, *wrong]))
     if not ((mask_NL == 0) | (mask_NL == 1)).all():
         raise StudyError("the mask must be bool, or 0 and 1")
-    there_NL = mask_NL.bool()
-    if not there_NL.any():
-        raise StudyError("the mask leaves no token")
-    sequence_T, infer_T = there_NL.nonzero()[:, 0], logp_infer_NL[there_NL]
-    if not infer_T.isfinite().all():
-        raise StudyError("logp_infer_NL holds NaN or Inf among the tokens of the responses")
-    logits_TV = logits_NLV[there_NL].float()
-    threshold = vocabulary.threshold(logits_TV.shape[1])
-    fill = vocabulary.outside == "paper_fill"
-    scored = token_logprobs(logits_TV, tokens_NL[there_NL], vocabulary.rule, threshold, fill)
-    old_T = None if logp_old_NL is None else logp_old_NL[there_NL]
-    result = surrogate(
-        scored,
-        infer_T,
-        advantage_N[sequence_T],
-        sequence_T,
-        size[0],
-        size[0],
-        Correction() if correction is None else correction,
-        clip,
-        old_T,
-    )
-    train_T = torch.where(scored.outside_T, -torch.inf, scored.logp_T.detach()) if old_T is None else old_T
-    return result.loss, log_ratio_metrics(train_T, infer_T, sequence_T, size[0], train_T.isneginf())
