@@ -68,7 +68,7 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
 
-fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: two hours or more
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or more
 	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
@@ -90,8 +90,8 @@ lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 # What a page of findings says comes from docs/results; tests compare.
-pages: venv  ## write docs/findings, their figures, and the findings of README.md from the published results
-	$(IN_VENV) PYTHONPATH=docs/code python -m findings.pages
+pages: venv  ## write docs/findings, their figures, README.md's findings and docs/performance.md from the published results
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(DOCS_PINS)

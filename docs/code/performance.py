@@ -1,6 +1,6 @@
 """docs/performance.md, from its template beside this file and the published files of the benchmarks.
 
-python docs/code/performance.py      # writes the page
+`make pages` writes the page.
 """
 
 import csv

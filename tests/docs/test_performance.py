@@ -8,7 +8,7 @@ import performance
 
 
 def test_the_page_is_made_from_the_published_files() -> None:
-    """Where it fails: `python docs/code/performance.py`."""
+    """Where it fails: `make pages`."""
     assert performance.PAGE.read_text(encoding="utf-8") == performance.page()
 
 

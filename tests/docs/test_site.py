@@ -178,7 +178,7 @@ def test_the_table_takes_the_place_of_the_brief_one() -> None:
 
 
 def test_the_navigation_is_completed_from_the_pages() -> None:
-    nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"Later": ["later.md"]}, "*"]
+    nav = ["index.md", {"How-to": ["how-to/b.md", "how-to/*"]}, {"None": ["none/*"]}, "*"]
     names = ["index.md", "how-to/a.md", "how-to/b.md", "how-to/c.md", "how-to/d.md", "z.md", "results/x/summary.md"]
     inside = ["how-to/b.md", "how-to/a.md", "how-to/c.md", "how-to/d.md"]
     assert expanded(nav, dict.fromkeys(names, "")) == ["index.md", {"How-to": inside}, "z.md"]

@@ -1,7 +1,7 @@
 """The navigation: mkdocs.yml's, with `*` in place of pages that it need not name."""
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from docsite.links import links
@@ -10,14 +10,13 @@ from docsite.links import links
 def expanded(nav: Sequence[Any], texts: Mapping[str, str]) -> list[Any]:
     """The navigation with each `folder/*` replaced by those pages of the folder that are not named.
 
-    They come in the order in which the folder's index links to them, then by name. Pages that are not written yet are
-    left out.
+    They come in the order in which the folder's index links to them, then by name.
 
     Args:
         nav: entries of mkdocs.yml: a page, {title: page}, or {title: entries}.
         texts: the Markdown of all pages, by their place in docs/.
     """
-    return _expanded(nav, texts, sorted(set(texts) - set(_named(nav)), key=lambda page: (_rank(page, texts), page)))
+    return _expanded(nav, sorted(set(texts) - set(_named(nav)), key=lambda page: (_rank(page, texts), page)))
 
 
 def _rank(page: str, texts: Mapping[str, str]) -> int:
@@ -36,15 +35,15 @@ def _named(nav: Sequence[Any]) -> Iterable[str]:
             yield entry
 
 
-def _expanded(nav: Sequence[Any], pages: Collection[str], left: Sequence[str]) -> list[Any]:
+def _expanded(nav: Sequence[Any], left: Sequence[str]) -> list[Any]:
     found: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict):
             ((title, own),) = entry.items()
-            inside = _expanded(own if isinstance(own, list) else [own], pages, left)
-            found += [{title: inside if isinstance(own, list) else own}] if inside else []
+            inside = _expanded(own, left) if isinstance(own, list) else own
+            found += [{title: inside}] if inside else []
         elif entry.endswith("*"):
             found += [page for page in left if posixpath.dirname(page) == posixpath.dirname(entry)]
-        elif entry in pages:
+        else:
             found.append(entry)
     return found

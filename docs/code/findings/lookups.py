@@ -18,7 +18,7 @@ from tailrl.artifacts.tables import read_csv
 from tailrl.claims.evidence import COMMANDS
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
-from tailrl.config.study import BASE_ARM
+from tailrl.config.study import BASE_ARM, Study
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import mean_interval
 
@@ -213,10 +213,19 @@ def _read(path: Path) -> list[dict[str, str]]:
     return read_csv(path)
 
 
+def _file(study: str) -> Path:
+    return ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
+
+
+@cache
+def settings_of(study: str) -> Study:
+    """The study's settings, from its file."""
+    return read_study(_file(study))
+
+
 @cache
 def _runs(study: str) -> dict[str, Run]:
-    path = ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
-    return read_study(path).runs() if path.is_file() else {}
+    return settings_of(study).runs() if _file(study).is_file() else {}
 
 
 def _arm(study: str, arm: str) -> Row:

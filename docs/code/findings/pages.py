@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
-from findings.lookups import LOOKUPS, RESULTS, ROOT, command, rate, score, steps
+from findings.lookups import LOOKUPS, RESULTS, ROOT, command, rate, score, settings_of, steps
 from findings.number import Number
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import Row, write_csv
 from tailrl.claims.evidence import read_shown
-from tailrl.config.load import read_study
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
 
@@ -48,10 +47,10 @@ def rendered() -> tuple[dict[str, str], Drawings]:
 def scope(study: str, arm: str = "") -> str:
     """What trains on what, in one sentence."""
     line = next(line for shown in read_shown([RESULTS]) if shown.name == study for line in shown.claims if line.arms)
-    settings = read_study(ROOT / f"studies/{study}.yaml")
+    seeds = " or ".join(map(str, sorted({len(settings_of(study).seeds_of(name)) for name in settings_of(study).arms})))
     return (
         f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
-        f"{len(settings.seeds)} seeds."
+        f"{seeds} seeds."
     )
 
 
