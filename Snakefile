@@ -31,9 +31,7 @@ rule all:
         f"{results}/report.html",
         f"{results}/summary.md",
         # A study that names engines to compare has their page too.
-        rules.distributions.output.page
-        if "engines" in study.distributions.model_fields_set
-        else [],
+        rules.distributions.output.page if names_engines else [],
         rules.dashboard.output if online else [],
     localrule: True
 

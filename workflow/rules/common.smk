@@ -37,6 +37,7 @@ except StudyError as error:
 
 results = f"results/{study.name}"
 online = os.getenv("WANDB_MODE") == "online"
+names_engines = "engines" in study.distributions.model_fields_set
 runs = study.runs()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
