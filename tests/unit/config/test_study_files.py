@@ -42,7 +42,7 @@ PUBLISHED = {
     "ablate_rule.yaml": "19061c4c72fe0115",
     "ablate_temperature.yaml": "df4e46fc07ea818d",
     "collapse.yaml": "d4e774a6f5bc93a5",
-    "config.yaml": "6770daee9fc66272",
+    "config.yaml": "fb9d7eecc71b16e4",
     "dose_response.yaml": "e46e54162c8de6e2",
     "dvp_at_zero.yaml": "60899d53805ab82c",
     "gradient_quality.yaml": "3c50ba093a171ce0",

@@ -113,7 +113,7 @@ def mirror(results: Folder) -> None:
 
 
 def dashboard(results: Folder) -> None:
-    """Send a study's runs and scores to a W&B server, and make its workspace and report there."""
+    """Make a study's workspace and report on a W&B server, and send what it lacks."""
     from tailrl.tracking.wandb_dashboard import make_dashboard
 
     make_dashboard(results)

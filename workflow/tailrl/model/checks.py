@@ -62,10 +62,10 @@ def refuse_oversized(path: str | Path) -> None:
     """
     whole = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    files = [whole] if whole else get_checkpoint_shard_files(path, index)[0] if index else []
-    if not files:  # loading says so
+    files = [Path(part) for part in ([whole] if whole else get_checkpoint_shard_files(path, index)[0] if index else [])]
+    if not files or not all(file.is_file() for file in files):  # loading says so
         return
-    size = sum(Path(file).stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in files)
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION, trust_remote_code=False)
