@@ -25,6 +25,8 @@ def test_ctrl_c_is_one_sentence(tmp_path: Path) -> None:
             ["snakemake", "--cores", "1", "train_naive", "--configfile", TINY],
             **{"cwd": tmp_path, "env": workflow.environment(), "stdout": said, "stderr": said},
             start_new_session=True,
+            # A shell lets its jobs in the background ignore Ctrl-C, and these tests may be one.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while not (tmp_path / "results/tiny/logs/policy.log").exists():
             assert process.poll() is None, (tmp_path / "said").read_text()

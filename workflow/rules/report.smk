@@ -154,12 +154,12 @@ rule dashboard:
         place=json.dumps(
             {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
         ),
-        command="job dashboard --results" if online else "dashboard",
+        command=["job", "dashboard", "--results"] if online else ["dashboard"],
         results=subpath(input.page, parent=True),
     message:
         "W&B's workspace and report\nlog: {log}"
     shell:
-        "tailrl {params.command} {params.results:q} 2> >(tee {log:q} >&2)"
+        "tailrl {params.command:q} {params.results:q} 2> >(tee {log:q} >&2)"
 
 
 rule overview:

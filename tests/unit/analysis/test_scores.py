@@ -103,7 +103,7 @@ def test_a_comparison_has_every_kind_of_error() -> None:
 
 
 def test_single_seeds_have_only_the_error_of_problems() -> None:
-    read = results(base=[[[0, 0], [1, 0]]], x=[[[1, 0], [1, 1]]])
+    read = results(base=[[[0, 0], [1, 0]]], x=[[[1, 1], [1, 0]]])
     (gain,) = gains_over_base(read)
     assert gain.gain.mean == 0.5 and math.isnan(gain.gain.low) and math.isnan(gain.gain_p_holm)
     assert not math.isnan(gain.single_low)

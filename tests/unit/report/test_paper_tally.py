@@ -8,8 +8,8 @@ from claims_fixture import line_of
 
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.claims.catalogue import STATEMENTS
-from tailrl.claims.evidence import MIXED, answers, read_shown, verdicts_of_statements
-from tailrl.claims.finding import CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.evidence import answers, read_shown, verdicts_of_statements
+from tailrl.claims.finding import CONTRADICTED, MIXED, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.study import CAPTIONS, write_paper
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from tailrl.claims.finding import (
     CONTRADICTED,
     DEFINITION,
     MEASURED,
+    MIXED,
     OPEN,
     REPRODUCED,
     UNDECIDED,
@@ -139,6 +140,19 @@ def decide_changes(groups: Sequence[Changes]) -> list[Verdict]:
 def outcome_without_lines(statement: Statement) -> str:
     """The outcome of a statement that no line of any study decides."""
     return DEFINITION if statement.held_by else UNTESTABLE if statement.beyond else OPEN
+
+
+def outcome_of_lines(outcomes: Set[str]) -> str:
+    """The one outcome of a statement whose lines, on several claims, mismatches or engines, have these outcomes.
+
+    `in part` if some of them decide nothing, MIXED if those that decide differ.
+    """
+    decided = outcomes - {UNDECIDED, UNTESTABLE}
+    if len(outcomes) == 1:
+        return next(iter(outcomes))
+    if len(decided) == 1:
+        return f"{next(iter(decided))} in part"
+    return MIXED if decided else UNDECIDED
 
 
 def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:

@@ -11,8 +11,8 @@ from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
-from tailrl.claims.decide import outcome_without_lines
-from tailrl.claims.finding import DEFINITION, UNDECIDED, UNTESTABLE
+from tailrl.claims.decide import outcome_of_lines, outcome_without_lines
+from tailrl.claims.finding import DEFINITION, UNTESTABLE
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
 """Parts of a study's folder with a report of their own. In the default study each part counts as a study, named by its
@@ -37,9 +37,6 @@ SEARCH = "search_"
 
 SAME_RUNS = ("id", "seeds", "effect", "low", "high")
 """Two lines that agree in these columns come from the same runs."""
-
-MIXED = "differs between claims or settings"
-"""The verdict on a statement whose lines decide in several ways."""
 
 MOST_NAMED = 4
 """The largest number of undecided studies that are listed by name."""
@@ -150,22 +147,11 @@ def made_for(lines: Iterable[Answer]) -> list[Answer]:
 
 
 def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
-    """One verdict for each statement, by its id: that of the study made for it, or of all studies if there is none.
-
-    Lines may differ between the statement's claims, mismatches or engines: `in part` if some of them decide nothing,
-    MIXED if those that decide differ.
-    """
+    """One verdict for each statement, by its id: that of the study made for it, or of all studies if there is none."""
     verdicts = {}
     for statement, group in itertools.groupby(found, key=lambda answer: answer.statement):
         lines = list(group)
-        several = {answer.verdict for answer in made_for(lines) or lines}
-        decided = several - {UNDECIDED, UNTESTABLE}
-        if len(several) == 1:
-            verdicts[statement.id] = several.pop()
-        elif len(decided) == 1:
-            verdicts[statement.id] = f"{decided.pop()} in part"
-        else:
-            verdicts[statement.id] = MIXED if decided else UNDECIDED
+        verdicts[statement.id] = outcome_of_lines({answer.verdict for answer in made_for(lines) or lines})
     return verdicts
 
 

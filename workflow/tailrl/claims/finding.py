@@ -16,6 +16,8 @@ ASIDE = "premise fails"
 """For a theorem whose assumption does not hold."""
 DEFINITION, OPEN = "definition", "not run yet"
 """For a statement without evidence: a test verifies it, or no study has run."""
+MIXED = "differs between claims or settings"
+"""For a statement whose lines decide in several ways."""
 
 
 @dataclass(frozen=True, slots=True)
