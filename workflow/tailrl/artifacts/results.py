@@ -90,7 +90,9 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     """
     record, metrics = read_record(job, RunRecord), read_metrics(job)
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
-        raise StudyError(f"{job / 'run.json'}: is of arm {record.arm}, seed {record.seed}, not of this folder's")
+        raise StudyError(
+            f"{job / 'run.json'}: is of arm {one_line(record.arm)}, seed {record.seed}, not of this folder's"
+        )
     steps, planned = len(metrics[STEP]), record.run.training.steps
     if steps != read_manifest(job / MANIFEST).steps or not (steps == planned or (record.stopped and steps < planned)):
         raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
