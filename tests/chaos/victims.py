@@ -23,7 +23,7 @@ STAGES = (
 last its results. The tables, figures and summary are one job, and report.html another."""
 PASSING = {"checkpoint": "writing.safetensors", "results": "writing-results"}
 """What is too short to be met by looking at processes, and under which passing name it writes."""
-_COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "report": "tables"}
+_COMMANDS = {"policy": "base policy", "evaluate": "evaluation", "summarise": "tables"}
 
 
 @dataclass(frozen=True)
