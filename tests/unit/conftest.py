@@ -99,7 +99,7 @@ def make_policies(study: Study, arm: str, seeds: Iterable[int], gain: float) -> 
 def write_results(study: Study, folder: Path) -> None:
     """A whole results folder for the study: its arms, its ablations and the untrained policy."""
     for number, (arm, settings) in enumerate(study.all_arms().items()):
-        for seed in study.seeds_of(arm):
+        for seed in study.arm_seeds()[arm]:
             rng = np.random.default_rng([number, seed])
             pruned, mis = settings.vocabulary.rule == "min_p", settings.correction.sequence == "mis"
             steps = study.run(arm).training.steps
@@ -107,7 +107,7 @@ def write_results(study: Study, folder: Path) -> None:
             metrics = make_metrics(pruned=pruned, mis=mis, k3=k3, steps=steps, rng=rng)
             tokens = make_tokens(sigma=0.05 * (number + 1), metrics=metrics, rng=rng)
             write_job(folder / "train" / arm / f"seed{seed}", record_of(study.run(arm), seed), metrics, tokens)
-        write_scores(folder, study, arm, make_policies(study, arm, study.seeds_of(arm), GAIN.get(arm, 0.2)))
+        write_scores(folder, study, arm, make_policies(study, arm, study.arm_seeds()[arm], GAIN.get(arm, 0.2)))
     write_scores(folder, study, "base", make_policies(study, "base", [0], 0.0))
 
 

@@ -51,7 +51,7 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     study = read_study(ROOT / "config.yaml")
     arms = study.all_arms()
     call(monkeypatch, "check", ROOT / "config.yaml")
-    said = f"default, {len(arms)} arms (with ablations), {sum(len(study.seeds_of(arm)) for arm in arms)} runs\n"
+    said = f"default, {len(arms)} arms (with ablations), {sum(len(study.arm_seeds()[arm]) for arm in arms)} runs\n"
     assert f"config.yaml: {said}" in capsys.readouterr().out
     assert refusal(monkeypatch, "check", "nowhere.yaml").startswith("nowhere.yaml: cannot be read as YAML")
 

@@ -39,6 +39,7 @@ results = f"results/{study.name}"
 online = os.getenv("WANDB_MODE") == "online"
 names_engines = "engines" in study.distributions.model_fields_set
 runs = study.runs()
+seeds = study.arm_seeds()
 # Models that the workflow makes itself. A study may name one before it is there.
 made_here = getattr(study.policy, "path", None) in MADE_MODELS
 MODEL_FILES = (
@@ -102,7 +103,7 @@ def snapshot_folders(arm):
 
 
 def arm_seeds(arm):
-    return (0,) if arm == BASE_ARM else study.seeds_of(arm)
+    return (0,) if arm == BASE_ARM else seeds[arm]
 
 
 # Paths, not `rules.train.output`: that is no pattern for `expand` where a profile says `default-storage-provider`.

@@ -47,7 +47,7 @@ def rendered() -> tuple[dict[str, str], Drawings]:
 def scope(study: str, arm: str = "") -> str:
     """What trains on what, in one sentence."""
     line = next(line for shown in read_shown([RESULTS]) if shown.name == study for line in shown.claims if line.arms)
-    seeds = " or ".join(map(str, sorted({len(settings_of(study).seeds_of(name)) for name in settings_of(study).arms})))
+    seeds = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
     return (
         f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
         f"{seeds} seeds."

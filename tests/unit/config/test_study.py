@@ -115,7 +115,7 @@ def test_an_arm_with_its_own_seeds() -> None:
     ablation = {"base": "mis", "field": "disturbance.floor", "values": [0.0, 0.1]}
     own = {**WHOLE, "arms": {**WHOLE["arms"], "mis": {**WHOLE["arms"]["mis"], "seeds": [5, 6, 7, 8]}}}
     study, plain = (parse_study({**whole, "ablations": {"dose": ablation}}) for whole in (own, WHOLE))
-    assert {arm: study.seeds_of(arm) for arm in ("naive", "mis", "dose=0.1")} == {
+    assert {arm: study.arm_seeds()[arm] for arm in ("naive", "mis", "dose=0.1")} == {
         "naive": (3, 1),
         "mis": (5, 6, 7, 8),
         "dose=0.1": (5, 6, 7, 8),

@@ -1,7 +1,6 @@
 """The real W&B, online, with a server on this machine that is slow, fails, hangs up, answers garbage or dies midway."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from artifacts_fixture import record_of, write_job
-from wandb_server import FAULTS, MIDWAY, MIDWAY_FAULTS, Server, serving
+from wandb_server import FAULTS, MIDWAY, MIDWAY_FAULTS, Server, online
 
 from tailrl.config.load import parse_study
 from tailrl.tracking import tracker
@@ -24,12 +23,7 @@ POINTS = [dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} for step in
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    with serving() as started:
-        given = {"WANDB_MODE": "online", "WANDB_BASE_URL": started.url, "WANDB_API_KEY": "0" * 40}
-        for name, value in (given | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}).items():
-            monkeypatch.setenv(name, value)
+    with online(tmp_path, monkeypatch) as started:
         monkeypatch.setattr(tracker, "FINISH_SECONDS", PATIENCE)
         yield started
 

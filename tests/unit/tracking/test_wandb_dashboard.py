@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from artifacts_fixture import policy_of, record_of, vouch_again, write_job, write_scores
 from wandb_fixture import FAKE
-from wandb_server import ENTITY, FAULTS, MIDWAY_FAULTS, Server, serving
+from wandb_server import ENTITY, FAULTS, MIDWAY_FAULTS, Server, online
 
 from tailrl.config.load import parse_study
 from tailrl.runtime.errors import StudyError
@@ -40,12 +40,7 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    with serving() as started:
-        given = {"WANDB_MODE": "online", "WANDB_BASE_URL": started.url, "WANDB_API_KEY": "0" * 40}
-        for name, value in (given | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}).items():
-            monkeypatch.setenv(name, value)
+    with online(tmp_path, monkeypatch) as started:
         yield started
 
 

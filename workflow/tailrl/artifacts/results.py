@@ -58,8 +58,8 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
         StudyError: a file is missing, unreadable or empty, was changed after its job, belongs to another study, or
             contradicts another file.
     """
-    names, folder = tuple(arms), Path(folder)
-    runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in study.seeds_of(arm)) for arm in names}
+    names, folder, seeds = tuple(arms), Path(folder), study.arm_seeds()
+    runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in seeds[arm]) for arm in names}
     base_path = folder / "eval" / f"{BASE_ARM}.json"
     base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
     for run in (run for arm in names for run in runs[arm]):
@@ -69,7 +69,7 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
-        evaluations[arm], own = _read_evaluation(study, path, arm, study.seeds_of(arm))
+        evaluations[arm], own = _read_evaluation(study, path, arm, seeds[arm])
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)

@@ -63,8 +63,8 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
     """The tokens in a job's folder, of a run with these metrics that keeps every `keep_every`-th step.
 
     Raises:
-        StudyError: as `read_token_arrays` does; the tokens are of steps that the run does not keep; or their rewards or
-            log-probs are not those that the metrics of their steps record.
+        StudyError: as `read_token_arrays` does; a step that the run does not keep; rewards or log-probs that differ
+            from those in the metrics of their step.
     """
     path = job / "tokens.npz"
     names = ("step", "logp_train", "logp_infer", "outside", "sequence", "reward")

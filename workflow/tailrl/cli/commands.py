@@ -30,9 +30,9 @@ def check(study: StudyFiles) -> None:
             raise StudyError(
                 f"{path}: name: {other} has the name {found.name!r} too, and so the same folder of results"
             )
-        arms = found.all_arms()
-        runs = sum(len(found.seeds_of(arm)) for arm in arms)
-        print(f"{path}: {found.name}, {len(arms)} arms (with ablations), {runs} runs")
+        seeds = found.arm_seeds()
+        runs = sum(map(len, seeds.values()))
+        print(f"{path}: {found.name}, {len(seeds)} arms (with ablations), {runs} runs")
 
 
 def plan(

@@ -215,9 +215,9 @@ class Study(Settings):
         """The study's own arms and those of every ablation."""
         return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
 
-    def seeds_of(self, arm_name: str) -> tuple[int, ...]:
-        """The seeds of one arm's runs."""
-        return (self.arms.get(arm_name) or self.all_arms()[arm_name]).seeds or self.seeds
+    def arm_seeds(self) -> dict[str, tuple[int, ...]]:
+        """The seeds of every arm's runs, arms of ablations among them."""
+        return {name: arm.seeds or self.seeds for name, arm in self.all_arms().items()}
 
     def runs(self) -> dict[str, Run]:
         """The settings of every arm's training job."""

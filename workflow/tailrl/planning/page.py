@@ -48,7 +48,8 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
         StudyError: the policy's sizes are not known.
     """
     shape = shape_of(study.policy)
-    runs = sum(len(study.seeds_of(arm)) for arm in study.arms)
+    seeds = study.arm_seeds()
+    runs = sum(len(seeds[arm]) for arm in study.arms)
     planned = {arm: plan_arm(study, arm, machine, devices, prompt, response) for arm in study.arms}
     fullest = max(planned, key=lambda arm: sum(planned[arm].placed.parts.values()))
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
@@ -89,7 +90,8 @@ def _memory(planned: Planned) -> Iterator[str]:
 
 
 def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
-    runs = [(arm, len(study.seeds_of(name))) for name, arm in planned.items()]
+    seeds_of = study.arm_seeds()
+    runs = [(arm, len(seeds_of[name])) for name, arm in planned.items()]
     training = sum(sum(arm.seconds.values()) * arm.run.training.steps * seeds for arm, seeds in runs)
     # The base policy, and each run's snapshots and final policy.
     policies = 1 + sum((len(arm.run.training.snapshots) + 1) * seeds for arm, seeds in runs)
