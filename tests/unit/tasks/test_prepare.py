@@ -143,9 +143,8 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
     monkeypatch.setattr("tailrl.model.download.try_tokenizer", lambda path: asked.append(("trial", path)))
     monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
-    download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
-    assert asked == []
-    download_inputs(
+    assert download_inputs(parse_study({"name": "s", "arms": {"a": {}}})) == asked == []
+    fetched = download_inputs(
         parse_study(
             {
                 "name": "s",
@@ -156,4 +155,5 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
             }
         )
     )
+    assert fetched == ["math-ai/aime25", "some/model"]
     assert asked == [("math-ai/aime25", "test"), ("trial", "some/model"), ("tokenizer", "some/model"), "some/model"]
