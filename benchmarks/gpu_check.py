@@ -21,10 +21,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 import gpu_rows as rows
 import gpu_runs as runs
+import torch
 from gpu_rows import LOG_RHO, Check, MissingError
 from table import show, write_csv
 
@@ -37,7 +36,7 @@ CHECKS: dict[str, Check] = {
     "time beside Liger": partial(rows.beside, rows.liger),
     "varlen attention, bfloat16": rows.varlen,
     "packed row, float32": partial(runs.packed, torch.float32, 1e-4),
-    "packed row, bfloat16": partial(runs.packed, torch.bfloat16, 0.02),
+    "packed row, bfloat16": partial(runs.packed, torch.bfloat16, 0.03),
     "exact engine": runs.exact,
     "steps, float32": partial(runs.step, "float32", 1e-2),
     "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2),
@@ -110,6 +109,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
     os.environ["WANDB_MODE"] = "disabled"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need
     sys.exit(min(1, failed_rows(CHECKS, arguments.out)))
 
 

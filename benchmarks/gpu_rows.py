@@ -6,7 +6,8 @@ tailrl and the peers are imported within the checks, so that a missing package c
 import inspect
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -72,6 +73,17 @@ class Found:
 Check = Callable[[str, Sizes], Found]
 
 
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """Without TF32, which a study may use and a limit of 1e-4 does not forgive."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 # --- kernels against the definition ----------------------------------------------------------------------
 
 
@@ -126,12 +138,8 @@ def _by_triton(hidden_TH: Tensor, weight_VH: Tensor, tokens_T: Tensor, rule: str
 def kernels(dtype: torch.dtype, rule: str, threshold: float, device: str, sizes: Sizes) -> Found:
     """Triton's kernels, compiled on a GPU and interpreted on a CPU."""
     inputs = make_inputs(sizes.tokens, sizes.vocabulary, sizes.width, dtype, device)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with whole_float32():
         values, gradient = kernel_errors(inputs, _by_triton, rule, threshold)
-    finally:
-        torch.set_float32_matmul_precision(before)
     # Of bfloat16 every entry of a gradient is rounded by 2⁻⁸ on a GPU; the interpreter truncates.
     allowed = 1e-4 if dtype == torch.float32 else 2.0**-7 if device == "cuda" else 2.0**-6
     return Found(
@@ -147,7 +155,8 @@ def chunks(device: str, sizes: Sizes) -> Found:
     from tailrl.kernels.logprobs import constrained_logprobs
 
     inputs = make_inputs(sizes.tokens, sizes.vocabulary, sizes.width, torch.float32, device)
-    values, gradient = kernel_errors(inputs, constrained_logprobs, "top_k", 50.0)
+    with whole_float32():
+        values, gradient = kernel_errors(inputs, constrained_logprobs, "top_k", 50.0)
     return Found("values, nats, and gradients, relative, with float64's", max(values, gradient), 1e-4)
 
 

@@ -6,6 +6,7 @@ tailrl is imported within the checks, so that a missing package costs its own ro
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from gpu_rows import LENGTHS, LOG_RHO, SPREAD, Found, MissingError, RefusedError, Sizes
+from gpu_rows import LENGTHS, LOG_RHO, SPREAD, Found, MissingError, RefusedError, Sizes, whole_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -59,7 +60,7 @@ def packed(dtype: torch.dtype, limit: float, device: str, sizes: Sizes) -> Found
     model = make_policy(sizes).to(device, dtype)
     lengths = [min(2000, sizes.stretch * length) for length in LENGTHS]
     tokens_P = torch.randint(2, sizes.policy_vocabulary, (sum(lengths),), device=device)
-    with torch.no_grad():
+    with torch.no_grad(), whole_float32():
         found_PH = hidden_states(model, tokens_P, pack(lengths, device=device))
         model.set_attn_implementation("eager")
         alone = [model.double().base_model(row[None]).last_hidden_state[0] for row in tokens_P.split(lengths)]
@@ -193,6 +194,8 @@ def resume(device: str, sizes: Sizes) -> Found:
     """A run that is stopped and goes on from its checkpoint, beside one that is not: the same bits on a CPU."""
     from tailrl.artifacts.records import RunRecord, read_record
 
+    # Another order of a GPU's atomic additions may change a sampled token, and so all that follows.
+    torch.use_deterministic_algorithms(device == "cuda", warn_only=True)
     with prepared(sizes) as folder:
         train(folder, sizes, "float32", "whole")
         try:
@@ -205,7 +208,7 @@ def resume(device: str, sizes: Sizes) -> Found:
         error = change(folder / "whole/policy", folder / "stopped/policy")
         moved = change(folder / "policy", folder / "whole/policy")
     what = f"weights after a stop in step {STOPPED_AT} with an undisturbed run's, as a share of what training moved"
-    # A GPU's atomic additions have no fixed order.
+    torch.use_deterministic_algorithms(False)
     return Found(what, error / moved, 0.0 if device == "cpu" else 0.05)
 
 
@@ -217,26 +220,37 @@ def memory(device: str, sizes: Sizes) -> Found:
     from tailrl.planning.memory import training_memory
     from tailrl.planning.shapes import Shape
     from tailrl.planning.work import work_of
-    from tailrl.training.optimizer import make_optimizer
-    from tailrl.training.placement import place
-    from tailrl.training.step import update
-    from tailrl.training.step_record import Stopwatch
 
-    run, model = run_of(sizes, "bfloat16"), make_policy(sizes)
-    place(model, run.training)
-    optimizer = make_optimizer(model, run.training)
-    for turn in range(2):  # the second has the optimizer's state
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        update(model, optimizer, made_samples(sizes, run), run, turn, Stopwatch())
+    larger = replace(sizes, hidden=2 * sizes.hidden, layers=2 * sizes.layers)  # its weights outweigh fixed limits
+    run = run_of(larger, "bfloat16")
+    updates(larger, run)
     held = torch.cuda.max_memory_reserved()
-    heads = model.config.num_attention_heads
-    widths = (sizes.hidden, sizes.layers, heads, heads // 2, 64, 3 * sizes.hidden, sizes.policy_vocabulary)
+    heads = larger.hidden // 64
+    widths = (larger.hidden, larger.layers, heads, heads // 2, 64, 3 * larger.hidden, larger.policy_vocabulary)
     work = work_of(run.training, PROMPT, None, 1)
     planned = sum(training_memory(Shape(*widths, tied=False), run, work, Machine(), 1).values())
     what = "memory of an update in bfloat16 with the plan's: the larger over the smaller"
     note = f"{held / 1e9:.3g} GB, planned {planned / 1e9:.3g} GB"
     return Found(what, max(held / planned, planned / held), 1.15, note=note)
+
+
+def updates(sizes: Sizes, run: Any) -> None:
+    """Two updates of a policy as a job places it; only the second has the optimizer's state from its start."""
+    from tailrl.runtime import distributed
+    from tailrl.training.optimizer import make_optimizer
+    from tailrl.training.placement import place
+    from tailrl.training.step import update
+    from tailrl.training.step_record import Stopwatch
+
+    distributed.join()
+    model = make_policy(sizes)
+    place(model, run.training)
+    optimizer = make_optimizer(model, run.training)
+    for turn in range(2):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        update(model, optimizer, made_samples(sizes, run), run, turn, Stopwatch())
 
 
 def made_samples(sizes: Sizes, run: Any) -> list[Any]:

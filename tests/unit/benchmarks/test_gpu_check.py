@@ -9,6 +9,7 @@ from typing import Any
 
 import gpu_check
 import gpu_rows
+import gpu_runs
 import pytest
 import torch
 from gpu_rows import CPU, Found, kernel_errors, make_inputs
@@ -38,6 +39,13 @@ def test_a_cpu_makes_every_row_that_it_can(tmp_path: Path) -> None:
         assert row["torch"] == torch.__version__ and row["transformers"]
         assert f"| {name} |" in ended.stdout
     assert rows["exact engine"]["figure"] == rows["checkpoint and resume"]["figure"] == "0"
+
+
+def test_the_update_whose_memory_is_measured() -> None:
+    """Up to what a GPU alone counts."""
+    gpu_runs.updates(CPU, gpu_runs.run_of(CPU, "bfloat16"))
+    samples = gpu_runs.made_samples(CPU, gpu_runs.run_of(CPU))
+    assert {len(sample.rollout.tokens) for sample in samples} == {CPU.response}
 
 
 def broken(*_: object) -> Found:
