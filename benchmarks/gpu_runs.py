@@ -173,7 +173,7 @@ def change(one: Path, other: Path) -> float:
     from safetensors.torch import load_file
 
     weights, others = (load_file(folder / "model.safetensors") for folder in (one, other))
-    return max((weights[name].double() - others[name].double()).abs().max().item() for name in weights)
+    return float(max((weights[name].double() - others[name].double()).abs().max().item() for name in weights))
 
 
 def step(dtype: str, limit: float, _: str, sizes: Sizes) -> Found:
@@ -259,7 +259,7 @@ def made_samples(sizes: Sizes, run: Any) -> list[Any]:
     from tailrl.training.step import Sample
 
     rng, training = np.random.default_rng(0), run.training
-    samples = []
+    samples: list[Any] = []
     for _ in range(training.prompts):
         prompt = tuple(rng.integers(2, sizes.policy_vocabulary, PROMPT).tolist())
         for member in range(training.group_size):
