@@ -244,7 +244,8 @@ def varlen(device: str, sizes: Sizes) -> Found:
     whole = [tensor.repeat_interleave(8 // tensor.shape[1], 1) for tensor in (query, key, value)]
     window = "window_size" in inspect.signature(varlen_attn).parameters
     causal: dict[str, Any] = {"window_size": (-1, 0)} if window else {"is_causal": True}
-    ragged = partial(varlen_attn, *whole, ends, ends, max(lengths), max(lengths), **causal)
+    kernel: Callable[..., Any] = varlen_attn  # whose signature differs between versions
+    ragged = partial(kernel, *whole, ends, ends, max(lengths), max(lengths), **causal)
     rows = [tensor.split(lengths) for tensor in (query, key, value)]
     expected = torch.cat([attended(*parts) for parts in zip(*rows, strict=True)])
     error = (ragged() - expected).abs().max().item()
