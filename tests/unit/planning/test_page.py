@@ -9,6 +9,7 @@ from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.planning import memory
+from tailrl.planning.jobs import what_would_fit
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
 from tailrl.planning.page import plan_page
@@ -174,6 +175,23 @@ def test_a_micro_batch_of_twice_the_tokens_does_not_fit_the_papers_study() -> No
     study = paper()
     training = study.training.model_copy(update={"token_budget": 16_384})
     assert "it does not fit" in plan_page(study.model_copy(update={"training": training}), H100, 8, 200, 3900)
+
+
+def test_one_sentence_says_what_would_fit() -> None:
+    """Sixteen bytes a parameter with AdamW beside vLLM's share: of 80 GB that leaves room for less than 2.7 billion."""
+    large = read_study(ROOT / "studies/gpu.yaml")
+    large = large.model_copy(update={"policy": large.policy.model_copy(update={"path": "Qwen/Qwen3-4B-Base"})})
+    said = what_would_fit(large, H100, 1)
+    assert said == (
+        "a policy of 4.0 billion parameters does not fit 1 x 80 GB: training takes 16 bytes a parameter, 64 GB, and "
+        "room is for 2.7 billion less activations; 4 such devices would (--set-resources train:ranks=4) or 1 of 141 GB "
+        "would"
+    )
+    assert f"  {said}\n" in plan_page(large, H100, 1, 200, None)
+    assert not what_would_fit(large, H100, 4) and what_would_fit(large, H100, 2)
+    assert not what_would_fit(large, H100.model_copy(update={"memory": 141e9}), 1)
+    assert what_would_fit(large, H100.model_copy(update={"memory": 96e9}), 1)
+    assert what_would_fit(paper(), H100.model_copy(update={"memory": 6e9}), 64).endswith("; 64 of 48 GB would")
 
 
 def test_the_plan_of_the_papers_study() -> None:

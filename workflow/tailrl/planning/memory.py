@@ -59,13 +59,13 @@ def update_moments(
     # Embedding and head (one matrix, if tied) stay whole from the forward to the end of the backward, beside a layer.
     # Several ranks gather into a flat buffer first; its memory belongs to a stream that nothing else takes from.
     whole = size * (shape.root + shape.layer) * (2 if devices > 1 else 1) if sharded else 0.0
-    # A gradient is copied to float32 and reduced into a shard, which is added to those of earlier micro-batches. One rank
-    # alone divides the copy by 1 into another.
+    # A gradient is copied to float32 and reduced into a shard, which is added to those of earlier micro-batches. One
+    # rank alone divides the copy by 1 into another.
     reduced = 4 * (1 + 1 / devices + (devices == 1)) if sharded else 0.0
     head = size * shape.embedding
-    kept, layer = (
-        machine.slack * size * numbers for numbers in activations(shape, work, run.training.activation_checkpointing)
-    )
+    padded = not machine.gpu or size != 2
+    numbers = activations(shape, work, run.training.activation_checkpointing, padded)
+    kept, layer = (machine.slack * size * number for number in numbers)
     return (
         {
             "weights at work": whole,
@@ -82,17 +82,18 @@ def update_moments(
     )
 
 
-def activations(shape: Shape, work: Work, checkpointing: bool) -> tuple[float, float]:
+def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = True) -> tuple[float, float]:
     """Numbers that autograd keeps of the largest micro-batch, and those besides while the backward is in a layer.
 
     A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
-    and the attention's output in the padded view, and the output again in the row. The MLP keeps four (gate, its SiLU,
-    up, their product). The last norm keeps two. Cosine and sine of the positions are kept once. A backward needs as
-    many numbers as its layer kept; with activation checkpointing the layer's own are computed again first.
+    and the attention's output as attention sees them, and the output in the row: padded, or in half precision on a GPU
+    (`kernels.varlen`) as the row is, with keys and values repeated for the sequences of a prompt. The MLP keeps four
+    (gate, its SiLU, up, their product). The last norm keeps two. Cosine and sine of the positions are kept once. A
+    backward needs as many numbers as its layer kept; with activation checkpointing these are computed again first.
     """
-    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    queries, keys = shape.heads * shape.head, 2 * shape.kv_heads * shape.head
     layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
-    layer += work.attended * 2 * (queries + keys)
+    layer += work.attended * (2 * queries + keys) if padded else work.batch * queries + work.repeated * keys
     once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:
         return once + work.batch * shape.hidden * shape.layers, 2 * layer

@@ -33,7 +33,7 @@ class Work:
 
     @property
     def batch(self) -> int:
-        """Most tokens of a micro-batch's row: lengths that differ fill it up, and one sequence may exceed the budget."""
+        """Most tokens of a micro-batch's row: ragged lengths fill it up, and one sequence may exceed the budget."""
         return min(math.ceil(self.row), max(self.budget, self.prompt + self.most - 1))
 
     @property
@@ -48,6 +48,11 @@ class Work:
         Neighbours in length share a row; their lengths are taken to lie between nothing and twice the average.
         """
         return self.sequences * self.batch / self.row * self.padded
+
+    @property
+    def repeated(self) -> float:
+        """Tokens of such a row with a prompt for every sequence."""
+        return self.batch + self.sequences * self.batch / self.row * self.prompt
 
     @property
     def padded(self) -> int:
