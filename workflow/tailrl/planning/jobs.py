@@ -83,6 +83,21 @@ def what_would_fit(
     )
 
 
+def training_seconds(
+    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
+) -> float:
+    """Seconds to train all runs, one after another. See `plan_arms`."""
+    seeds = study.arm_seeds()
+    planned = plan_arms(study, machine, devices, prompt, response)
+    return sum(sum(job.seconds.values()) * job.run.training.steps * len(seeds[arm]) for arm, job in planned.items())
+
+
+def policies_of(study: Study) -> int:
+    """Policies to evaluate: the base, and each run's snapshots and final one."""
+    seeds = study.arm_seeds()
+    return 1 + sum((len(study.run(arm).training.snapshots) + 1) * len(seeds[arm]) for arm in study.arms)
+
+
 def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
     """Bytes of a machine's own memory for ranks that train: each reads the policy; the first writes a checkpoint."""
     return 4 * shape.parameters * ranks + 2 * checkpoint_bytes(shape, training)

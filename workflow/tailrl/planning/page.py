@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 
 from tailrl.config.study import Study
-from tailrl.planning.jobs import Planned, checkpoint_bytes, evaluation_seconds, host_bytes, plan_arms, what_would_fit
+from tailrl.planning.jobs import (
+    Planned,
+    checkpoint_bytes,
+    evaluation_seconds,
+    host_bytes,
+    plan_arms,
+    policies_of,
+    training_seconds,
+    what_would_fit,
+)
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import peak
 from tailrl.planning.shapes import Shape, shape_of
@@ -34,7 +43,7 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     lines += [f"  {sentence}"] if (sentence := what_would_fit(study, machine, devices, prompt, response)) else []
     seconds = planned[slowest].seconds
     lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
-    lines += ["", *_whole(study, shape, planned, machine, devices, prompt)]
+    lines += ["", *_whole(study, shape, machine, devices, prompt, response)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"
 
@@ -62,17 +71,14 @@ def _memory(planned: Planned) -> Iterator[str]:
         share = sampler.gpu_memory_utilization
         shared = sampler.tensor_parallel
         where = f"of each of the {shared} that share one" if shared > 1 else "of it"
-        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight at their longest"
+        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight"
 
 
 def _whole(
-    study: Study, shape: Shape, planned: dict[str, Planned], machine: Machine, devices: int, prompt: int
+    study: Study, shape: Shape, machine: Machine, devices: int, prompt: int, response: int | None
 ) -> Iterator[str]:
-    seeds_of = study.arm_seeds()
-    runs = [(arm, len(seeds_of[name])) for name, arm in planned.items()]
-    training = sum(sum(arm.seconds.values()) * arm.run.training.steps * seeds for arm, seeds in runs)
-    # The base policy, and each run's snapshots and final policy.
-    policies = 1 + sum((len(arm.run.training.snapshots) + 1) * seeds for arm, seeds in runs)
+    training = training_seconds(study, machine, devices, prompt, response)
+    policies = policies_of(study)
     each = evaluation_seconds(study, machine, prompt)
     evaluating = policies * (each or 0.0) / 3600
     known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
