@@ -157,10 +157,13 @@ def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     assert counted == 6 * shape.layers * shape.products * work.row
 
 
+LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_activations_are_those_that_autograd_keeps(shape: Shape) -> None:
+@pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000), LONG])
+def test_activations_are_those_that_autograd_keeps(shape: Shape, work: Work) -> None:
     """Storages that are saved for the backward pass and are no weights, each once."""
-    work = Work(prompts=3, group=4, prompt=11, response=9, budget=10_000)
     model = llama(shape)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
