@@ -9,7 +9,7 @@ from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
 from tailrl.planning import memory
-from tailrl.planning.jobs import what_would_fit
+from tailrl.planning.jobs import host_bytes, what_would_fit
 from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
 from tailrl.planning.page import plan_page
@@ -218,6 +218,12 @@ def test_policies_are_the_base_and_every_snapshot() -> None:
         }
     )
     assert "how many problems it has is not known before" in plan_page(unknown, H100, 1, 200, None)
+
+
+def test_ranks_share_the_policys_file_on_a_machine() -> None:
+    training, four = run_of().training, 4 * LARGE.parameters
+    assert host_bytes(LARGE, training, 1) == four + 2 * 12 * LARGE.parameters
+    assert host_bytes(LARGE, training, 8) == 2 * four + 2 * 2**33
 
 
 def test_a_machine_is_read(tmp_path: Path) -> None:

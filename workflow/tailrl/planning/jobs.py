@@ -15,6 +15,8 @@ from tailrl.planning.work import Work, work_of
 AIME25_PROBLEMS = 30
 PROMPT = 200
 """Tokens of a prompt where nobody says how many."""
+PART_BYTES = 8 * 2**30
+"""A part of a checkpoint of several ranks (`training.checkpoint_files`), which all ranks write together."""
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
 """Devices and bytes of a device among which one looks for what would fit."""
@@ -99,8 +101,13 @@ def policies_of(study: Study) -> int:
 
 
 def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
-    """Bytes of a machine's own memory for ranks that train: each reads the policy; the first writes a checkpoint."""
-    return 4 * shape.parameters * ranks + 2 * checkpoint_bytes(shape, training)
+    """Bytes of a machine's own memory for a job: the policy's float32 file, and what is being written.
+
+    Ranks map the file and share its pages. One rank has a whole checkpoint twice. Several write theirs in parts, one
+    at a time, which they have twice, and the first has the whole policy for a snapshot.
+    """
+    whole = 4 * shape.parameters
+    return whole + (2 * checkpoint_bytes(shape, training) if ranks == 1 else whole + 2 * PART_BYTES)
 
 
 def checkpoint_bytes(shape: Shape, training: Training) -> float:

@@ -90,7 +90,7 @@ def _whole(
     kept = study.training.keep_checkpoints + 1
     disk = 4 * shape.parameters * policies
     host = host_bytes(shape, study.training, devices)
-    yield f"host memory: {host / 1e9:,.1f} GB: the policy once a rank, a checkpoint twice in the first as it is written"
+    yield f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, and what is being written"
     yield (
         f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
         f"runs ({kept} of {state / 1e9:,.1f})"
