@@ -80,7 +80,7 @@ def page() -> str:
     for made in (studies, sizes):
         name = made.__name__
         block = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- /{name} -->)", re.DOTALL)
-        text = block.sub(lambda _, made=made: made(), text)
+        text = block.sub(made(), text)
     return text
 
 

@@ -193,7 +193,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
             sizes.append(buffer.nbytes)
             return buffer
 
-        kind.allocate = allocate  # type: ignore[attr-defined] - in a process of its own
+        kind.allocate = allocate  # in a process of its own
     model = llama(shape)
     place(model, Training(dtype="bfloat16"))
     batch = pack_batch([[1, 2, 3]], [[4, 5, 6]])

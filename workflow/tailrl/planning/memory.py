@@ -92,7 +92,7 @@ def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = Tr
     backward needs as many numbers as its layer kept; with activation checkpointing these are computed again first.
     """
     queries, keys = shape.heads * shape.head, 2 * shape.kv_heads * shape.head
-    layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
+    layer: float = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
     layer += work.attended * (2 * queries + keys) if padded else work.batch * queries + work.repeated * keys
     once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:
