@@ -93,8 +93,8 @@ lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 # What a page of findings says comes from docs/results; tests compare.
-pages: venv  ## write docs/findings, their figures, README.md's findings and docs/performance.md from the published results
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance
+pages: venv  ## write what is made of the docs: findings, figures, performance, the tables of how-to/gpu.md
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m sizes
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(DOCS_PINS)
