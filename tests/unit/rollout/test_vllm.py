@@ -47,7 +47,8 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
 from tailrl.rollout.vllm.engine import SEQUENCES_IN_FLIGHT, VllmSampler
-from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.rollout.vllm.processor import SafeSetProcessor
+from tailrl.rollout.vllm.recorder import SafeSetRecord
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
@@ -395,7 +396,7 @@ def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
 
 def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": None}), encoding="utf-8")
-    monkeypatch.setattr(engine_module, "LLM", lambda **_: None)
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
     with pytest.raises(StudyError, match="no end token") as caught:
         VllmSampler(tmp_path, SamplerSettings(), MAX_LENGTH, seed=0)
     assert str(tmp_path) in str(caught.value)
@@ -412,9 +413,12 @@ class StandIn:
         self.handed: list[str] = []
         self.taken: list[tuple[str, torch.dtype, int]] = []
 
-    def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]]) -> None:
+    def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]] = ((),)) -> list[Any]:
+        if method == "records_safe_sets":
+            return [self.given["logits_processors"] == [SafeSetProcessor]]
         assert method == "set_weights"
         self.taken = [(name, weight.dtype, len(self.handed)) for name, weight in args[0]]
+        return [None]
 
     def reset_prefix_cache(self) -> None:
         self.taken.append(("then the cache", torch.bool, len(self.handed)))

@@ -3,7 +3,7 @@
 vLLM returns a sampled token's log-prob under the distribution that it was drawn from, but neither mass nor size of a
 safe set, and the whole engine has one mode of log-probs. So our own logits processor masks inside the engine, after the
 temperature, and records log Z' and |V'_S| of every sampled token: log π_infer = log π'^mp + log Z'. A disturbance comes
-before the mask and is part of π_infer.
+before the mask and is part of π_infer. vLLM has two model runners, each with its own kind of processor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import LLM, SamplingParams, TokensPrompt
+from vllm import LLM, SamplingParams, TokensPrompt, envs
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
@@ -24,7 +24,9 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, tolerance
 from tailrl.rollout.types import Request, Rollout
-from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.rollout.vllm.processor import SafeSetProcessor
+from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
+from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason
 
@@ -37,10 +39,25 @@ class WorkerExtension:
 
     model_runner: Any
 
+    def safe_set_recorder(self) -> SafeSetRecorder | None:
+        """This worker's logits processor; None if vLLM did not install it."""
+        runner = self.model_runner
+        if hasattr(runner, "sampler") and hasattr(runner.sampler, "logits_processors"):
+            processors = runner.sampler.logits_processors  # Model Runner V2
+        else:
+            processors = runner.input_batch.logitsprocs.argmax_invariant
+        return next((p for p in processors if isinstance(p, SafeSetRecorder)), None)
+
+    def records_safe_sets(self) -> bool:
+        """Whether the processor is in this worker's model runner."""
+        return self.safe_set_recorder() is not None
+
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
-        processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
-        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
+        recorder = self.safe_set_recorder()
+        if recorder is None:
+            raise RuntimeError("vLLM's model runner has no processor of ours")
+        return recorder.take()
 
     def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
@@ -50,9 +67,12 @@ class WorkerExtension:
 class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
+    runner_v2 = False  # which of vLLM's model runners the engine has
+
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
         """See `make_sampler`."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
+        self.runner_v2 = bool(envs.VLLM_USE_V2_MODEL_RUNNER)
         if distributed.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
@@ -79,7 +99,7 @@ class VllmSampler(LocalSampler):
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
-                logits_processors=[SafeSetProcessor],
+                logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
                 enforce_eager=not torch.cuda.is_available() if eager is None else eager,
                 async_scheduling=False,  # the processor reads the tokens sampled so far
@@ -90,6 +110,11 @@ class VllmSampler(LocalSampler):
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        if not all(self.llm.collective_rpc("records_safe_sets")):
+            raise StudyError(
+                "vLLM took another model runner than VLLM_USE_V2_MODEL_RUNNER="
+                f"{int(self.runner_v2)} names, so that our logits processor is not in it"
+            )
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
@@ -109,9 +134,13 @@ class VllmSampler(LocalSampler):
             "shared_noise": decoding.shared_noise,
             "keep_every": decoding.keep_every,
         }
+        temperature = decoding.temperature
+        if self.runner_v2:
+            # It calls processors before the temperature: ours divides itself.
+            same["temperature"], temperature = temperature, 1.0
         params = [
             SamplingParams(
-                temperature=decoding.temperature,
+                temperature=temperature,
                 max_tokens=limit,
                 seed=request.seed,
                 stop_token_ids=self.stop_tokens,
