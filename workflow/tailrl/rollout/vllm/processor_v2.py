@@ -69,7 +69,7 @@ class SafeSetProcessorV2(SafeSetRecorder, LogitsProcessor):  # type: ignore[misc
                 request_S=np.where(sampled_S, self.request[slot_S], -1),
                 index_S=index_S,
                 seed_S=self.seed[slot_S],
-                position_S=self.start[slot_S] + index_S,
+                position_S=self.start[slot_S] + np.maximum(index_S, 0),
                 threshold_S1=self.threshold.gpu[slots_S][:, None],
                 groups=self._groups(self.kind[slot_S]),
             ),
