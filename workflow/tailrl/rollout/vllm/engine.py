@@ -22,16 +22,33 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
-from tailrl.rollout.self_test import record_error, tolerance
+from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import StudyError, one_line, reason, say
 
 SEQUENCES_IN_FLIGHT = 128
 BATCHED_TOKENS = 4096
+
+
+def scheduling(gpu: bool, runner_v2: bool, max_length: int) -> dict[str, Any]:
+    """vLLM's arguments for its scheduler: on a GPU its own recommendations, which it knows by the GPU's memory.
+
+    vLLM 0.32 has 256 sequences in flight and 8,192 tokens a step there, 1,024 and 16,384 on an H100 or larger.
+    """
+    if gpu:
+        # V1's processor reads the tokens sampled so far, which async scheduling does not have in time.
+        return {"enable_chunked_prefill": True, "async_scheduling": runner_v2}
+    return {
+        "max_num_seqs": SEQUENCES_IN_FLIGHT,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, max_length),
+        # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
+        "enable_chunked_prefill": False,
+        "async_scheduling": False,
+    }
 
 
 class WorkerExtension:
@@ -72,7 +89,7 @@ class VllmSampler(LocalSampler):
     def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
         """See `make_sampler`."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
-        self.runner_v2 = bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+        gpu, self.runner_v2 = torch.cuda.is_available(), bool(envs.VLLM_USE_V2_MODEL_RUNNER)
         if distributed.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
@@ -94,18 +111,14 @@ class VllmSampler(LocalSampler):
                 load_format="dummy",
                 hf_overrides={"tie_word_embeddings": False},
                 max_model_len=max_length,
-                max_num_seqs=SEQUENCES_IN_FLIGHT,
                 seed=seed,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
-                enforce_eager=not torch.cuda.is_available() if eager is None else eager,
-                async_scheduling=False,  # the processor reads the tokens sampled so far
-                # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
-                enable_chunked_prefill=False,
-                max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
+                enforce_eager=not gpu if eager is None else eager,
+                **scheduling(gpu, self.runner_v2, max_length),
                 disable_log_stats=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -115,6 +128,8 @@ class VllmSampler(LocalSampler):
                 "vLLM took another model runner than VLLM_USE_V2_MODEL_RUNNER="
                 f"{int(self.runner_v2)} names, so that our logits processor is not in it"
             )
+        if gpu and distributed.is_first():
+            say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
@@ -175,7 +190,7 @@ class VllmSampler(LocalSampler):
         """Check the engine's log-probs against the masked, renormalised distribution that it samples from.
 
         The engine's raw logits are disturbed here anew, by the requests' seeds: noise of another response in a row is
-        found.
+        found. Responses have at most `self_test.TESTED_TOKENS` tokens, each of which keeps its logits.
 
         Returns:
             The largest error, nats, of a log π'^mp or log Z' against a float64 log-softmax of these logits.
@@ -184,7 +199,7 @@ class VllmSampler(LocalSampler):
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
                 ratio would be silently wrong.
         """
-        rollouts = self.generate(requests, replace(decoding, keep_every=1))
+        rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         worst = max(
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
@@ -215,6 +230,20 @@ class VllmSampler(LocalSampler):
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
         self.llm.reset_prefix_cache()
         self.has_weights = True
+
+
+def described(config: Any) -> str:
+    """What vLLM chose by the device, in a line of the log; `config` is its own."""
+    scheduler = config.scheduler_config
+    facts = [
+        f"Model Runner V{2 if config.use_v2_model_runner else 1}",
+        f"{scheduler.max_num_seqs} sequences in flight",
+        f"{scheduler.max_num_batched_tokens} tokens a step",
+        f"chunked prefill {'on' if scheduler.enable_chunked_prefill else 'off'}",
+        f"async scheduling {'on' if scheduler.async_scheduling else 'off'}",
+        f"CUDA graphs {config.compilation_config.cudagraph_mode.name.lower()}",
+    ]
+    return ", ".join(facts)
 
 
 def _rollout(

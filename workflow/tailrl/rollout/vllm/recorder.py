@@ -14,6 +14,9 @@ from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import logit_cut
 
+MASKED_AT_ONCE = 2**26
+"""Logits masked at a time: 256 MiB of float32. vLLM does not know of this memory; 1,024 rows of 151,936 take 600."""
+
 Rows = slice | NDArray[np.int64]
 
 
@@ -135,7 +138,14 @@ def _mask(logits_SV: Tensor, rule: str, threshold_S1: Tensor) -> tuple[Tensor | 
     """Set logits outside the safe set to −inf in place; returns log Z' and |V'_S|."""
     if rule == "full":
         return 0.0, logits_SV.shape[1]
-    safe_SV = logits_SV >= logit_cut(logits_SV, rule, threshold_S1)
-    log_sum_S = logits_SV.logsumexp(-1)
-    logits_SV.masked_fill_(~safe_SV, -torch.inf)
-    return logits_SV.logsumexp(-1) - log_sum_S, safe_SV.sum(-1, dtype=torch.int32)
+    rows = max(1, MASKED_AT_ONCE // logits_SV.shape[1])
+    parts = zip(torch.split(logits_SV, rows), torch.split(threshold_S1, rows), strict=True)
+    log_kept_S, kept_vocab_S = zip(*(_mask_rows(*part, rule) for part in parts), strict=True)
+    return torch.cat(log_kept_S), torch.cat(kept_vocab_S)
+
+
+def _mask_rows(logits_RV: Tensor, threshold_R1: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    safe_RV = logits_RV >= logit_cut(logits_RV, rule, threshold_R1)
+    log_sum_R = logits_RV.logsumexp(-1)
+    logits_RV.masked_fill_(~safe_RV, -torch.inf)
+    return logits_RV.logsumexp(-1) - log_sum_R, safe_RV.sum(-1, dtype=torch.int32)
