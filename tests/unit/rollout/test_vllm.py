@@ -429,16 +429,25 @@ class StandIn:
             )
         )
         self.handed: list[str] = []
+        self.calls: list[str] = []
         self.taken: list[tuple[str, torch.dtype, int]] = []
 
     def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]] = ((),)) -> list[Any]:
         if method == "records_safe_sets":
             return [self.records]
         assert method == "set_weights"
+        self.calls.append("weights")
         self.taken = [(name, weight.dtype, len(self.handed)) for name, weight in args[0]]
         return [None]
 
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(f"wake {tags}")
+
     def reset_prefix_cache(self) -> None:
+        self.calls.append("reset")
         self.taken.append(("then the cache", torch.bool, len(self.handed)))
 
 
@@ -567,6 +576,45 @@ def test_the_self_test_keeps_the_logits_of_few_tokens(
     monkeypatch.setattr(VllmSampler, "generate", generate)
     assert VllmSampler.__new__(VllmSampler).self_test(random_requests(3), Decoding(1.0, longest)) < 1e-6
     assert kept == [tested] * 3
+
+
+def test_an_engine_beside_a_trainer_sleeps_between_rollout_and_hand_over(
+    folder: Path, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU: weights wake before the hand-over and the cache after it; a verified engine's proposer sleeps too."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    verified = make_sampler(SamplerSettings(verify=True), folder, MAX_LENGTH, 0, policy)
+    assert isinstance(verified, VerifiedSampler)
+    sampler = verified.proposer
+    assert isinstance(sampler, VllmSampler)
+    engine = sampler.llm
+    assert engine.given["enable_sleep_mode"] is True
+    verified.load_weights(named_weights(policy))
+    assert engine.calls == ["weights", "reset"], "it starts awake"
+    verified.release()
+    verified.release()
+    with pytest.raises(RuntimeError, match="load_weights"):
+        sampler.generate(random_requests(1), PLAIN)
+    verified.load_weights(named_weights(policy))
+    woken = ["wake ['weights']", "weights", "wake ['kv_cache']", "reset"]
+    assert engine.calls[2:] == ["sleep 2", *woken]
+    sampler.check_weights()
+
+
+@pytest.mark.parametrize(("gpu", "trainer"), [(True, False), (False, True)])
+def test_an_engine_alone_or_on_a_cpu_stays_awake(
+    folder: Path, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, gpu: bool, trainer: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    sampler = make_sampler(SamplerSettings(), folder, MAX_LENGTH, 0, policy if trainer else None)
+    assert isinstance(sampler, VllmSampler)
+    assert sampler.llm.given["enable_sleep_mode"] is False
+    sampler.load_weights(named_weights(policy))
+    sampler.release()
+    sampler.check_weights()
+    assert sampler.llm.calls == ["weights", "reset"]
 
 
 @pytest.mark.parametrize("count", [1, 3])

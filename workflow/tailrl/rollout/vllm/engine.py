@@ -86,9 +86,14 @@ class VllmSampler(LocalSampler):
 
     runner_v2 = False  # which of vLLM's model runners the engine has
 
-    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
-        """See `make_sampler`."""
+    asleep = False  # whether its memory is given away
+
+    def __init__(
+        self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
+    ) -> None:
+        """See `make_sampler`; beside a trainer on a GPU the engine can sleep."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
+        self.sleeps = beside_trainer and torch.cuda.is_available()
         gpu, self.runner_v2 = torch.cuda.is_available(), bool(envs.VLLM_USE_V2_MODEL_RUNNER)
         if distributed.count() % sharing:
             raise StudyError(
@@ -117,6 +122,7 @@ class VllmSampler(LocalSampler):
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
+                enable_sleep_mode=self.sleeps,
                 enforce_eager=not gpu if eager is None else eager,
                 **scheduling(gpu, self.runner_v2, max_length),
                 disable_log_stats=True,
@@ -217,6 +223,9 @@ class VllmSampler(LocalSampler):
         Raises StudyError where a weight is missing, since vLLM would keep the old one.
         """
         self.has_weights = False
+        if self.asleep:
+            # The cache wakes after the hand-over, which may gather a whole policy.
+            self.llm.wake_up(tags=["weights"])
         missing = set(self.names)
 
         def cast() -> Iterator[tuple[str, Tensor]]:
@@ -228,8 +237,18 @@ class VllmSampler(LocalSampler):
         self.llm.collective_rpc("set_weights", args=(cast(),))
         if missing:
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
         self.llm.reset_prefix_cache()
         self.has_weights = True
+
+    def release(self) -> None:
+        """See `Sampler.release`: vLLM's sleep mode drops weights and cache, for every step hands over new weights."""
+        if self.sleeps and not self.asleep:
+            self.has_weights = False
+            self.llm.sleep(level=2)
+            self.asleep = True
 
 
 def described(config: Any) -> str:
