@@ -2,8 +2,8 @@
 
 Weights, gradients and optimizer state are exact. What passes is counted at the fullest moment of an update: activations
 from what autograd keeps of a layer, times the machine's `slack` for the allocator; buffers as FSDP2 allocates them
-(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device, and
-neither sleeps. vLLM's cache stays allocated; the other engines free theirs after sampling.
+(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device.
+vLLM's memory stays allocated unless it sleeps (`shortage`); the other engines free their cache after sampling.
 """
 
 from collections.abc import Mapping
@@ -143,8 +143,23 @@ class Placed:
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
 
 
-def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
+def shortage(trainer: Mapping[str, float], share: float, machine: Machine, sleeps: bool) -> float:
+    """Bytes that a GPU lacks for a trainer, by part, and vLLM's share: at once or, if vLLM sleeps, in turns.
+
+    Weights and optimizer state stay on the device while vLLM samples; gradients and what passes do not.
+    """
+    update = sum(trainer.values())
+    if not sleeps:
+        return max(0.0, machine.reserve + update - (machine.memory - share))
+    rollout = trainer["weights"] + trainer["optimizer state"] + share
+    return max(0.0, machine.reserve + max(update, rollout) - machine.memory)
+
+
+def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int, sleeps: bool = False) -> Placed:
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share.
+
+    `sleeps`: count on vLLM's sleep mode, which a GPU has between rollout and update. Without it the plan is careful.
+    """
     trainer = training_memory(shape, run, work, machine, devices)
     engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":
@@ -153,7 +168,7 @@ def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) ->
     share = run.sampler.gpu_memory_utilization * machine.memory
     cache = share - engine["engine's weights"]
     held, one = in_flight(shape, run.sampler, work, machine)
-    lacking = max(0.0, one - cache) + max(0.0, machine.reserve + sum(trainer.values()) - (machine.memory - share))
+    lacking = max(0.0, one - cache) + shortage(trainer, share, machine, sleeps)
     # vLLM always takes its whole share.
     return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
 

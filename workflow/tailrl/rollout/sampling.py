@@ -110,6 +110,9 @@ class LocalSampler:
         if not self.has_weights:
             raise RuntimeError("the engine has no weights yet: call load_weights first")
 
+    def release(self) -> None:
+        """See `Sampler.release`: nothing."""
+
     def metrics(self) -> dict[str, float]:
         """See `Sampler.metrics`: nothing."""
         return {}

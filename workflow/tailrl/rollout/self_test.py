@@ -18,6 +18,8 @@ from tailrl.runtime.errors import StudyError
 
 SEQUENCES = 96
 TOKENS = 24
+TESTED_TOKENS = 32
+"""Longest response of a test of an engine against its own logits: it keeps a row of V numbers for each token."""
 
 Generate = Callable[[Sequence[Request], Decoding], list[Rollout]]
 
@@ -71,6 +73,11 @@ def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, 
         theirs_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
         same_T &= theirs_T.view(np.int32) == values_T.numpy().view(np.int32)
     return int((~same_T).sum())
+
+
+def shortened(decoding: Decoding) -> Decoding:
+    """The decoding of a test of an engine against its own logits."""
+    return replace(decoding, max_new_tokens=min(decoding.max_new_tokens, TESTED_TOKENS))
 
 
 def tolerance(vocabulary: int) -> float:

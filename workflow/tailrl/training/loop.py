@@ -228,6 +228,8 @@ def _sample(
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
     with watch.phase("rollout"):
         rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
+        with engine.in_time("the engine's sleep"):
+            engine.sampler.release()
     with watch.phase("reward"):
         posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
         scored = rewards(rollouts, posed, job.tokenizer)
