@@ -107,7 +107,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
         make_exact(model)
-    place(model, settings, run.sampler.exact)
+    place(model, settings)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = GuardedEngine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),

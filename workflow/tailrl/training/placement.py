@@ -23,13 +23,12 @@ from tailrl.runtime.errors import StudyError
 Result = TypeVar("Result")
 
 
-def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> None:
+def place(model: PreTrainedModel, settings: Training) -> None:
     """Move a whole policy from the CPU to where it is trained; call it before making the optimizer.
 
     Args:
         model: float32, the same on every rank.
         settings: the compute dtype, and whether the backward computes each layer's activations again.
-        exact: whether an engine needs the trainer's bits, which batch-invariant operators give only on a CPU.
 
     Raises:
         StudyError: the model must be cut into layers but does not name them.
@@ -46,7 +45,7 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
             # Inside FSDP's hooks around `forward`: a layer that is computed again already has its weights.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if alone:
-        model.to("cpu" if exact else distributed.device())
+        model.to(distributed.device())
         return
     dtype = getattr(torch, settings.dtype)
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
