@@ -206,9 +206,10 @@ def take_step(
                 advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
                 kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
-    watch.seconds["metrics"] += between_steps
+    seconds = watch.read()
+    seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
-    metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
+    metrics |= {keys.in_group(keys.TIME, phase): spent for phase, spent in seconds.items()}
     metrics[keys.STEP_SECONDS] = elapsed
     metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
     # All ranks take the first one's numbers, times included, and so decide the same.
