@@ -35,7 +35,7 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
     """Bytes of the trainer, by part."""
-    size, parameters = BYTES[run.training.dtype], shape.parameters
+    size, parameters = BYTES[run.computed_in(machine.gpu)], shape.parameters
     moments = 2 if run.training.optimizer == "adamw" else 1
     parts = {
         "weights": 4 * parameters / devices,
@@ -72,7 +72,7 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     tokens = work.batch_sequences * work.response
     pruned = run.vocabulary.rule != "full"
     if machine.gpu:
-        kept, size = GPU_KEPT_BYTES, BYTES[run.training.dtype]
+        kept, size = GPU_KEPT_BYTES, BYTES[run.computed_in(machine.gpu)]
         held = min(GPU_MATRIX_BYTES, size * tokens * shape.vocabulary)
     else:
         kept, size = KEPT_BYTES, 4
