@@ -54,7 +54,7 @@ def update_moments(
     They are the backward of the log-probs, when every layer keeps its activations; the last layer's backward; and the
     reduction of the embedding's and the head's gradient, when no activation is left.
     """
-    size = BYTES[run.training.dtype]
+    size = BYTES[run.computed_in(machine.gpu)]
     sharded = devices > 1 or size != 4
     # Embedding and head (one matrix, if tied) stay whole from the forward to the end of the backward, beside a layer.
     # Several ranks gather into a flat buffer first; its memory belongs to a stream that nothing else takes from.
@@ -105,7 +105,7 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
 
     On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient.
     """
-    tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.training.dtype]
+    tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.computed_in(machine.gpu)]
     if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
         return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)
