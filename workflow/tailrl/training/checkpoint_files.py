@@ -116,7 +116,7 @@ def load(path: Path, blank: Callable[[Sizes], dict[str, Tensor]]) -> dict[str, T
     files = [path] if path.suffix else sorted(path.glob("*.safetensors"))
     reader = HuggingFaceStorageReader(str(path.parent if path.suffix else path))
     # A file of whole tensors lies beside others.
-    reader.fs.ls = lambda path: list(map(str, files))  # type: ignore[method-assign]
+    reader.fs.ls = lambda path: list(map(str, files))  # type: ignore[method-assign]  # noqa: ARG005
 
     def prepared() -> dict[str, Tensor]:
         known = cast(dict[str, TensorStorageMetadata], reader.read_metadata().state_dict_metadata)
