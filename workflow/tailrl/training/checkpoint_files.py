@@ -55,7 +55,8 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, dict[s
         state_dict_saver.save(dict(tensors), storage_writer=writer)
 
     def described() -> dict[str, dict[str, Any]]:
-        files = sorted(folder.iterdir())[distributed.number() :: distributed.count()]
+        # Its own, by the name that they are given: another machine's may not be seen at once.
+        files = folder.glob(f"shard-{distributed.number() + 1:05d}-*")
         return {file.name: {"length": file.stat().st_size, "sha256": checksum(file)} for file in files}
 
     found = distributed.gathered(distributed.in_step(described))

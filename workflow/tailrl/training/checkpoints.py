@@ -147,7 +147,7 @@ class Checkpoints:
         return False
 
     def _restore(self, file: Path, state: RunState) -> None:
-        """Restore a state, on all ranks or on none; raises DamagedError, and StudyError if it may be whole."""
+        """Restore a state on all ranks; where one cannot, all raise DamagedError, or StudyError if it may be whole."""
         try:
             numbers = distributed.in_step(lambda: check(file))["numbers"]
             tensors = load(file, state.blank)

@@ -84,10 +84,9 @@ def write_results(
             write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, sources=sources, steps=state.step)
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
-        free = shutil.disk_usage(folder.parent).free
         raise StudyError(
             f"{folder}: the results could not be written ({reason(error)}): they need up to {needed / 1e6:.1f} MB, and "
-            f"{free / 1e6:.1f} MB are free; the checkpoints are kept"
+            f"{shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free; the checkpoints are kept"
         ) from None
 
 
