@@ -61,8 +61,8 @@ class Checkpoints:
             write = self._write_file if distributed.count() == 1 else self._write_parts
             path = write(f"step-{state.step:08d}-{self.name}", tensors, header)
         except (OSError, SafetensorError) as error:
-            if distributed.is_first():
-                self._remove_unfinished()
+            # Before any rank raises, whose end takes the others with it.
+            distributed.in_step(lambda: self._remove_unfinished() if distributed.is_first() else [])
             needed = sum(tensor.nbytes for tensor in tensors.values())
             kept_files = self._files()
             rest = f"{kept_files[-1].name} is kept" if kept_files else "there is none before it"
