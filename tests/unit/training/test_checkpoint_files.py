@@ -56,7 +56,7 @@ def take_up(model: PreTrainedModel, saved: Checkpoints, dtype: str = "float32") 
     return snapshot(state), state.resumed
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 1), (2, 3), (1, 2), (1, 1)])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 1), (1, 2)])
 def test_any_number_of_ranks_takes_up_the_same_bits(
     model: PreTrainedModel, saved: Checkpoints, tmp_path: Path, before: int, after: int
 ) -> None:
