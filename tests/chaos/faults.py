@@ -29,7 +29,7 @@ def _without(part: str) -> Edit:
     return Edit(STATE, LOAD_MOMENTS, (f"state = {found}", LOAD_MOMENTS))
 
 
-_OLD_RESTORE = "tensor.copy_(sharded_like(given[name], tensor))"
+_OLD_RESTORE = 'tensor.copy_(groups["model"][name])'
 _UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.weight_sync.delayed)"
 _TENSORS = 'found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}'
 _REQUESTS = (
@@ -38,7 +38,7 @@ _REQUESTS = (
 _ORDER = "order = islice(problem_order(len(job.problems), settings.prompts, job.seed), {step}, None)"
 _RATE = 'group["lr"] = settings.learning_rate * min(1.0, ({step} + 1) / (settings.warmup_steps + 1))'
 _DIGESTS = "given = {int(step): str(digest) for step, digest in state}"
-_MATCH = "match = FILE_NAME.fullmatch(file.name)"
+_CHECK = 'numbers = distributed.in_step(lambda: check(file))["numbers"]'
 _LENGTH = "self.length, self.hash = len(lines), hashlib.sha256(lines)"
 _RESTORED = 'say(f"{out}: this run is finished; its results are restored")'
 _ADAPTED = 'self.threshold, self.gain, self.error = state["threshold"], state["gain"], state["error"]'
@@ -128,11 +128,11 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
     "the newest state is left out": (
         Edit(
             "training/checkpoints.py",
-            _MATCH,
+            _CHECK,
             (
-                _MATCH,
                 "if file in self._files()[1:]:",
                 '    raise DamagedError(file, "not looked at")',
+                _CHECK,
             ),
         ),
     ),

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import json
-import math
 import os
 import pickle
 import struct
@@ -11,32 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
+from state_fixture import advance, new_state, snapshot
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.config.arm import Vocabulary
-from tailrl.config.sampler import Disturbance
-from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.runtime.errors import StudyError
 from tailrl.training import checkpoints, kept_data
 from tailrl.training.checkpoints import Checkpoints
-from tailrl.training.kept_data import KeptMetrics, KeptTokens
 from tailrl.training.state import RunState
-from tailrl.training.weight_sync import WeightSync
 
 OURS, THEIRS = {"settings": "a", "seed": "0"}, {"settings": "b", "seed": "0"}
-
-
-class NoSampler:
-    """An engine that takes weights and does nothing."""
-
-    def load_weights(self, weights: Any) -> None:
-        list(weights)
 
 
 @pytest.fixture
@@ -48,34 +35,11 @@ def saved(tmp_path: Path) -> Checkpoints:
 
 @pytest.fixture
 def state(model: PreTrainedModel, saved: Checkpoints) -> RunState:
-    """A run whose optimizer has moments, whose engine is stale, whose thresholds move."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    vocabulary = Vocabulary(rule="min_p", rho="e-3", adapt="budget", budget=0.05)
-    weight_sync = WeightSync(NoSampler(), Disturbance(staleness=1))  # type: ignore[arg-type]
-    kept_data = KeptMetrics(saved.folder, saved.name), KeptTokens(saved.folder, saved.name)
-    return RunState(model, optimizer, weight_sync, Thresholds(vocabulary, 600), *kept_data)
+    return new_state(model, saved)
 
 
 def files(saved: Checkpoints) -> list[Path]:
     return sorted(saved.folder.glob("step-*"))
-
-
-def advance(state: RunState) -> None:
-    """A step that changes everything of it."""
-    for parameter in state.model.parameters():
-        parameter.grad = torch.full_like(parameter, 0.1)
-    state.optimizer.step()
-    state.weight_sync(state.model)
-    state.thresholds.observe([state.step], [0.5], 0.2)
-    state.tokens.keep(state.step, {"step": np.full(3, state.step), "outside": np.array([True, False, True])})
-    state.metrics.add({"train/step": float(state.step), "train/loss": math.nan})
-    state.step += 1
-
-
-def snapshot(state: RunState) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Every bit of it; how often it was resumed left out."""
-    tensors = {name: tensor.numpy().tobytes() for name, tensor in state.tensors().items()}
-    return tensors, state.numbers() | {"resumed": None}
 
 
 # --- what may be wrong with a file ---------------------------------------------------------------------

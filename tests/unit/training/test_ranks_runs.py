@@ -1,9 +1,11 @@
-"""Whole runs on two ranks end like runs of one process, and each resumes from the other's checkpoints.
+"""Whole runs on two ranks end like runs of one process, and each resumes from the other's checkpoints, and its own.
 
 The trainer computes in float64, so that all numbers agree to 1e-9 of the largest. The plain engine's responses depend
 only on weights and seeds.
 """
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tailrl.model.policy import load_policy
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
-from tailrl.training import loop, step
+from tailrl.training import checkpoint_files, checkpoints, loop, step
 
 TOLERANCE = 1e-9
 ARMS: dict[str, dict[str, Any]] = {
@@ -108,6 +110,33 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert (resumed.record["resumed_at_steps"], resumed.record["ranks"]) == ([2], after)
     assert len({line["train/grad_norm"] for line in undisturbed.lines}) == 4
     assert not runs.saved()
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], after: int
+) -> None:
+    """By SIGKILL, their parts on the disk, and the checkpoint not yet there."""
+    run = runs.settings({"sampler": {"engine": "vllm"}, **ARMS["stale"]}, steps=5, token_budget=60)
+    undisturbed = runs.train(run, name="undisturbed")
+    with monkeypatch.context() as patched:
+        own = checkpoint_files.checksum
+
+        def killed(file: Path) -> str:
+            if runs.saved():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return own(file)
+
+        patched.setattr(checkpoint_files, "checksum", killed)
+        with pytest.raises(AssertionError, match=r"rank 0: it ended with -9\nrank 1: it ended with -9"):
+            on_ranks(2, runs.folder, runs.train_rank, run, 5, "out")
+    aside = runs.checkpoints / checkpoints.UNFINISHED_PARTS
+    assert [int(name.split("-")[1]) for name in runs.saved()] == [2] and len(list(aside.iterdir())) == 2
+    on_ranks(after, runs.folder, runs.train_rank, run, 5, "out")
+    assert f"tailrl: {aside}: half-written, left out\n" in capfd.readouterr().err
+    resumed = runs.result("out")
+    assert_same(resumed, undisturbed)
+    assert (resumed.record["resumed_at_steps"], resumed.record["ranks"]) == ([2], after)
 
 
 def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

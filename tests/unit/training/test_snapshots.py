@@ -4,10 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from ranks_fixture import on_ranks
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
+from safetensors.torch import load_file
+from sampler_fixture import PlainSampler
 
 from tailrl.config.load import parse_study
-from tailrl.model.policy import load_policy
+from tailrl.model.policy import load_config, load_policy
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.training import loop
@@ -50,13 +54,41 @@ def test_an_interrupted_run_has_the_same_snapshots(runs: Runs, monkeypatch: pyte
     assert weights(runs.folder / "out/snapshots/step-00000005") == weights(first[0][1]), "given again"
 
 
+def test_a_bfloat16_run_leaves_policies_of_the_bits_that_it_computes_with(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots and the last policy are the float32 masters, rounded: what an evaluation in bfloat16 samples anyway."""
+    monkeypatch.setattr(loop, "make_sampler", lambda *_: PlainSampler(runs.policy))
+
+    def train(name: str, sampler: str) -> dict[str, dict[str, torch.Tensor]]:
+        arm = {"sampler": {"engine": "transformers", "dtype": sampler}}
+        run = runs.settings(arm, steps=4, snapshot_every=2, dtype="bfloat16")
+        on_ranks(1, runs.folder, runs.train_rank, run, 5, name)
+        out = runs.folder / name
+        policies = {"policy": out / "policy", "snapshot": out / "snapshots" / "step-00000002"}
+        for folder in policies.values():
+            dtypes = {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()}
+            assert dtypes == {load_config(folder).dtype}, "as others who load it expect"
+        return {which: load_file(folder / "model.safetensors") for which, folder in policies.items()}
+
+    rounded, masters = train("rounded", "bfloat16"), train("masters", "float32")
+    for which, weights in masters.items():
+        assert weights.keys() == rounded[which].keys()
+        for name, weight in weights.items():
+            assert weight.dtype == torch.float32 and not torch.equal(weight, weight.bfloat16().float())
+            assert rounded[which][name].dtype == torch.bfloat16
+            assert torch.equal(rounded[which][name], weight.bfloat16()), (which, name)
+    sizes = [(runs.folder / name / "policy" / "model.safetensors").stat().st_size for name in ("rounded", "masters")]
+    assert 2 * sizes[0] == pytest.approx(sizes[1], rel=0.02)
+
+
 def test_a_missing_snapshot_is_an_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_at(monkeypatch, 5)
     with pytest.raises(Interrupted):
         runs.train(runs.settings(steps=6, snapshot_every=3))
     (snapshot,) = runs.checkpoints.glob("snapshot-*-00000003")
     shutil.rmtree(snapshot)
-    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003: the policy after step 3 is missing"):
+    with pytest.raises(StudyError, match=r"^\S+snapshot-\w+-00000003: the policy after step 3 is missing$"):
         runs.train(runs.settings(steps=6, snapshot_every=3))
 
 
@@ -68,8 +100,10 @@ def test_a_snapshot_that_was_damaged_on_the_way_is_an_error(runs: Runs, monkeypa
     (file,) = runs.checkpoints.glob("snapshot-*-00000003/model.safetensors")
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    # Shortened in the middle, since the folder's name is long here.
-    with pytest.raises(StudyError, match=r"snapshot-\w+-00000003/model\.safetensors: is not as its j"):
+    words = (
+        r"^\S+snapshot-\w+-00000003/model\.safetensors: is not as its job left it, as manifest\.json shows; put it back"
+    )
+    with pytest.raises(StudyError, match=words):
         runs.train(runs.settings(steps=6, snapshot_every=3))
     file.write_bytes(data)
     runs.train(runs.settings(steps=6, snapshot_every=3))

@@ -76,6 +76,15 @@ class Run(Settings):
             return self.training.dtype
         return "bfloat16" if gpu and not self.sampler.exact else "float32"
 
+    @property
+    def policy_dtype(self) -> Literal["float32", "bfloat16"]:
+        """Number format of the policies that the run leaves, snapshots and the last one alike.
+
+        bfloat16 where trainer and sampler both compute in it: each rounds the float32 master weights to these bits, and
+        so does an evaluation in bfloat16, whose scores therefore stay the same. The masters are in checkpoints alone.
+        """
+        return "bfloat16" if self.training.dtype == self.sampler.dtype == "bfloat16" else "float32"
+
     def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
         """Whether the disturbance's floor lifts every token over the threshold in every state: nothing is pruned.
 

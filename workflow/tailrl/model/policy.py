@@ -1,5 +1,6 @@
 """The policy and its tokenizer: created, loaded and saved."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -124,20 +125,29 @@ def save_policy(
 ) -> None:
     """Write weights (safetensors), configuration and tokenizer as an ordinary Hugging Face folder.
 
-    `weights` come from `whole_weights`; None: the model's own, which must not be sharded. Raises StudyError where the
-    disk is full or refuses.
+    `weights` come from `whole_weights`; None: the model's own, which must not be sharded. The configuration says their
+    dtype. Raises StudyError where the disk is full or refuses.
     """
+    weights = whole_weights(model) if weights is None else weights
     try:
-        model.save_pretrained(folder, state_dict=whole_weights(model) if weights is None else weights)
+        model.save_pretrained(folder, state_dict=weights)
+        if dtypes := {weight.dtype for weight in weights.values() if weight.is_floating_point()} - {model.dtype}:
+            config = copy.deepcopy(model.config)
+            config.dtype = str(dtypes.pop()).removeprefix("torch.")  # transformers writes the model's own
+            config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # each writing library raises its own kind: OSError, SafetensorError, Exception
         raise StudyError(f"{folder}: the policy could not be written: {reason(error)}") from None
 
 
-def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Every weight by name, whole, on the first rank's CPU, a tied head only once; every rank must call."""
+def whole_weights(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Every weight by name, whole, on the first rank's CPU, a tied head only once; every rank must call.
+
+    Weights of float32 are rounded to `dtype`, shares before they are gathered.
+    """
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    return distributed.on_first((name, weight) for name, weight in model.state_dict().items() if name in once)
+    weights = ((name, weight) for name, weight in model.state_dict().items() if name in once)
+    return distributed.on_first((n, w.to(dtype) if w.dtype == torch.float32 else w) for n, w in weights)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -23,6 +23,10 @@ class DamagedError(StudyError):
         super().__init__(words)
         self.file = file
 
+    def __reduce__(self) -> tuple[type["DamagedError"], tuple[Path, str]]:
+        """For another rank, to which it may be sent."""
+        return type(self), (self.file, str(self))
+
 
 def checksum(file: Path) -> str:
     """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
@@ -54,13 +58,18 @@ def whole_folder(path: Path, name: str) -> Iterator[Path]:
     try:
         aside.mkdir()
         yield aside
-        sync(aside)
-        shutil.rmtree(path, ignore_errors=True)
-        aside.replace(path)
-        _sync(path.parent)
+        rename_whole(aside, path)
     except Exception:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def rename_whole(aside: Path, path: Path) -> None:
+    """Flush a folder and everything in it to the disk, then rename it; it replaces what lay at `path`."""
+    sync(aside)
+    shutil.rmtree(path, ignore_errors=True)
+    aside.replace(path)
+    _sync(path.parent)
 
 
 @contextmanager

@@ -101,6 +101,22 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return [_mapped(inner, kind, change) for inner in value] if isinstance(value, list) else value
 
 
+def in_step(action: Callable[[], Value]) -> Value:
+    """What the action returns on this rank; where it raises on any rank, all raise what the first of these raised."""
+    if count() == 1:
+        return action()
+    done: list[Value] = []
+    own: Exception | None = None
+    try:
+        done.append(action())
+    except Exception as error:
+        own = error
+    for raised in gathered(own):
+        if raised is not None:
+            raise raised
+    return done[0]
+
+
 def any_rank(flag: bool) -> bool:
     """Whether any rank's flag is true."""
     if count() == 1:

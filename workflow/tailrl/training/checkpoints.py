@@ -1,4 +1,4 @@
-"""Checkpoints: a run's state in one safetensors file each, written whole or not at all, its checksum in its name.
+"""Checkpoints: a run's states, each written whole or not at all, with a checksum in its name (`checkpoint_files`).
 
 They lie in a folder that no rule declares, since Snakemake deletes the outputs of a failed or killed job. One process
 at a time holds the folder. Only a run of the same settings, seed, base policy, problems, source files and library
@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tailrl.artifacts.manifest import policy_digest, vouched_checksum
@@ -27,14 +26,15 @@ from tailrl.config.jobs import Run
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.training import without_operational
 from tailrl.runtime import distributed
-from tailrl.runtime.atomic_files import LOCK, DamagedError, checksum, write_whole
+from tailrl.runtime.atomic_files import LOCK, DamagedError, rename_whole, write_whole
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.provenance import provenance
+from tailrl.training.checkpoint_files import HEADER, as_file, check, load, read_header, write_parts
 from tailrl.training.state import RunState
 
-FILE_NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})\.safetensors")
-"""The steps done, the run (a digest of its fingerprint), and the start of the file's checksum."""
-UNFINISHED = "writing.safetensors"
+FILE_NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})(\.safetensors)?")
+"""The steps done, the run (a digest of its fingerprint), and the start of a checksum; a folder of parts ends there."""
+UNFINISHED, UNFINISHED_PARTS = "writing.safetensors", "writing-parts"
 
 
 class Checkpoints:
@@ -48,25 +48,21 @@ class Checkpoints:
         self.name = _digest(self.fingerprint)[:8]
 
     def save(self, state: RunState) -> Path:
-        """Write a checkpoint, then remove the oldest; returns its file. Every rank must call, and the first writes.
+        """Write a checkpoint, then remove the oldest; returns its path. Every rank must call.
 
         Raises:
             StudyError: the checkpoint could not be written; earlier ones are untouched.
         """
         tensors = state.tensors()
-        name = self._write(state, tensors).name if distributed.is_first() else None
-        return self.folder / str(distributed.gathered(name)[0])
-
-    def _write(self, state: RunState, tensors: Mapping[str, Tensor]) -> Path:
-        aside = self.folder / UNFINISHED
         try:
-            header = {"fingerprint": json.dumps(self.fingerprint), "numbers": json.dumps(state.numbers())}
-            data = save(tensors, metadata=header)
-            digest = hashlib.sha256(data).hexdigest()[:16]
-            path = self.folder / f"step-{state.step:08d}-{self.name}-{digest}.safetensors"
-            write_whole(data, aside, path)
+            # The first rank alone has the metrics and the tokens.
+            numbers = distributed.in_step(lambda: state.numbers() if distributed.is_first() else None)
+            header = {"fingerprint": self.fingerprint, "numbers": numbers}
+            write = self._write_file if distributed.count() == 1 else self._write_parts
+            path = write(f"step-{state.step:08d}-{self.name}", tensors, header)
         except (OSError, SafetensorError) as error:
-            aside.unlink(missing_ok=True)
+            # Before any rank raises, whose end takes the others with it.
+            distributed.in_step(lambda: self._remove_unfinished() if distributed.is_first() else [])
             needed = sum(tensor.nbytes for tensor in tensors.values())
             kept_files = self._files()
             rest = f"{kept_files[-1].name} is kept" if kept_files else "there is none before it"
@@ -74,66 +70,89 @@ class Checkpoints:
                 f"{self.folder}: the checkpoint of step {state.step} could not be saved ({reason(error)}): it needs "
                 f"{needed / 1e6:.1f} MB, and {shutil.disk_usage(self.folder).free / 1e6:.1f} MB are free; {rest}"
             ) from None
-        for old in self._files()[: -self.keep]:
-            old.unlink()
+        if distributed.is_first():
+            for old in self._files()[: -self.keep]:
+                _remove(old)
         return path
 
-    def resume(self, state: RunState) -> bool:
-        """Restore the last whole checkpoint into a new run; returns False where there is none.
+    def _write_file(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+        data = as_file(tensors, header)
+        path = self.folder / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+        write_whole(data, self.folder / UNFINISHED, path)
+        return path
 
-        The first rank chooses the file and prints its choice on stderr, with each file that it leaves out and why:
-        half-written, damaged, with damaged metrics or tokens, or of another run. The other ranks read the same file.
+    def _write_parts(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+        aside = self.folder / UNFINISHED_PARTS
+
+        def begin() -> None:
+            if distributed.is_first():
+                self._remove_unfinished()
+                aside.mkdir()
+
+        def end() -> str:
+            data = json.dumps({**header, "parts": parts}).encode()
+            path = self.folder / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}"
+            if distributed.is_first():
+                (aside / HEADER).write_bytes(data)
+                rename_whole(aside, path)
+            return path.name
+
+        distributed.in_step(begin)
+        parts = write_parts(tensors, aside)
+        return self.folder / distributed.gathered(distributed.in_step(end))[0]
+
+    def _remove_unfinished(self) -> list[Path]:
+        """Remove what an earlier process left half-written; returns it."""
+        found = [path for name in (UNFINISHED, UNFINISHED_PARTS) if (path := self.folder / name).exists()]
+        for path in found:
+            _remove(path)
+        return found
+
+    def resume(self, state: RunState) -> bool:
+        """Restore the last whole checkpoint into a new run; returns False where there is none. Every rank must call.
+
+        The first rank prints the choice on stderr, with each checkpoint that is left out and why: half-written,
+        damaged, with damaged metrics or tokens, or of another run.
 
         Raises:
             StudyError: a file cannot be read, or all of this run's states are damaged. All files stay, since only the
                 user knows whether a copy is left, and training from the first step is the user's decision.
         """
-        chosen = distributed.gathered(self._resume(state) if distributed.is_first() else None)[0]
-        if chosen is not None and not distributed.is_first():
-            try:
-                self._restore(self.folder / chosen, state)
-            except StudyError as error:
-                raise StudyError(f"{self.folder / chosen}: rank {distributed.number()}: {error}") from None
-        return chosen is not None
-
-    def _resume(self, state: RunState) -> str | None:
-        """The name of the restored file."""
-        aside = self.folder / UNFINISHED
-        if aside.exists():
+        first = distributed.is_first()
+        for aside in self._remove_unfinished() if first else ():
             say(f"{aside}: half-written, left out")
-            aside.unlink()
         damaged: dict[Path, DamagedError] = {}
-        for file in reversed(self._files()):
+        # The first rank decides, since it holds the folder.
+        for file in distributed.gathered([*reversed(self._files())] if first else [])[0]:
             try:
                 self._restore(file, state)
             except DamagedError as error:
-                say(f"{file}: {error}, left out")
+                if first:
+                    say(f"{file}: {error}, left out")
                 damaged[file] = error
                 continue
-            for later in damaged:
-                _remove(later)
-            say(f"{file}: the run goes on from step {state.step}")
-            return file.name
+            if first:
+                for later in damaged:
+                    _remove(later)
+                say(f"{file}: the run goes on from step {state.step}")
+            return True
         if damaged:
-            *_, first = damaged.values()
+            *_, last = damaged.values()
             raise StudyError(
-                f"{first.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be used; put it back "
+                f"{last.file}: damaged, and none of this run's checkpoints ({len(damaged)}) can be used; put it back "
                 f"from a copy, or remove {self.folder} to train from the first step"
             )
-        for file in sorted(self.folder.glob("step-*"))[-1:]:
+        for file in sorted(self.folder.glob("step-*"))[-1:] if first else ():
             say(f"{file}: of {_whose(file, self.fingerprint)}; training starts anew")
-        return None
+        return False
 
     def _restore(self, file: Path, state: RunState) -> None:
-        match = FILE_NAME.fullmatch(file.name)
-        if match is None or file.is_dir() or checksum(file)[:16] != match[2]:
-            raise DamagedError(file, "damaged, since its checksum is not the one in its name")
+        """Restore a state on all ranks; where one cannot, all raise DamagedError, or StudyError if it may be whole."""
         try:
-            with safe_open(file, framework="pt") as opened:
-                numbers = json.loads(opened.metadata()["numbers"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-            state.restore(tensors, numbers)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            numbers = distributed.in_step(lambda: check(file))["numbers"]
+            tensors = load(file, state.blank)
+            distributed.in_step(lambda: state.restore(tensors, numbers))
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise DamagedError(file, f"no state could be read from it ({reason(error)})") from None
 
     def _files(self) -> list[Path]:
@@ -206,8 +225,7 @@ def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -
 def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
     """How a checkpoint's run differs from this one, in words."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            theirs = json.loads(opened.metadata()["fingerprint"])
+        theirs = read_header(file)["fingerprint"]
         return f"a run with other {', '.join(name for name in fingerprint if theirs.get(name) != fingerprint[name])}"
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
         return "an unknown run"

@@ -120,7 +120,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     thresholds = Thresholds(run.vocabulary, model.config.vocab_size)
     kept = KeptMetrics(checkpoints.folder, checkpoints.name), KeptTokens(checkpoints.folder, checkpoints.name)
     state = RunState(model, make_optimizer(model, settings), engine.weight_sync, thresholds, *kept)
-    snapshots = Snapshots(checkpoints.folder, checkpoints.name, settings.snapshots)
+    snapshots = Snapshots(checkpoints.folder, checkpoints.name, settings.snapshots, getattr(torch, run.policy_dtype))
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
     order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)

@@ -24,7 +24,7 @@ from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import link, link_tree, sync, whole_folder
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.provenance import provenance
-from tailrl.training.snapshots import Snapshots
+from tailrl.training.snapshots import Snapshots, put_snapshots
 from tailrl.training.state import RunState
 
 
@@ -51,9 +51,9 @@ def write_results(
         snapshots: of the run.
 
     Raises:
-        StudyError: kept metrics or tokens are damaged, or the disk refuses.
+        StudyError: kept metrics, tokens or snapshots are damaged, or the disk refuses.
     """
-    weights = whole_weights(state.model)
+    weights = whole_weights(state.model, getattr(torch, run.policy_dtype))
     if not distributed.is_first():
         return
     record = RunRecord(
@@ -70,23 +70,23 @@ def write_results(
         **found,
     )
     lines, tokens = "".join(map(metrics_line, state.metrics.read())), state.tokens.joined()
+    policies = snapshots.checked(state.step)
     try:
         with whole_folder(folder, "writing-results") as aside:
             (aside / "metrics.jsonl").write_text(lines, encoding="utf-8")
             write_tokens(aside, tokens)
             save_policy(state.model, tokenizer, aside / "policy", weights)
             if run.training.snapshot_every is not None:
-                snapshots.put(aside / "snapshots", state.step)
+                put_snapshots(policies, aside / "snapshots")
             write_record(aside, record)
             inputs = {name: record.fingerprint[name] for name in ("problems", "base policy")}
             sources = at_start(job_files("train", run))
             write_manifest(aside / MANIFEST, files_in(aside), inputs=inputs, sources=sources, steps=state.step)
     except Exception as error:  # OSError, and each library that writes a policy raises its own kind
         needed = sum(weight.nbytes for weight in weights.values()) + sum(array.nbytes for array in tokens.values())
-        free = shutil.disk_usage(folder.parent).free
         raise StudyError(
             f"{folder}: the results could not be written ({reason(error)}): they need up to {needed / 1e6:.1f} MB, and "
-            f"{free / 1e6:.1f} MB are free; the checkpoints are kept"
+            f"{shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free; the checkpoints are kept"
         ) from None
 
 

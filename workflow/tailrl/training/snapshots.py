@@ -6,9 +6,11 @@ They lie beside the run's checkpoints, where no rule deletes them. Once the run 
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import MANIFEST, files_in, read_digests, write_manifest
@@ -25,6 +27,7 @@ class Snapshots:
     folder: Path  # of the run's checkpoints
     name: str  # of the run, which excludes snapshots of a run with other settings
     steps: range  # the numbers of steps done after which a policy is kept
+    dtype: torch.dtype  # of the kept policies: `Run.policy_dtype`
 
     def keep(self, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy, whole or not at all, if `step` is among `steps`.
@@ -37,7 +40,7 @@ class Snapshots:
         """
         if step not in self.steps:
             return
-        weights = whole_weights(model)
+        weights = whole_weights(model, self.dtype)
         if not distributed.is_first():
             return
         path = self._path(step)
@@ -52,24 +55,30 @@ class Snapshots:
                 f"{path}: the policy after step {step} could not be kept ({reason(error)}): {free:.1f} MB are free"
             ) from None
 
-    def put(self, folder: Path, done: int) -> None:
-        """Link every snapshot of a run that ended after `done` steps into a new folder.
+    def checked(self, done: int) -> dict[int, Path]:
+        """The snapshots of a run that ended after `done` steps, by step.
 
         Raises:
             StudyError: a snapshot is missing, or was changed since it was kept.
         """
-        folder.mkdir()
-        for step in self.steps:
-            if step > done:
-                break
-            if not self._path(step).is_dir():
-                raise StudyError(f"{self._path(step)}: the policy after step {step} is missing")
-            read_digests(self._path(step), self._path(step))
-            link_tree(self._path(step), folder / f"step-{step:08d}")
-            (folder / f"step-{step:08d}" / MANIFEST).unlink()  # the run's manifest has these files
+        found = {step: self._path(step) for step in self.steps if step <= done}
+        for step, path in found.items():
+            if not path.is_dir():
+                raise StudyError(f"{path}: the policy after step {step} is missing")
+            read_digests(path, path)
+        return found
 
     def _path(self, step: int) -> Path:
         return self.folder / f"snapshot-{self.name}-{step:08d}"
+
+
+def put_snapshots(snapshots: Mapping[int, Path], folder: Path) -> None:
+    """Link snapshots into a new folder; raises OSError where the disk refuses."""
+    folder.mkdir()
+    for step, path in snapshots.items():
+        target = folder / f"step-{step:08d}"
+        link_tree(path, target)
+        (target / MANIFEST).unlink()  # the run's manifest has these files
 
 
 def read_snapshots(folder: Path) -> list[tuple[int, Path]]:

@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tailrl.objective.adaptive_rho import Thresholds
-from tailrl.runtime import distributed
-from tailrl.runtime.distributed import sharded_like
+from tailrl.training.checkpoint_files import Sizes
 from tailrl.training.kept_data import KeptMetrics, KeptTokens
 from tailrl.training.weight_sync import WeightSync
 
@@ -42,13 +41,43 @@ class RunState:
     wall_seconds: float = 0.0
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors by name, whole, on the first rank, uncopied where possible; every rank must call."""
+        """The state's tensors by name, uncopied where possible, sharded where the run's own are."""
         found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
         for age, weights in enumerate(self.weight_sync.past):
             found |= {f"past.{age}.{name}": tensor for name, tensor in weights}
-        return {name: tensor.contiguous() for name, tensor in distributed.on_first(found.items()).items()}
+        return {name: tensor.contiguous() for name, tensor in found.items()}
+
+    def blank(self, sizes: Sizes) -> dict[str, Tensor]:
+        """Empty tensors for a saved state of these sizes, sharded as this run's own are.
+
+        Raises:
+            IndexError, ValueError: the state is of another kind of run.
+        """
+        own = _of_model(self.model)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        given = {name.removeprefix("model."): size for name, (size, _) in sizes.items() if name.startswith("model.")}
+        if {name: tensor.shape for name, tensor in own.items()} != given:
+            raise ValueError("its policy has other weights")
+        found = {}
+        for name, (size, dtype) in sizes.items():
+            like: Tensor | None = None
+            match name.split("."):
+                case ["model", *rest]:
+                    like = own[".".join(rest)]
+                case ["optimizer", index, _]:
+                    like = parameters[int(index)]
+                case ["past", *_]:
+                    pass  # whole on every rank
+                case _:
+                    raise ValueError(f"{name} is no tensor of a run")
+            # The count of the optimizer's steps is a single number, which is not sharded.
+            if like is None or like.shape != size:
+                found[name] = torch.empty(size, dtype=dtype)
+            else:
+                found[name] = torch.empty_like(like, dtype=dtype)
+        return found
 
     def numbers(self) -> dict[str, Any]:
         """The state's numbers, for JSON; flushes the kept metrics, to which they refer, to the disk."""
@@ -60,31 +89,24 @@ class RunState:
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `numbers` returned, in a run of the same settings; adds the step to `resumed`.
 
-        The number of ranks may differ.
+        The tensors are sharded as this run's own are: their places are from `blank`.
 
         Raises:
             StudyError: kept metrics or tokens are missing; nothing is changed.
-            KeyError, RuntimeError, TypeError, ValueError: the state is of another kind of run; nothing is changed.
+            KeyError, TypeError, ValueError: the state is of another kind of run; nothing is changed.
         """
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "past": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
             groups[group][rest] = tensor
-        own, given = _of_model(self.model), groups["model"]
-        # Checks come before any change: a state is restored whole or not at all.
-        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in given.items()}:
-            raise ValueError("its policy has other weights")
         state, past = _by_number(groups["optimizer"]), _by_number(groups["past"])
-        parameters = dict(enumerate(parameter for g in self.optimizer.param_groups for parameter in g["params"]))
-        for index, values in state.items():
-            # The count of steps is a single number, which is not sharded.
-            state[index] = {n: sharded_like(t, parameters[index]) if t.ndim else t for n, t in values.items()}
+        # Checks come before any change: a state is restored whole or not at all.
         small = {name: numbers[name] for name in SCALARS}
         lines, checksums = self.metrics.check(numbers["metrics"]), self.tokens.check(numbers["tokens"])
         copy(self.thresholds).restore(numbers["thresholds"])
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
-        for name, tensor in own.items():
-            tensor.copy_(sharded_like(given[name], tensor))
+        for name, tensor in _of_model(self.model).items():
+            tensor.copy_(groups["model"][name])
         self.weight_sync.past.clear()
         self.weight_sync.past.extend(list(past[age].items()) for age in sorted(past))
         self.thresholds.restore(numbers["thresholds"])
