@@ -13,6 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.devices import visible
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -52,6 +53,18 @@ MODEL_FILES = (
 )
 # Snakemake formats this path.
 conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+
+
+# No more jobs at once than this machine has GPUs; each takes its own (`tailrl.runtime.devices`). On a cluster, the
+# scheduler hands them out.
+if workflow.local_exec and visible() and "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", len(visible()))
+
+
+# The ranks that a profile or the command line gives to a rule's jobs. Each needs a GPU, where there are any.
+def ranks_of(rule):
+    given = workflow.resource_settings.overwrite_resources.get(rule, {})
+    return given["ranks"].value if "ranks" in given else 1
 
 
 # Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.

@@ -68,6 +68,8 @@ rule compare:
     conda:
         conda_env
     threads: 1
+    resources:
+        gpu=1,
     params:
         settings=lambda wildcards, output: study.compared(
             wildcards.engine
@@ -136,6 +138,8 @@ rule equal_mass:
     conda:
         conda_env
     threads: 1
+    resources:
+        gpu=1,
     params:
         settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
         compared=lambda wildcards: compared(study.trainers_own()),

@@ -20,6 +20,8 @@ rule evaluate:
     conda:
         conda_env
     threads: 1
+    resources:
+        gpu=1,
     params:
         settings=lambda wildcards, output: study.evaluation.model_dump_json(),
         compared=lambda wildcards: compared(study.evaluation),

@@ -27,6 +27,7 @@ rule train:
     # Processes that share a run, each with a GPU where there are any: `--set-resources train:ranks=2`, or a profile.
     resources:
         ranks=1,
+        gpu=ranks_of("train"),
     params:
         settings=lambda wildcards, output: runs[wildcards.arm].model_dump_json(),
         compared=lambda wildcards: compared(runs[wildcards.arm]),

@@ -1,7 +1,7 @@
 """The commands for the workflow's rules: one command a rule.
 
 A job takes the digests of its source files before it imports them, and flushes its files to the disk before it ends:
-Snakemake notes the end, and reads no file.
+Snakemake notes the end, and reads no file. Before that, a job with an engine takes GPUs of its own.
 """
 
 import os
@@ -20,6 +20,7 @@ from tailrl.config.load import parse_settings
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
+from tailrl.runtime.devices import take
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
 from tailrl.runtime.limits import enough_address_space
@@ -70,6 +71,8 @@ def train(
     ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
+    if "RANK" not in os.environ:
+        take(ranks)
     if ranks > 1 and "RANK" not in os.environ:
         launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
         return
@@ -100,6 +103,7 @@ def evaluate(
 ) -> None:
     """Evaluate the policies of one arm."""
     evaluation = parse_settings(Evaluation, settings)
+    take(1)
     at_start(job_files("evaluate", evaluation))
     from tailrl.evaluation.evaluate import evaluate_arm, write_results
     from tailrl.training.snapshots import read_snapshots
@@ -164,6 +168,7 @@ def gradients(results: Folder, out: Out) -> None:
 def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     compared = parse_settings(Distributions, settings)
+    take(1)
     at_start(job_files("compare", compared))
     from tailrl.probes.distributions.measure import write_distributions
 
@@ -182,9 +187,11 @@ def distributions(results: Folder, engine: Annotated[list[str], Option(help="onc
 @app.command()
 def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
+    compared = parse_settings(Distributions, settings)
+    take(1)
     from tailrl.probes.distributions.equal_mass import write_equal_mass
 
-    write_equal_mass(parse_settings(Distributions, settings), policy, problems, out)
+    write_equal_mass(compared, policy, problems, out)
 
 
 @app.command()
