@@ -13,7 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
-from tailrl.runtime.devices import visible
+from tailrl.runtime.devices import attached, visible
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -51,8 +51,11 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-# Snakemake formats this path.
-conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+# The environment of `--sdm conda`, by the variable that make has too; where jobs run elsewhere, only it can tell. Snakemake
+# formats this path.
+pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
+conda_env = str(Path(workflow.basedir, pins).with_suffix(".yaml"))
+conda_env = conda_env.replace("{", "{{").replace("}", "}}")
 
 
 # No more jobs at once than this machine has GPUs; each takes its own (`tailrl.runtime.devices`). On a cluster, the

@@ -79,8 +79,10 @@ def train(
     run = parse_settings(Run, settings)
     at_start(job_files("train", run))
     from tailrl.evaluation.model_card import write_card
+    from tailrl.planning.fits import check_training
     from tailrl.training.loop import train as train_run
 
+    check_training(run, policy, int(os.environ.get("WORLD_SIZE", "1")))
     train_run(run, seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
@@ -170,8 +172,10 @@ def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile,
     compared = parse_settings(Distributions, settings)
     take(1)
     at_start(job_files("compare", compared))
+    from tailrl.planning.fits import check_sampling
     from tailrl.probes.distributions.measure import write_distributions
 
+    check_sampling(compared.engine.sampler, policy)
     write_distributions(compared, policy, problems, out)
     sync(out)
 
