@@ -4,12 +4,14 @@ import logging
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
@@ -116,6 +118,13 @@ def snapshot_folders(arm):
         for seed in arm_seeds(arm)
         if has_snapshots and arm != BASE_ARM
     ]
+
+
+# How many policies an arm's evaluation has.
+def policies_of(arm):
+    return len(arm_seeds(arm)) * (
+        1 + len(snapshot_folders(arm) and runs[arm].training.snapshots)
+    )
 
 
 def arm_seeds(arm):
@@ -254,8 +263,8 @@ onstart:
     Path(results, NOTE).write_text(f"{study_note()}\n")
 
 
-# Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`): those of
-# this study that it was asked for.
+# Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`), and so have
+# evaluated policies: those of this study that it was asked for.
 onsuccess:
     say_what_was_edited()
     made = (str(file) for job in workflow.dag.jobs for file in job.output)
@@ -263,6 +272,8 @@ onsuccess:
     for job in workflow.dag.jobs:
         if job.rule.name == "train":
             forget_finished(Path(job.output.run).parent / "checkpoints")
+        elif job.rule.name == "evaluate":
+            shutil.rmtree(parts_of(Path(job.output.summary)), ignore_errors=True)
 
 
 onerror:

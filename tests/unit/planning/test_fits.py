@@ -70,9 +70,7 @@ def test_what_may_fit_is_not_refused(tmp_path: Path) -> None:
 def test_an_evaluations_engine_must_fit_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "_memory", lambda: 24e9)
     folder = write_config(tmp_path, KNOWN["Qwen/Qwen3-14B"])
-    with pytest.raises(
-        StudyError, match=r"14\.8 billion parameters in bfloat16 take 35 GB of one GPU, which has 24 GB"
-    ):
+    with pytest.raises(StudyError, match=r"14\.8 billion parameters in bfloat16 take 35 GB of one GPU"):
         fits.check_sampling(SamplerSettings(dtype="bfloat16"), folder)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
+from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.values import positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
@@ -20,7 +21,7 @@ from tailrl.config.load import parse_settings
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
-from tailrl.runtime.devices import take
+from tailrl.runtime.devices import on_its_own, take
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
 from tailrl.runtime.limits import enough_address_space
@@ -74,7 +75,7 @@ def train(
     if "RANK" not in os.environ:
         take(ranks)
     if ranks > 1 and "RANK" not in os.environ:
-        launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
+        _launch(ranks)
         return
     run = parse_settings(Run, settings)
     at_start(job_files("train", run))
@@ -102,23 +103,37 @@ def evaluate(
     out: Out,
     samples: Annotated[Path, Option(help="the file of the samples to write")],
     snapshots: Annotated[list[str] | None, Option(metavar="SEED=FOLDER", help="policies kept during training")] = None,
+    ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the policies")] = 1,
 ) -> None:
     """Evaluate the policies of one arm."""
     evaluation = parse_settings(Evaluation, settings)
-    take(1)
-    at_start(job_files("evaluate", evaluation))
-    from tailrl.evaluation.evaluate import evaluate_arm, write_results
     from tailrl.training.snapshots import read_snapshots
 
     policies = [seed_and_folder(text) for text in policy]
-    kept = [
+    on_the_way = [
         (seed, step, folder)
         for seed, snapshot in map(seed_and_folder, snapshots or [])
         for step, folder in read_snapshots(snapshot)
     ]
-    evaluated = evaluate_arm(arm, policies, problems, evaluation, kept)
-    write_results(evaluated, out, samples)
-    sync(out.parent)
+    ranks = min(ranks, len(policies) + len(on_the_way))
+    if "RANK" not in os.environ:
+        take(ranks)
+        if ranks > 1:
+            _launch(ranks)
+    share = on_its_own()
+    at_start(job_files("evaluate", evaluation))
+    from tailrl.evaluation.evaluate import evaluate_arm, write_results
+    from tailrl.planning.fits import check_sampling
+
+    check_sampling(evaluation.sampler, policies[0][1])
+    evaluated = evaluate_arm(arm, policies, problems, evaluation, parts_of(out), on_the_way, share)
+    if evaluated is not None:
+        write_results(evaluated, out, samples)
+        sync(out.parent)
+
+
+def _launch(ranks: int) -> None:
+    launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
 
 
 @app.command()

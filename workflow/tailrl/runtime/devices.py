@@ -19,6 +19,8 @@ from tailrl.runtime.errors import StudyError, reason, say
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables of schedulers, which number the GPUs of each allocation from 0: equal numbers are other GPUs there."""
+RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+"""What torchrun tells a process that it starts, and what another process would read there."""
 NODES = Path("/dev")
 PAUSE = 1.0
 """Seconds between two looks for free GPUs."""
@@ -55,6 +57,17 @@ def visible() -> list[str]:
             break
         devices.append(device)
     return devices
+
+
+def on_its_own() -> tuple[int, int]:
+    """This rank's number and how many there are; (0, 1) for a process that is no rank.
+
+    From here on the rank is a process of its own, with one of the GPUs: no library takes it for a part of a group.
+    """
+    number, count, local = (int(os.environ.pop(name, default)) for name, default in RANK_VARIABLES.items())
+    if count > 1 and (devices := visible()):
+        os.environ[VISIBLE] = devices[local]
+    return number, count
 
 
 def take(count: int) -> list[str]:
