@@ -24,7 +24,7 @@ from tailrl.runtime.atomic_files import sync
 from tailrl.runtime.devices import on_its_own, take
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
-from tailrl.runtime.limits import enough_address_space
+from tailrl.runtime.limits import enough_address_space, enough_shared_memory
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 app.callback(help=app.info.help)(enough_address_space)
@@ -72,8 +72,8 @@ def train(
     ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
-    if "RANK" not in os.environ:
-        take(ranks)
+    if "RANK" not in os.environ and take(ranks) and ranks > 1:
+        enough_shared_memory(ranks)
     if ranks > 1 and "RANK" not in os.environ:
         _launch(ranks)
         return
