@@ -45,7 +45,8 @@ curves.dispatchEvent(new PointerEvent("pointermove", place));
 const type = parseFloat(getComputedStyle(curves.querySelector("text")).fontSize) * box.width / 360;
 const bottom = document.querySelector("#chart-score svg").getBoundingClientRect().bottom;
 const colour = getComputedStyle(row.querySelector(".mark")).fill;
-const seen = { on, off, type, bottom, colour, wide: document.documentElement.scrollWidth,
+const links = document.querySelectorAll('a[href$=".csv"]').length;
+const seen = { on, off, type, links, bottom, colour, wide: document.documentElement.scrollWidth,
   tip: document.getElementById("tip").innerText, buttons: document.querySelectorAll(".keys button").length };
 parent.postMessage(JSON.stringify(seen), "*");
 </script>"""
@@ -117,6 +118,8 @@ def test_the_first_screen_answers_to_pointer_and_switches(width: int, dark: bool
     assert found, printed[:200]
     seen = json.loads(html.unescape(found[1]))
     assert (seen["on"], seen["off"], seen["buttons"]) == ("inline", "none", 2)
+    assert "tables/claims.csv" in page.read_text(encoding="utf-8")
+    assert seen["links"] == 0, "in a frame, as in Snakemake's report, a link to a table leads nowhere"
     assert seen["wide"] <= width and seen["type"] >= 12
     assert seen["tip"].split() == ["step", "1", "a", "0.5", "b", "0.5"]
     assert width == 390 or seen["bottom"] < 900, "the chart of scores is on the first screen"

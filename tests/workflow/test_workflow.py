@@ -195,7 +195,7 @@ def test_a_template_is_source_of_the_pages_and_of_nothing_else(workflow: Workflo
         assert workflow.plan() == []
 
 
-def test_braces_in_text_are_no_wildcards(tmp_path: Path) -> None:
+def test_braces_in_text_are_no_wildcards(tmp_path: Path, policy_folder: Path) -> None:
     """In the checkout's path and in what a study says; the paths of inputs are refused in a sentence."""
     workflow = copy_workflow(tmp_path / "a {word}")
     study = workflow.write_study({"description": "a {word} of {seed}"})
@@ -207,6 +207,10 @@ def test_braces_in_text_are_no_wildcards(tmp_path: Path) -> None:
     (workflow.folder / "{arm}.jsonl").touch()
     study = workflow.write_study({"task": {"name": "aime25", "path": "{arm}.jsonl"}}, name=study)
     assert "task.path: Snakemake takes the braces in {arm}.jsonl for a" in refusal(workflow.run("snakemake", *words))
+    shutil.copytree(policy_folder, workflow.folder / "{seed}")
+    study = workflow.write_study({"policy": {"source": "pretrained", "path": "{seed}"}}, name=study)
+    said = refusal(workflow.run("snakemake", *words))
+    assert "policy.path: Snakemake takes the braces in {seed}/" in said and said.endswith("for a wildcard; rename it")
     elsewhere = refusal(workflow.run("snakemake", *words, "--directory", str(tmp_path)))
     assert elsewhere.startswith(f"{workflow.folder}: Snakemake takes braces in the workflow's path for wildcards")
 

@@ -108,7 +108,8 @@ rule distributions:
                 "claims",
             )
         ],
-        page=f"{results}/distributions/distributions.md",
+        text=f"{results}/distributions/distributions.md",
+        page=f"{results}/distributions/distributions.html",
         figure=f"{results}/distributions/distributions.svg",
     log:
         f"{results}/logs/distributions.log",

@@ -99,6 +99,7 @@ rule html:
         conda_env
     params:
         study=plain(study_json),
+        sources=sources([home / "workflow/tailrl/report/opening.py"]),
         snakefile=os.path.relpath(workflow.main_snakefile),
     message:
         "report.html\nlog: {log}"
@@ -195,6 +196,7 @@ for ablation in study.ablations:
             code=REPORT_FILES,
         output:
             table=f"{results}/ablations/{ablation}.md",
+            page=f"{results}/ablations/{ablation}.html",
             csv=f"{results}/ablations/{ablation}.csv",
             figure=f"{results}/ablations/{ablation}.svg",
             claims=f"{results}/ablations/{ablation}_claims.csv",

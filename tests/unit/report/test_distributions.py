@@ -229,6 +229,9 @@ def test_what_is_written(results: Path) -> None:
     )
     assert "| same | 0 to 1 | 75 % | 0 | 0 | 0 | 0 |" in page
     assert "| coarse | from 5 | 0 % |" in page
+    verdicts = rows(out / "claims.csv")
+    assert verdicts and all(f"| **{row['verdict']}** | {row['arms']} |" in page for row in verdicts)
+    assert (out / "distributions.html").read_text(encoding="utf-8").count("<svg") == 1
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     write_distribution_report(results, list(ENGINES), out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before

@@ -156,6 +156,8 @@ def test_ablation(whole: tuple[Study, Path], tmp_path: Path) -> None:
     assert text.startswith("# Ablation rho\n\nArm `dvp` with other values of `vocabulary.rho`, 3 seeds each.")
     assert "| e-13 | " in text
     assert (tmp_path / "ablations" / "rho.svg").stat().st_size > 1000
+    page = (tmp_path / "ablations" / "rho.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 1 and 'href="rho_claims.csv"' in page and "<td>e-13</td>" in page
 
 
 def test_ablation_of_another_field_with_one_seed(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:

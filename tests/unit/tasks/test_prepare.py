@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tailrl.artifacts.manifest import policy_digest
 from tailrl.config.jobs import Problems
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy, WarmStart
@@ -131,6 +132,24 @@ def test_a_pretrained_policy_is_copied(policy_folder: Path, tmp_path: Path) -> N
     assert load_tokenizer(tmp_path / "base").get_vocab() == load_tokenizer(policy_folder).get_vocab()
 
 
+@pytest.mark.parametrize("source", ["scratch", "pretrained"])
+def test_a_byte_flipped_in_the_base_policy_is_noticed(policy_folder: Path, tmp_path: Path, source: str) -> None:
+    """By every job that asks for its digest: trainings and evaluations."""
+    write_problems(load_task(STAGES[0]).problems[:16], tmp_path / "warm_start.jsonl")
+    tiny = ScratchPolicy(
+        vocabulary_size=600, hidden_size=32, heads=1, layers=1, warm_start=WarmStart(stages=STAGES, batch=16)
+    )
+    settings = tiny if source == "scratch" else PretrainedPolicy(source="pretrained", path=str(policy_folder))
+    write_base_policy(settings, tmp_path / "warm_start.jsonl", tmp_path / "base")
+    policy_digest(tmp_path / "base")
+    weights = tmp_path / "base" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(StudyError, match=r"model\.safetensors: is not as its job left it"):
+        policy_digest(tmp_path / "base")
+
+
 def test_a_warm_start_needs_worked_solutions(tmp_path: Path) -> None:
     write_problems([Problem("a", "p", "1", "s"), Problem("b", "p", "1")], tmp_path / "warm_start.jsonl")
     with pytest.raises(StudyError, match=r"warm_start\.jsonl: a warm start needs worked solutions"):
@@ -143,9 +162,8 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tailrl.model.download.load_policy", asked.append)
     monkeypatch.setattr("tailrl.model.download.try_tokenizer", lambda path: asked.append(("trial", path)))
     monkeypatch.setattr("tailrl.model.download.load_tokenizer", lambda path: asked.append(("tokenizer", path)))
-    download_inputs(parse_study({"name": "s", "arms": {"a": {}}}))
-    assert asked == []
-    download_inputs(
+    assert download_inputs(parse_study({"name": "s", "arms": {"a": {}}})) == asked == []
+    fetched = download_inputs(
         parse_study(
             {
                 "name": "s",
@@ -156,4 +174,5 @@ def test_download_asks_for_what_comes_from_the_hub(monkeypatch: pytest.MonkeyPat
             }
         )
     )
+    assert fetched == ["math-ai/aime25", "some/model"]
     assert asked == [("math-ai/aime25", "test"), ("trial", "some/model"), ("tokenizer", "some/model"), "some/model"]

@@ -63,7 +63,8 @@ def download(
     """Fetch the data sets and the model of a study, for nodes without a network."""
     from tailrl.model.download import download_inputs
 
-    download_inputs(parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study))
+    fetched = download_inputs(parse_settings(Study, study) if study.lstrip().startswith("{") else read_study(study))
+    print(f"on this machine: {', '.join(fetched)}" if fetched else "nothing to download: the study needs no network")
 
 
 def across(

@@ -7,11 +7,19 @@ from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.tasks.registry import download_task
 
 
-def download_inputs(study: Study) -> None:
-    """Fetch the study's tasks and pretrained policy into the Hugging Face cache; raises StudyError without the hub."""
-    for task in (study.task, study.evaluation.task):
-        download_task(task)
+def download_inputs(study: Study) -> list[str]:
+    """Fetch the study's tasks and pretrained policy into the Hugging Face cache, unless they are there.
+
+    Returns:
+        The names of the data sets and the policy that the study takes from there.
+
+    Raises:
+        StudyError: the hub is out of reach.
+    """
+    fetched = [name for task in (study.task, study.evaluation.task) if (name := download_task(task))]
     if isinstance(study.policy, PretrainedPolicy):
         try_tokenizer(study.policy.path)
         load_tokenizer(study.policy.path)
         load_policy(study.policy.path)
+        fetched.append(study.policy.path)
+    return fetched

@@ -15,7 +15,8 @@ def where_to_look(results: str, made: Iterable[str], ablations: Iterable[str], o
     """
     files = set(made)
     first = [f"{results}/report.html", f"{results}/summary.html"]
-    pages = sorted(file for file in files if file.endswith((".html", ".md")) and file != f"{results}/summary.md")
+    texts = [file for file in files if file.endswith(".md") and f"{file.removesuffix('.md')}.html" not in files]
+    pages = sorted([*texts, *(file for file in files if file.endswith(".html"))])
     shown = dict.fromkeys(page for page in (*first, *pages) if page in files)
     if options is not None and first[0] not in files:
         following = f"snakemake --cores all{options}"

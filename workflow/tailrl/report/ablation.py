@@ -30,15 +30,15 @@ from tailrl.report.axes import (
     set_percent_axis,
     style,
 )
-from tailrl.report.page import render
+from tailrl.report.page import Drawing, caption, page, render
 from tailrl.report.summary import comparison_table
 from tailrl.runtime.errors import StudyError
 from tailrl.stats.intervals import Interval, problem_interval
 
 
 def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
-    """Write <name>.csv, .svg and .md into out/ablations, the verdicts as <name>_claims.csv, and the differences between
-    all of the ablation's arms as <name>_differences.csv.
+    """Write <name>.csv, .svg, .md and .html into out/ablations, the verdicts as <name>_claims.csv, and the differences
+    between all of the ablation's arms as <name>_differences.csv.
 
     Raises:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
@@ -60,7 +60,7 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     save_svg(ablation_figure(points_A, untrained, ablation.field, samples, list(study.arms)), folder / f"{name}.svg")
     further = itertools.groupby(verdicts[len(ablation.bases) :], key=lambda verdict: verdict.endpoint)
     tied = [comparison for comparison in comparisons if comparison.why]
-    page = render(
+    words = render(
         "ablation.md.j2",
         name=name,
         ablation=ablation,
@@ -73,7 +73,10 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
         verdicts=[(endpoint, list(lines)) for endpoint, lines in further],
         compared=comparison_table(tied, f"{name}_differences.csv") if tied else "",
     )
-    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    (folder / f"{name}.md").write_text(words, encoding="utf-8")
+    behind = (f"{name}.csv", f"{name}_claims.csv", f"{name}_differences.csv")
+    drawing = Drawing(folder / f"{name}.svg", caption("ablation"), behind)
+    (folder / f"{name}.html").write_text(page(words, [drawing]), encoding="utf-8")
 
 
 def ablation_figure(

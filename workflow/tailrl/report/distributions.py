@@ -24,7 +24,9 @@ from tailrl.analysis.distributions import (
     signature,
 )
 from tailrl.analysis.format import short
+from tailrl.artifacts.claims import Verdict, write_verdicts
 from tailrl.artifacts.tables import flat_rows, write_csv
+from tailrl.claims.distributions import judge_distributions
 from tailrl.report.axes import (
     GREY,
     arm_legend,
@@ -35,7 +37,7 @@ from tailrl.report.axes import (
     set_magnitude_scale,
     style,
 )
-from tailrl.report.page import render
+from tailrl.report.page import Drawing, caption, page, render
 from tailrl.stats.intervals import Interval
 
 MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "*")
@@ -51,16 +53,13 @@ Spread = tuple[float, float, float]
 """Mean, 1st and 99th percentile over positions."""
 
 
-def write_distributions(results: Path, engines: Sequence[str], out: Path) -> list[Compared]:
-    """Write distributions.{csv,md,svg}, safe_sets.csv, probability.csv, histograms.csv and signature.csv into out.
+def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
+    """Write distributions.{csv,md,html,svg} and {safe_sets,probability,histograms,signature,claims}.csv into out.
 
     Args:
         results: holds a folder for each engine, with positions.npz and run.json.
         engines: the reported engines, in this order.
         out: the report's folder; the same inputs give the same bytes.
-
-    Returns:
-        The comparison of each engine with the trainer.
 
     Raises:
         StudyError: one of these files is missing or cannot be used.
@@ -77,8 +76,13 @@ def write_distributions(results: Path, engines: Sequence[str], out: Path) -> lis
     write_csv(out / "histograms.csv", flat_rows(shapes))
     write_csv(out / "signature.csv", flat_rows(signatures))
     save_svg(distribution_figure(distances, overlaps, bins, shapes, signatures), out / "distributions.svg")
-    (out / "distributions.md").write_text(_page(compared, distances, overlaps, signatures), encoding="utf-8")
-    return compared
+    verdicts = judge_distributions(compared)
+    write_verdicts(out / "claims.csv", verdicts)
+    words = _page(compared, verdicts, distances, overlaps, signatures)
+    (out / "distributions.md").write_text(words, encoding="utf-8")
+    tables = ("distributions", "safe_sets", "probability", "histograms", "signature", "claims")
+    drawing = Drawing(out / "distributions.svg", caption("distributions"), tuple(f"{table}.csv" for table in tables))
+    (out / "distributions.html").write_text(page(words, [drawing]), encoding="utf-8")
 
 
 def distribution_figure(
@@ -205,14 +209,15 @@ def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
 
 
 def _page(
-    compared: Sequence[Compared], distances: Sequence[Distance], overlaps: Sequence[SetOverlap],
-    signatures: Sequence[ProbabilityBin],
+    compared: Sequence[Compared], verdicts: Sequence[Verdict], distances: Sequence[Distance],
+    overlaps: Sequence[SetOverlap], signatures: Sequence[ProbabilityBin],
 ) -> str:  # fmt: skip
     engines = [one.engine for one in distances]
     return render(
         "distributions.md.j2",
         settings=compared[0].record["settings"],
         vocabulary=compared[0].record["vocabulary"],
+        verdicts=verdicts,
         distances=distances,
         signatures=signatures,
         mass={engine: sum(row.mass for row in signatures if row.engine == engine) for engine in engines},

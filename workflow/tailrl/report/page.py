@@ -52,6 +52,15 @@ class Section:
     figures: list[Drawing] = field(default_factory=list)
 
 
+CAPTIONS = Path(__file__).parents[2] / "report"
+"""The folder of the captions, which Snakemake's report shows too."""
+
+
+def caption(name: str) -> str:
+    """A figure's caption by its name."""
+    return (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")
+
+
 SECTION_OF = {"evaluation": "Held-out score", "survival": "Held-out score"}
 """The section of these figures in a summary; all others belong to `Training`."""
 

@@ -14,17 +14,17 @@ from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import Results, read_results
 from tailrl.artifacts.tables import flat_rows, write_csv
-from tailrl.claims.distributions import judge_distributions
 from tailrl.claims.evidence import read_shown
 from tailrl.claims.gradients import judge_gradients
 from tailrl.claims.study import judge
 from tailrl.config.study import Study
-from tailrl.report import distributions, figures, gradients, snapshots
+from tailrl.report import figures, gradients, snapshots
 from tailrl.report.ablation import write_ablation
 from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
+from tailrl.report.distributions import write_distribution_report
 from tailrl.report.early_warning import write_early_warning
-from tailrl.report.page import Drawing, page
+from tailrl.report.page import CAPTIONS, Drawing, caption, page
 from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.screen import first_screen
 from tailrl.report.summary import summarize
@@ -46,8 +46,6 @@ __all__ = [
 ]
 
 FIGURES = ("evaluation", "training", "survival", "mismatch", "delta", "kept", "time")
-CAPTIONS = Path(__file__).parents[2] / "report"
-"""The folder of the captions, which Snakemake's report shows too."""
 
 
 def write_report(study: Study, results: Path, out: Path) -> None:
@@ -86,7 +84,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     drawn = [
         Drawing(
             out / "figures" / f"{name}.svg",
-            (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8"),
+            caption(name),
             tuple(f"tables/{table}.csv" for table in BEHIND.get(name, (name,))),
         )
         for name in (*FIGURES, *drawn_too)
@@ -101,16 +99,6 @@ def write_gradients(results: Path, out: Path) -> None:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
     """
     verdicts = judge_gradients(*gradients.write_gradients(results, out))
-    write_verdicts(out / "claims.csv", verdicts)
-
-
-def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
-    """Write the tables and the figure of the compared distributions, and their verdicts as out/claims.csv.
-
-    Raises:
-        StudyError: a file of an engine's job is missing or cannot be used.
-    """
-    verdicts = judge_distributions(distributions.write_distributions(results, engines, out))
     write_verdicts(out / "claims.csv", verdicts)
 
 

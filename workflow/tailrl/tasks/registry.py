@@ -14,11 +14,17 @@ def load_task(task: Task) -> Loaded:
     return loaded
 
 
-def download_task(task: Task) -> None:
+def download_task(task: Task) -> str | None:
     """Fetch the task's data set into the Hugging Face cache, for nodes without a network.
 
-    Nothing to do for generated problems and local files; raises StudyError where the hub is out of reach.
+    Returns:
+        The data set's name; None for generated problems and local files.
+
+    Raises:
+        StudyError: the hub is out of reach.
     """
-    if isinstance(task, DataSetTask) and task.path is None:
-        module = import_module(f"tailrl.tasks.{task.name}")
-        fetch(module.HUB_NAME, module.SPLIT)
+    if not isinstance(task, DataSetTask) or task.path is not None:
+        return None
+    module = import_module(f"tailrl.tasks.{task.name}")
+    fetch(module.HUB_NAME, module.SPLIT)
+    return str(module.HUB_NAME)
