@@ -57,7 +57,7 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
     head = 8 * shape.embedding * work.sampled
     size = BYTES[run.training.dtype]
     batches = max(1.0, work.row / work.batch)
-    kept = batches * activations(shape, work, False) * shape.layers / (shape.layers + 1)
+    kept = batches * activations(shape, work, False)[0]
     traffic = machine.passes * size * (kept + shape.vocabulary * work.sampled)
     seconds = (body + attention + head) / (machine.matmul * machine.train_share) + traffic / machine.bandwidth
     if devices > 1:
