@@ -53,7 +53,7 @@ $(NAMES): venv
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
 	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
-		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) $(ARGS)
+		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes

@@ -15,7 +15,7 @@ from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
-from tailrl.runtime.devices import attached, visible
+from tailrl.runtime.devices import attached
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -58,18 +58,6 @@ MODEL_FILES = (
 pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
 conda_env = str(Path(workflow.basedir, pins).with_suffix(".yaml"))
 conda_env = conda_env.replace("{", "{{").replace("}", "}}")
-
-
-# No more jobs at once than this machine has GPUs; each takes its own (`tailrl.runtime.devices`). On a cluster, the
-# scheduler hands them out.
-if workflow.local_exec and visible() and "gpu" not in workflow.global_resources:
-    workflow.register_resource("gpu", len(visible()))
-
-
-# The ranks that a profile or the command line gives to a rule's jobs. Each needs a GPU, where there are any.
-def ranks_of(rule):
-    given = workflow.resource_settings.overwrite_resources.get(rule, {})
-    return given["ranks"].value if "ranks" in given else 1
 
 
 # Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
@@ -118,13 +106,6 @@ def snapshot_folders(arm):
         for seed in arm_seeds(arm)
         if has_snapshots and arm != BASE_ARM
     ]
-
-
-# How many policies an arm's evaluation has.
-def policies_of(arm):
-    return len(arm_seeds(arm)) * (
-        1 + len(snapshot_folders(arm) and runs[arm].training.snapshots)
-    )
 
 
 def arm_seeds(arm):

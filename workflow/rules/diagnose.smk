@@ -69,6 +69,7 @@ rule compare:
         conda_env
     threads: 1
     resources:
+        **asked(lambda wildcards: comparison_request(study)),
         gpu=1,
     params:
         settings=lambda wildcards, output: study.compared(
@@ -140,6 +141,7 @@ rule equal_mass:
         conda_env
     threads: 1
     resources:
+        **asked(lambda wildcards: comparison_request(study)),
         gpu=1,
     params:
         settings=lambda wildcards, output: study.trainers_own().model_dump_json(),

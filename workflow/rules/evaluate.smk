@@ -22,8 +22,13 @@ rule evaluate:
     threads: 1
     # Processes that share the policies, each with a GPU where there are any: `--set-resources evaluate:ranks=2`.
     resources:
+        **asked(
+            lambda wildcards: evaluation_request(
+                study, policies_of(wildcards.arm), sharing(wildcards.arm)
+            )
+        ),
         ranks=1,
-        gpu=lambda wildcards: min(ranks_of("evaluate"), policies_of(wildcards.arm)),
+        gpu=lambda wildcards: sharing(wildcards.arm),
     params:
         settings=lambda wildcards, output: study.evaluation.model_dump_json(),
         compared=lambda wildcards: compared(study.evaluation),

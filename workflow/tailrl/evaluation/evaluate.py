@@ -28,7 +28,7 @@ from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_man
 from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
 from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
-from tailrl.evaluation.parts import Evaluee, Part, Parts
+from tailrl.evaluation.parts import EvaluatedPolicy, Evaluee, Parts
 from tailrl.model.policy import (
     check_vocabulary,
     encode_prompt,
@@ -137,7 +137,7 @@ def evaluate(
     return Evaluated(summary, [sample for part in found for sample in part.samples], made_from)
 
 
-def _part(parts: Parts, policy: Evaluee) -> Part:
+def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
     part = parts.read(policy)
     if part is None:
         raise StudyError(f"{parts.folder}: the evaluation of {policy.folder} is gone or damaged; run the study again")
@@ -166,7 +166,7 @@ def _evaluate(
             problem, answer = sample["doc"]["id"], sample["doc"]["answer"]
             samples.append(Samples(**evaluee.whose, id=problem, answer=answer, responses=responses))
         record = _record(evaluee.whose, outcome["results"][TASK], scored, lm.rollouts)
-        parts.write(evaluee, Part(scores=PolicyScores.model_validate(record), samples=samples))
+        parts.write(evaluee, EvaluatedPolicy(scores=PolicyScores.model_validate(record), samples=samples))
 
 
 def _record(

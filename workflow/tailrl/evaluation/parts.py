@@ -22,7 +22,7 @@ from tailrl.runtime.errors import StudyError, say, writing
 from tailrl.runtime.provenance import provenance
 
 
-class Part(Record):
+class EvaluatedPolicy(Record):
     """One policy's scores and responses."""
 
     scores: PolicyScores
@@ -52,7 +52,7 @@ class Parts:
             **{name: str(versions[name]) for name in ("python", "torch", "transformers", "vllm", "lm_eval")},
         }
 
-    def write(self, policy: Evaluee, part: Part) -> None:
+    def write(self, policy: Evaluee, part: EvaluatedPolicy) -> None:
         """Keep a policy's part; raises StudyError if the disk refuses."""
         data = part.model_dump_json(exclude_defaults=True).encode()
         path = self.folder / f"{self._name(policy)}-{_digest(data)}.json"
@@ -60,13 +60,13 @@ class Parts:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(data, self.folder / f"writing-{os.getpid()}", path)
 
-    def read(self, policy: Evaluee) -> Part | None:
+    def read(self, policy: Evaluee) -> EvaluatedPolicy | None:
         """A policy's part; None if it has none. Says which files are damaged, and leaves them out."""
         for path in sorted(self.folder.glob(f"{self._name(policy)}-*.json")):
             try:
                 data = path.read_bytes()
                 if path.stem.rpartition("-")[2] == _digest(data):
-                    return parse_record(Part, data, path)
+                    return parse_record(EvaluatedPolicy, data, path)
             except (OSError, StudyError):
                 pass
             say(f"{path}: damaged, left out")

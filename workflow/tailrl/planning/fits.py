@@ -19,10 +19,10 @@ from tailrl.runtime.devices import attached
 from tailrl.runtime.distributed import device
 from tailrl.runtime.errors import StudyError
 
-LARGE = 1e9
+TOO_LARGE_FOR_A_CPU = 1e9
 """Parameters of a policy that a CPU would train or sample for weeks."""
 MOST_RANKS = 1024
-HELD = ("weights", "gradients", "optimizer state")
+ALWAYS_THERE = ("weights", "gradients", "optimizer state")
 
 
 def check_training(run: Run, folder: Path, ranks: int) -> None:
@@ -36,7 +36,7 @@ def check_training(run: Run, folder: Path, ranks: int) -> None:
         """Bytes of a device that trainer and engine take whatever the lengths."""
         work, machine = work_of(run.training, 1, 1, devices), Machine()
         parts = training_memory(shape, run, work, machine, devices)
-        return machine.reserve + sum(parts[name] for name in HELD) + _engine(shape, run.sampler)
+        return machine.reserve + sum(parts[name] for name in ALWAYS_THERE) + _engine(shape, run.sampler)
 
     memory = _memory()
     if memory is None or held(ranks) <= memory:
@@ -77,7 +77,7 @@ def _shape(folder: Path) -> Shape | None:
 
 
 def _check_torch(shape: Shape, folder: Path, ranks: int) -> None:
-    if device().type == "cuda" or (shape.parameters <= LARGE and not (ranks > 1 and attached())):
+    if device().type == "cuda" or (shape.parameters <= TOO_LARGE_FOR_A_CPU and not (ranks > 1 and attached())):
         return
     what = f"{ranks} ranks" if ranks > 1 else f"a policy of {shape.parameters / 1e9:.1f} billion parameters"
     raise StudyError(

@@ -22,7 +22,7 @@ ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """What torchrun tells a process that it starts, and what another process would read there."""
 NODES = Path("/dev")
-PAUSE = 1.0
+BETWEEN_LOOKS = 1.0
 """Seconds between two looks for free GPUs."""
 
 taken: list[IO[bytes]] = []
@@ -103,7 +103,7 @@ def take(count: int) -> list[str]:
         if not said:
             say(f"waiting for {count} of the GPUs {', '.join(devices)}, which other jobs use")
             said = True
-        time.sleep(PAUSE)
+        time.sleep(BETWEEN_LOOKS)
     taken.extend(locks.values())
     os.environ[VISIBLE] = ",".join(locks)
     return list(locks)
