@@ -1,9 +1,13 @@
 # What jobs ask for: GPUs, and on a cluster memory and time.
 from tailrl.runtime.devices import visible
 
+# Whether jobs run elsewhere: the executor itself is known only after the rules are read. A job that runs there reads them
+# once more, and asks for nothing.
+on_cluster = workflow.resource_settings.nodes is not None
+
 # No more jobs at once than this machine has GPUs; each takes its own (`tailrl.runtime.devices`). On a cluster, the
 # scheduler hands them out.
-if workflow.local_exec and visible() and "gpu" not in workflow.global_resources:
+if not on_cluster and visible() and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", len(visible()))
 
 
@@ -13,9 +17,10 @@ def ranks_of(rule):
     return given["ranks"].value if "ranks" in given else 1
 
 
-# A job's memory and time by the plan, for a cluster. On one machine nothing is asked for, and the plan, which imports torch,
-# is not read.
-if not workflow.local_exec:
+# A job's memory and time by the plan, for a cluster. On one machine nothing is asked for, and the plan is not read, since
+# it imports torch.
+asks = on_cluster and workflow.is_main_process
+if asks:
     from tailrl.planning.requests import (
         comparison_request,
         evaluation_request,
@@ -25,14 +30,12 @@ if not workflow.local_exec:
 
 
 def asked(request):
-    return (
-        {}
-        if workflow.local_exec
-        else {
-            "mem_mb": lambda wildcards: request(wildcards).mem_mb,
-            "runtime": lambda wildcards: request(wildcards).runtime,
-        }
-    )
+    if not asks:
+        return {}
+    return {
+        "mem_mb": lambda wildcards: request(wildcards).mem_mb,
+        "runtime": lambda wildcards: request(wildcards).runtime,
+    }
 
 
 # How many policies an arm's evaluation has.
