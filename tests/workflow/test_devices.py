@@ -83,3 +83,7 @@ def test_each_job_has_a_gpu_of_its_own(tmp_path: Path, gpus: str, allocation: st
     else:
         assert [line["what"] for line in notes] == ["start", "end"] * 3, "one is killed and started once more"
         assert started == ["4"] * 3
+    logs = list(workflow.folder.glob("results/changed/logs/train/naive/*.log"))
+    assert len(logs) == 2
+    # Snakemake lets no more jobs start than there are GPUs: none had to wait for one.
+    assert not [log for log in logs if "waiting for" in log.read_text()]
