@@ -1,7 +1,8 @@
 # Thin on purpose: every target is one or two real commands. `make` alone prints them.
 
-VENV ?= .venv
-PINS ?= envs/cpu.txt
+# The paper's study and its smaller sister are for GPUs. Each list of pins has an environment of its own.
+PINS ?= envs/$(if $(filter figure1 gpu paper,$(MAKECMDGOALS)),gpu,cpu).txt
+VENV ?= .venv$(subst -cpu,,-$(basename $(notdir $(PINS))))
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
@@ -52,7 +53,7 @@ $(NAMES): venv
 # The paper's Figure 1, from its study: what it will take, then all of it.
 figure1: venv
 	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
-		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) $(ARGS)
+		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: under ten minutes
@@ -118,7 +119,7 @@ $(STAMP): $(PINS) pyproject.toml
 		{ echo "Python 3.11 is needed, for the pins are for it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing $(PINS) into $(VENV): two minutes or more, several GB"
 	$(PYTHON) -m venv $(VENV)
-	$(MAKE) --no-print-directory install PYTHON=$(VENV)/bin/python
+	$(MAKE) --no-print-directory install PYTHON=$(VENV)/bin/python PINS=$(PINS)
 	@touch $@
 
 # What `venv` and the conda twins share: the pins and the package itself into the environment of $(PYTHON).

@@ -11,7 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ import yaml
 from cluster import NODES, Cluster, missing, running
 from outcome import compare, final
 from study_fixture import ROOT, copy_workflow
+
+from tailrl.config.load import read_study
+from tailrl.planning.requests import evaluation_request, policy_request, training_request
 
 PLUGIN = "snakemake_executor_plugin_slurm"
 pytestmark = [
@@ -233,8 +236,16 @@ def test_jobs_ask_for_what_the_profile_says(study: Study) -> None:
         of_job = job["NumCPUs"], job["MinMemoryNode"], job["TimeLimit"], job.get("TresPerJob", "")
         asked.setdefault(rule[1], set()).add(of_job)
     assert asked.keys() == {"problems", "policy", "train", "evaluate", "summarise", "html"}
+    settings = read_study(study.folder / "changed.yaml")
+    sizes = {
+        "train": training_request(settings, settings.run("naive"), 1),
+        "evaluate": evaluation_request(settings, 1, 1),
+    }
+    sizes["policy"] = policy_request(settings)
     for rule, found in asked.items():
-        wanted = profile["default-resources"] | profile["set-resources"].get(rule, {})
+        planned = asdict(sizes[rule]) if rule in sizes else {}
+        gpu = {"gpu": 1} if rule in ("train", "evaluate") else {}
+        wanted = profile["default-resources"] | profile["set-resources"].get(rule, {}) | planned | gpu
         hours, minutes = divmod(wanted["runtime"], 60)
         time_limit = f"{hours // 24}-{hours % 24:02}:{minutes:02}:00" if hours >= 24 else f"{hours:02}:{minutes:02}:00"
         memory = f"{wanted['mem_mb']}M" if wanted["mem_mb"] % 512 else f"{wanted['mem_mb'] / 1024:.2f}G"

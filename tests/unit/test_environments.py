@@ -1,6 +1,8 @@
 """The pin lists are complete, true of this environment, and the same wherever they are written down."""
 
 import difflib
+import os
+import re
 import runpy
 import subprocess
 import sys
@@ -12,8 +14,16 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from study_fixture import TINY, copy_workflow
 
 ROOT = Path(__file__).parents[2]
+CONDA = """#!/bin/sh
+case "$*" in
+  *--version*) echo "conda 25.1.0" ;;
+  *info*) echo '{"conda_prefix": "/conda", "platform": "linux-64", "root_prefix": "/conda"}' ;;
+  *config*) echo '{"get": {"channel_priority": "strict"}}' ;;
+esac
+"""
 ENVS = ROOT / "envs"
 LISTS = ("cpu", "gpu")
 
@@ -82,6 +92,48 @@ def test_conda_twins_are_rendered_from_the_list(name: str) -> None:
         found = (ENVS / file).read_text()
         diff = difflib.unified_diff(found.splitlines(), wanted.splitlines(), file, "rendered", lineterm="")
         assert found == wanted, "run `python envs/render.py`\n" + "\n".join(diff)
+
+
+@pytest.mark.parametrize(
+    ("words", "pins", "venv"),
+    [
+        (["reproduce"], "cpu", ".venv"),
+        (["reproduce", "PINS=envs/gpu.txt"], "gpu", ".venv-gpu"),
+        (["figure1"], "gpu", ".venv-gpu"),
+        (["figure1", "PINS=envs/cpu.txt"], "cpu", ".venv"),
+        (["reproduce", "PINS=envs/gpu.txt", "VENV=/there"], "gpu", "/there"),
+    ],
+)
+def test_make_installs_the_environment_for_gpus(words: list[str], pins: str, venv: str, tmp_path: Path) -> None:
+    """In a folder of its own: an environment of the other list counts for nothing."""
+    for file in ("Makefile", "pyproject.toml", "envs/cpu.txt", "envs/gpu.txt", ".venv/.installed"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes() if (ROOT / file).is_file() else b"")
+    os.utime(tmp_path / "envs/cpu.txt", (0, 0))
+    os.utime(tmp_path / "pyproject.toml", (0, 0))
+    plan = subprocess.run(["make", "-n", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    installed = pins == "cpu" and venv == ".venv"
+    assert (f"-m venv {venv}\n" in plan) != installed
+    assert (f"-r envs/{pins}.txt\n" in plan) != installed
+    assert f". {venv}/bin/activate" in plan
+
+
+def test_conda_has_the_environment_that_is_asked_for(tmp_path: Path) -> None:
+    """A stand-in for conda tells Snakemake its version; a dry run says which environments it would make."""
+    workflow = copy_workflow(tmp_path / "study")
+    conda = tmp_path / "bin" / "conda"
+    conda.parent.mkdir()
+    conda.write_text(CONDA)
+    conda.chmod(0o755)
+    command = ["snakemake", "--dry-run", "train_naive", "--configfile", TINY, "--sdm", "conda"]
+    for pins, name in (({}, "cpu"), ({"PINS": "envs/gpu.txt"}, "gpu")):
+        environment = workflow.environment() | {"PATH": f"{conda.parent}:{workflow.environment()['PATH']}"} | pins
+        planned = subprocess.run(
+            command, cwd=workflow.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        said = planned.stdout + planned.stderr
+        assert planned.returncode == 0, said
+        assert re.findall(r"Conda environment \S*envs/(\w+)\.yaml will be created", said) == [name], said
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are the project's, git knows")

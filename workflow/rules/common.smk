@@ -4,15 +4,18 @@ import logging
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.devices import attached
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -50,8 +53,11 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-# Snakemake formats this path.
-conda_env = f"{workflow.basedir}/envs/cpu.yaml".replace("{", "{{").replace("}", "}}")
+# The environment of `--sdm conda`, by the variable that make has too; where jobs run elsewhere, only it can tell. Snakemake
+# formats this path.
+pins = os.getenv("PINS") or f"envs/{'gpu' if attached() else 'cpu'}.txt"
+conda_env = str(Path(workflow.basedir, pins).with_suffix(".yaml"))
+conda_env = conda_env.replace("{", "{{").replace("}", "}}")
 
 
 # Text for `params` in which Snakemake looks for no wildcards: a study's description may hold {word}.
@@ -238,8 +244,8 @@ onstart:
     Path(results, NOTE).write_text(f"{study_note()}\n")
 
 
-# Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`): those of
-# this study that it was asked for.
+# Finished runs' results have a second name until Snakemake has seen the runs' ends (`tailrl.training.results`), and so have
+# evaluated policies: those of this study that it was asked for.
 onsuccess:
     say_what_was_edited()
     made = (str(file) for job in workflow.dag.jobs for file in job.output)
@@ -247,6 +253,8 @@ onsuccess:
     for job in workflow.dag.jobs:
         if job.rule.name == "train":
             forget_finished(Path(job.output.run).parent / "checkpoints")
+        elif job.rule.name == "evaluate":
+            shutil.rmtree(parts_of(Path(job.output.summary)), ignore_errors=True)
 
 
 onerror:

@@ -68,6 +68,9 @@ rule compare:
     conda:
         conda_env
     threads: 1
+    resources:
+        **asked(lambda wildcards: comparison_request(study)),
+        gpu=1,
     params:
         settings=lambda wildcards, output: study.compared(
             wildcards.engine
@@ -137,6 +140,9 @@ rule equal_mass:
     conda:
         conda_env
     threads: 1
+    resources:
+        **asked(lambda wildcards: comparison_request(study)),
+        gpu=1,
     params:
         settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
         compared=lambda wildcards: compared(study.trainers_own()),

@@ -1,4 +1,4 @@
-# Every policy of an arm on held-out problems, through lm-eval, in one process.
+# Every policy of an arm on held-out problems, through lm-eval, in one process or several.
 
 
 rule evaluate:
@@ -20,6 +20,15 @@ rule evaluate:
     conda:
         conda_env
     threads: 1
+    # Processes that share the policies, each with a GPU where there are any: `--set-resources evaluate:ranks=2`.
+    resources:
+        **asked(
+            lambda wildcards: evaluation_request(
+                study, policies_of(wildcards.arm), sharing(wildcards.arm)
+            )
+        ),
+        ranks=1,
+        gpu=lambda wildcards: sharing(wildcards.arm),
     params:
         settings=lambda wildcards, output: study.evaluation.model_dump_json(),
         compared=lambda wildcards: compared(study.evaluation),
@@ -34,8 +43,10 @@ rule evaluate:
         ],
     message:
         "evaluate {wildcards.arm}\nlog: {log}"
+    # Started once more, it goes on with the policies that are left.
     shell:
         once_more(
             "tailrl job evaluate --arm {wildcards.arm:q} --settings {params.settings:q} {params.policies:q} "
-            "{params.snapshots:q} --problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q}"
+            "{params.snapshots:q} --problems {input.problems:q} --out {output.summary:q} --samples {output.samples:q} "
+            "--ranks {resources.ranks:q}"
         )

@@ -44,6 +44,8 @@ rule policy:
         conda_env
     # One thread: the same bits on every number of cores, and no stalling barriers where something else runs.
     threads: 1
+    resources:
+        **asked(lambda wildcards: policy_request(study)),
     params:
         settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
         sources=sources(job_files("policy", study.policy)),

@@ -26,7 +26,13 @@ rule train:
     threads: 1
     # Processes that share a run, each with a GPU where there are any: `--set-resources train:ranks=2`, or a profile.
     resources:
+        **asked(
+            lambda wildcards: training_request(
+                study, runs[wildcards.arm], ranks_of("train")
+            )
+        ),
         ranks=1,
+        gpu=ranks_of("train"),
     params:
         settings=lambda wildcards, output: runs[wildcards.arm].model_dump_json(),
         compared=lambda wildcards: compared(runs[wildcards.arm]),

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,110 +13,24 @@ from typing import Any
 import lm_eval
 import numpy as np
 import pytest
-import torch
+from evaluation_fixture import PROBLEMS, SETTINGS, CharTokenizer, FakeSampler, reply, run, save_policy, text_of
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation_file
 from tailrl.config.jobs import Evaluation
 from tailrl.evaluation import harness
-from tailrl.evaluation.evaluate import Evaluated, check_weights, evaluate, write_results
+from tailrl.evaluation.evaluate import Evaluated, Sampling, check_weights, evaluate, write_results
 from tailrl.evaluation.harness import make_lm, make_requests
 from tailrl.model.policy import load_policy
 from tailrl.rollout import Decoding
-from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import timeouts
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import EngineError
 from tailrl.tasks.problem import Problem, write_problems
 
-END = 0
 INDEX = "model.safetensors.index.json"
-SETTINGS = Evaluation(samples=3, temperature=0.7, max_new_tokens=20, seed=11)
-PROBLEMS = [
-    Problem("a", "1+1=\n", "2"),
-    # What a template engine or a whitespace-trimming prompt builder would change, and an answer like a date.
-    Problem("b", "  {{ 1 }}{% x %} \\(2+2\\) \n\n", "2020"),
-    Problem("c", "é+é= ", "7"),
-]
-
-
-class CharTokenizer:
-    """One token per character; token 0 is the end."""
-
-    def __init__(self, chat_template: str | None = None) -> None:
-        self.chat_template = chat_template
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
-        return [ord(char) for char in text]
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return "".join(f"<{message['role']}>{message['content']}<assistant>" for message in messages)
-
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
-        return "".join(chr(token) for token in tokens if not (skip_special_tokens and token == END))
-
-
-def text_of(request: Request) -> str:
-    return "".join(map(chr, request.prompt_tokens))
-
-
-def reply(prompt: str, seed: int, weight: int) -> str:
-    """What the fake policy answers: right or wrong by the request's seed and the policy's one weight."""
-    answer = next(problem.answer for problem in PROBLEMS if problem.prompt in prompt)
-    right = (seed + weight) % (2 + len(answer)) == 0
-    return f"\\boxed{{{answer}}}" if right else f"no {seed}"
-
-
-class FakeSampler:
-    def __init__(self) -> None:
-        self.weight = -1
-        self.calls: list[tuple[list[Request], Decoding]] = []
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        named = dict(weights)
-        self.weight = int(named["model.norm.weight"][0])
-        assert torch.equal(named["lm_head.weight"], torch.full((16, 8), float(self.weight))), "the tied head came along"
-
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
-        self.calls.append((list(requests), decoding))
-        rollouts = []
-        for request in requests:
-            text = reply(text_of(request), request.seed, self.weight)
-            stopped = text.startswith("\\boxed")
-            tokens = tuple(map(ord, text)) + (END,) * stopped
-            unused = np.zeros(0, np.float32)
-            rollouts.append(Rollout(request.prompt_tokens, tokens, unused, unused, unused.astype(np.int32), stopped))
-        return rollouts
-
-
-def save_policy(folder: Path, weight: int) -> Path:
-    """A real policy folder with a tied head, two tensors of which the fake engine reads."""
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, tie_word_embeddings=True, **sizes))
-    torch.nn.init.constant_(model.model.norm.weight, weight)
-    torch.nn.init.constant_(model.model.embed_tokens.weight, weight)
-    model.save_pretrained(folder)
-    return folder
-
-
-def run(
-    tmp_path: Path,
-    policies: Sequence[int | Path] = (0,),
-    settings: Evaluation = SETTINGS,
-    chat_template: str | None = None,
-    max_length: int = 100,
-    problems: Sequence[Problem] = PROBLEMS,
-) -> tuple[Evaluated, FakeSampler]:
-    """Evaluates policies, given by their weight or as a folder; their training seeds are 100, 101, ..."""
-    file = tmp_path / "problems.jsonl"
-    write_problems(problems, file)
-    folders = [p if isinstance(p, Path) else save_policy(tmp_path / f"policy{p}", p) for p in policies]
-    seeded = [(100 + index, folder) for index, folder in enumerate(folders)]
-    sampler, tokenizer = FakeSampler(), CharTokenizer(chat_template)
-    return evaluate("dvp", seeded, file, settings, sampler, tokenizer, max_length), sampler
 
 
 def records(evaluated: Evaluated) -> list[dict[str, Any]]:
@@ -360,7 +274,9 @@ def test_policies_on_the_way_are_evaluated_as_the_last_ones_are(tmp_path: Path) 
     file = tmp_path / "problems.jsonl"
     kept = [(100, 20, tmp_path / "policy4"), (100, 40, tmp_path / "policy3")]
     seeded = [(100, tmp_path / "policy3"), (101, tmp_path / "policy4")]
-    both = evaluate("dvp", seeded, file, SETTINGS, FakeSampler(), CharTokenizer(None), 100, kept)
+    engine = Sampling(FakeSampler(), CharTokenizer(None), 100)
+    both = evaluate("dvp", seeded, file, SETTINGS, lambda: engine, tmp_path / "both", kept)
+    assert both is not None
     ways = [record.model_dump() for record in both.summary.snapshots]
     assert both.summary.model_copy(update={"snapshots": []}) == alone.summary
     assert [(record.pop("seed"), record.pop("step")) for record in ways] == [(100, 20), (100, 40)]

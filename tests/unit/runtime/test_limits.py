@@ -5,10 +5,12 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tailrl.runtime import limits
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.limits import limited_memory, out_of_memory
 
@@ -63,3 +65,13 @@ def test_a_limit_holds_within_its_block_alone() -> None:
 @pytest.mark.parametrize(("number", "name"), [(errno.EFBIG, "ulimit -f"), (errno.EMFILE, "ulimit -n")])
 def test_a_sentence_names_the_limit(number: int, name: str, tmp_path: Path) -> None:
     assert reason(OSError(number, "Refused", str(tmp_path))) == f"Refused ({name})"
+
+
+def test_ranks_with_gpus_need_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's default is 64 MB, with which NCCL fails once training has begun."""
+    monkeypatch.setattr(limits, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=64e6))
+    with pytest.raises(StudyError, match=r"^\S+ has 64 MB free, and NCCL needs 128 MB for 2 ranks: start"):
+        limits.enough_shared_memory(2)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1e9))
+    limits.enough_shared_memory(8)

@@ -34,7 +34,7 @@ for run in map(Run.model_validate, json.loads(runs)):
     loop.train(run, 0, policy, problems, out / run.arm, out / "wandb")
 sampler = SamplerSettings(engine="transformers", dtype="bfloat16")
 settings = Evaluation(samples=2, max_new_tokens=8, sampler=sampler)
-evaluated = evaluate_arm("a", [(0, out / run.arm / "policy")], problems, settings)
+evaluated = evaluate_arm("a", [(0, out / run.arm / "policy")], problems, settings, out / "parts")
 (record,) = evaluated.summary.policies
 print(len(record.per_problem), record.response_length_mean)
 assert "tailrl.rollout.vllm.engine" not in sys.modules

@@ -117,6 +117,11 @@ def manifest_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json").removesuffix(".samples.jsonl") + ".manifest.json")
 
 
+def parts_of(path: Path) -> Path:
+    """The folder of what is evaluated already while eval/<arm>.json is made, eval/<arm>.parts."""
+    return path.with_suffix(".parts")
+
+
 def write_evaluation(path: Path, found: EvaluationFile) -> None:
     """Write eval/<arm>.json; raises StudyError if the disk refuses."""
     _write(path, json.dumps(found.model_dump(exclude_defaults=True), indent=1, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
 """The commands for the workflow's rules: one command a rule.
 
 A job takes the digests of its source files before it imports them, and flushes its files to the disk before it ends:
-Snakemake notes the end, and reads no file.
+Snakemake notes the end, and reads no file. Before that, a job with an engine takes GPUs of its own.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
+from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.values import positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
@@ -20,9 +21,10 @@ from tailrl.config.load import parse_settings
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.study import Study
 from tailrl.runtime.atomic_files import sync
+from tailrl.runtime.devices import on_its_own, take
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.launch import launch
-from tailrl.runtime.limits import enough_address_space
+from tailrl.runtime.limits import enough_address_space, enough_shared_memory
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 app.callback(help=app.info.help)(enough_address_space)
@@ -70,14 +72,18 @@ def train(
     ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the run")] = 1,
 ) -> None:
     """Train one arm with one seed."""
+    if "RANK" not in os.environ and take(ranks) and ranks > 1:
+        enough_shared_memory(ranks)
     if ranks > 1 and "RANK" not in os.environ:
-        launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
+        _launch(ranks)
         return
     run = parse_settings(Run, settings)
     at_start(job_files("train", run))
     from tailrl.evaluation.model_card import write_card
+    from tailrl.planning.fits import check_training
     from tailrl.training.loop import train as train_run
 
+    check_training(run, policy, int(os.environ.get("WORLD_SIZE", "1")))
     train_run(run, seed, policy, problems, out, wandb)
     if os.environ.get("RANK", "0") != "0":
         return
@@ -97,22 +103,37 @@ def evaluate(
     out: Out,
     samples: Annotated[Path, Option(help="the file of the samples to write")],
     snapshots: Annotated[list[str] | None, Option(metavar="SEED=FOLDER", help="policies kept during training")] = None,
+    ranks: Annotated[int, Option(parser=positive, metavar="N", help="processes that share the policies")] = 1,
 ) -> None:
     """Evaluate the policies of one arm."""
     evaluation = parse_settings(Evaluation, settings)
-    at_start(job_files("evaluate", evaluation))
-    from tailrl.evaluation.evaluate import evaluate_arm, write_results
     from tailrl.training.snapshots import read_snapshots
 
     policies = [seed_and_folder(text) for text in policy]
-    kept = [
+    on_the_way = [
         (seed, step, folder)
         for seed, snapshot in map(seed_and_folder, snapshots or [])
         for step, folder in read_snapshots(snapshot)
     ]
-    evaluated = evaluate_arm(arm, policies, problems, evaluation, kept)
-    write_results(evaluated, out, samples)
-    sync(out.parent)
+    ranks = min(ranks, len(policies) + len(on_the_way))
+    if "RANK" not in os.environ:
+        take(ranks)
+        if ranks > 1:
+            _launch(ranks)
+    share = on_its_own()
+    at_start(job_files("evaluate", evaluation))
+    from tailrl.evaluation.evaluate import evaluate_arm, write_results
+    from tailrl.planning.fits import check_sampling
+
+    check_sampling(evaluation.sampler, policies[0][1])
+    evaluated = evaluate_arm(arm, policies, problems, evaluation, parts_of(out), on_the_way, share)
+    if evaluated is not None:
+        write_results(evaluated, out, samples)
+        sync(out.parent)
+
+
+def _launch(ranks: int) -> None:
+    launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
 
 
 @app.command()
@@ -164,9 +185,12 @@ def gradients(results: Folder, out: Out) -> None:
 def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     compared = parse_settings(Distributions, settings)
+    take(1)
     at_start(job_files("compare", compared))
+    from tailrl.planning.fits import check_sampling
     from tailrl.probes.distributions.measure import write_distributions
 
+    check_sampling(compared.engine.sampler, policy)
     write_distributions(compared, policy, problems, out)
     sync(out)
 
@@ -182,9 +206,11 @@ def distributions(results: Folder, engine: Annotated[list[str], Option(help="onc
 @app.command()
 def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
+    compared = parse_settings(Distributions, settings)
+    take(1)
     from tailrl.probes.distributions.equal_mass import write_equal_mass
 
-    write_equal_mass(parse_settings(Distributions, settings), policy, problems, out)
+    write_equal_mass(compared, policy, problems, out)
 
 
 @app.command()

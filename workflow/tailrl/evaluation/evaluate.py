@@ -6,7 +6,7 @@ random stream depends on the problem and the repeat alone, so that policies are 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, manifest_of, write_evaluation, write_samples
+from tailrl.artifacts.evaluation import (
+    EvaluationFile,
+    PolicyScores,
+    Samples,
+    header,
+    manifest_of,
+    write_evaluation,
+    write_samples,
+)
 from tailrl.artifacts.manifest import policy_digest, vouched_checksum, write_manifest
 from tailrl.config.jobs import Evaluation
 from tailrl.config.source_files import at_start, job_files
 from tailrl.evaluation.harness import FILTER, TASK, load_tasks, make_lm, read_held_out
+from tailrl.evaluation.parts import EvaluatedPolicy, Evaluee, Parts
 from tailrl.model.policy import (
     check_vocabulary,
     encode_prompt,
@@ -31,7 +40,7 @@ from tailrl.model.policy import (
 )
 from tailrl.rollout import Sampler, make_sampler
 from tailrl.rollout.types import Rollout
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.timeouts import guarded
 
 if TYPE_CHECKING:
@@ -64,59 +73,100 @@ def check_weights(folder: Path) -> None:
         raise StudyError(f"{folder}: no weights could be read from it: {reason(error)}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """An engine for the policies of an arm, their tokenizer, and the most tokens of prompt and response together."""
+
+    sampler: Sampler
+    tokenizer: "PreTrainedTokenizerBase"
+    max_length: int
+
+
 def evaluate(
     arm: str,
     policies: Sequence[tuple[int, Path]],
     problems_file: Path,
     settings: Evaluation,
-    sampler: Sampler,
-    tokenizer: "PreTrainedTokenizerBase",
-    max_length: int,
+    start: Callable[[], Sampling],
+    kept: Path,
     snapshots: Sequence[tuple[int, int, Path]] = (),
-) -> Evaluated:
+    share: tuple[int, int] = (0, 1),
+) -> Evaluated | None:
     """Evaluates the policies and snapshots of one arm, one after another, in one engine.
+
+    Policies that an earlier process has evaluated are not evaluated again.
 
     Args:
         arm: the arm's name, for the record.
-        policies: training seed and Hugging Face folder of each policy; all of the sampler's architecture.
+        policies: training seed and Hugging Face folder of each policy; all of one architecture.
         problems_file: JSONL, as `tasks.problem.write_problems` makes it.
         settings: k, temperature, length and the seed of the samples.
-        sampler: the engine; it keeps the last policy's weights.
-        tokenizer: the policies' tokenizer.
-        max_length: most tokens of prompt and response together that the engine takes.
+        start: starts the engine, if a policy is left to evaluate.
+        kept: the folder of finished policies (`Parts`).
         snapshots: training seed, steps done, folder of each snapshot.
+        share: this process's number and how many there are; policies are dealt to them round robin.
 
-    Raises StudyError for an unusable problems file, policy or prompt, before anything is sampled.
+    Returns:
+        The evaluation; None for a share, whose policies are in `kept`.
+
+    Raises:
+        StudyError: an unusable problems file, policy or prompt, before anything is sampled.
     """
+    of_steps = [({"seed": seed, "step": step}, folder) for seed, step, folder in snapshots]
+    named = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
+    for _, folder in named:
+        check_weights(folder)
+    every = [Evaluee(whose, folder, policy_digest(folder)) for whose, folder in named]
+    problems = vouched_checksum(problems_file)
+    parts = Parts(kept, problems, settings)
+    number, processes = share
+    if missing := [policy for policy in every[number::processes] if parts.read(policy) is None]:
+        own = len(every[number::processes])
+        if len(missing) < own:
+            say(f"arm {arm}: {own - len(missing)} of {own} policies are evaluated already")
+        _evaluate(missing, parts, problems_file, settings, start())
+    if processes > 1:
+        return None
+    found = [_part(parts, policy) for policy in every]
+    records = [part.scores for part in found]
+    scores = {"policies": records[: len(policies)], "snapshots": records[len(policies) :]}
+    summary = EvaluationFile.model_validate(header(arm, settings) | scores | {"lm_eval_version": version("lm_eval")})
+    digests = [{**policy.whose, "sha256": policy.sha256} for policy in every]
+    given = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests}
+    made_from = {**given, "inputs": {"problems": problems}, "sources": at_start(job_files("evaluate", settings))}
+    return Evaluated(summary, [sample for part in found for sample in part.samples], made_from)
+
+
+def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
+    part = parts.read(policy)
+    if part is None:
+        raise StudyError(f"{parts.folder}: the evaluation of {policy.folder} is gone or damaged; run the study again")
+    return part
+
+
+def _evaluate(
+    policies: Sequence[Evaluee], parts: Parts, problems_file: Path, settings: Evaluation, engine: Sampling
+) -> None:
+    """Evaluates these policies, and keeps each when it is done."""
     from lm_eval import evaluate as run
 
-    of_steps = [({"seed": seed, "step": step}, folder) for seed, step, folder in snapshots]
-    every = [*(({"seed": seed}, folder) for seed, folder in policies), *of_steps]
-    for _, folder in every:
-        check_weights(folder)
-    digests = [{**whose, "sha256": policy_digest(folder)} for whose, folder in every]
-    inputs = {"problems": vouched_checksum(problems_file)}
     tasks = load_tasks(problems_file, settings)
-    records, samples = [], []
-    for whose, folder in every:
+    for evaluee in policies:
         # Not straight from the file: it lacks a tied head, which the engine needs.
-        policy = load_policy(folder)
+        policy = load_policy(evaluee.folder)
         with guarded(settings.rollout_timeout, "the hand-over of the weights"):
-            sampler.load_weights(named_weights(policy))
-        lm = make_lm(sampler, tokenizer, settings, max_length)
+            engine.sampler.load_weights(named_weights(policy))
+        lm = make_lm(engine.sampler, engine.tokenizer, settings, engine.max_length)
         # Not simple_evaluate, which collects data of the machine for 3 s with each policy.
         outcome = run(lm, {"tasks": tasks}, bootstrap_iters=0)
         scored = sorted(outcome["samples"][TASK], key=lambda sample: int(sample["doc_id"]))
-        records.append(_record(whose, outcome["results"][TASK], scored, lm.rollouts))
+        samples = []
         for sample in scored:
             (responses,) = sample["filtered_resps"]
             problem, answer = sample["doc"]["id"], sample["doc"]["answer"]
-            samples.append(Samples(**whose, id=problem, answer=answer, responses=responses))
-    scores = {"policies": records[: len(policies)], "snapshots": records[len(policies) :]}
-    summary = EvaluationFile.model_validate(header(arm, settings) | scores | {"lm_eval_version": version("lm_eval")})
-    given = {"arm": arm, "settings": settings.model_dump(mode="json"), "policies": digests}
-    made_from = {**given, "inputs": inputs, "sources": at_start(job_files("evaluate", settings))}
-    return Evaluated(summary, samples, made_from)
+            samples.append(Samples(**evaluee.whose, id=problem, answer=answer, responses=responses))
+        record = _record(evaluee.whose, outcome["results"][TASK], scored, lm.rollouts)
+        parts.write(evaluee, EvaluatedPolicy(scores=PolicyScores.model_validate(record), samples=samples))
 
 
 def _record(
@@ -141,18 +191,23 @@ def evaluate_arm(
     policies: Sequence[tuple[int, Path]],
     problems_file: Path,
     settings: Evaluation,
+    kept: Path,
     snapshots: Sequence[tuple[int, int, Path]] = (),
-) -> Evaluated:
-    """`evaluate` with the first policy's tokenizer and a new engine; raises StudyError likewise."""
+    share: tuple[int, int] = (0, 1),
+) -> Evaluated | None:
+    """`evaluate` with the first policy's tokenizer and an engine for it; raises StudyError likewise."""
     folder = policies[0][1]
-    check_weights(folder)
-    tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
-    check_vocabulary(config, tokenizer, folder)
-    prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
-    length = required_length(problems, prompts, settings.max_new_tokens, config)
-    with guarded(settings.rollout_timeout, "the engine's start"):
-        sampler = make_sampler(settings.sampler, folder, length, settings.seed)
-    return evaluate(arm, policies, problems_file, settings, sampler, tokenizer, length, snapshots)
+
+    def start() -> Sampling:
+        tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
+        check_vocabulary(config, tokenizer, folder)
+        prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
+        length = required_length(problems, prompts, settings.max_new_tokens, config)
+        with guarded(settings.rollout_timeout, "the engine's start"):
+            sampler = make_sampler(settings.sampler, folder, length, settings.seed)
+        return Sampling(sampler, tokenizer, length)
+
+    return evaluate(arm, policies, problems_file, settings, start, kept, snapshots, share)
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:

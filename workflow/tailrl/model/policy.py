@@ -186,3 +186,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
         raise StudyError(
             f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}"
         ) from None
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token with which the chat template ends an assistant's turn; None if there is no such token."""
+    if not tokenizer.chat_template:
+        return None
+    said = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "the answer"}]
+    try:
+        _, found, rest = tokenizer.apply_chat_template(said, tokenize=False).rpartition(said[1]["content"])
+        after = cast(list[int], tokenizer.encode(rest.lstrip(), add_special_tokens=False)) if found else []
+    except Exception:  # a template is a program, and may know no assistant
+        return None
+    token = tokenizer.added_tokens_decoder.get(after[0]) if after else None
+    return after[0] if token is not None and token.special else None

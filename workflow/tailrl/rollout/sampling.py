@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from tailrl.model.forward import head_size, key_heads
+from tailrl.model.policy import end_of_turn, load_tokenizer
 from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import Columns, log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
@@ -119,7 +120,9 @@ class LocalSampler:
 
 
 def stop_tokens(policy_folder: Path) -> list[int]:
-    """End tokens from the policy's config.json and generation_config.json; each names one id or several.
+    """End tokens: of config.json and generation_config.json, of the tokenizer, and the end of the chat template's turn.
+
+    A base model's configuration names the end of a text alone, which a chat's turn does not end with.
 
     Raises:
         StudyError: there is none, so that no response could ever end.
@@ -131,6 +134,12 @@ def stop_tokens(policy_folder: Path) -> list[int]:
     for config in configs:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
+    try:
+        tokenizer = load_tokenizer(policy_folder)
+    except StudyError:
+        pass  # said where prompts are encoded
+    else:
+        found.update(token for token in (tokenizer.eos_token_id, end_of_turn(tokenizer)) if token is not None)
     if not found:
         raise StudyError(f"{policy_folder}: its configuration names no end token, so no response could ever end")
     return sorted(found)

@@ -25,6 +25,10 @@ PATIENCE = timedelta(days=1)
 """How long a rank waits for another. Longer than any step: a rank that ends takes the others with it (`launch`), a
 hung engine ends its rank, and the first rank may wait for a process that still trains the same run."""
 
+NCCL_PATIENCE = timedelta(minutes=30)
+"""How long a collective of GPUs may take. Ranks meet over gloo after each rollout, so that there they wait for one
+micro-batch alone: a longer wait is a hang, which NCCL's watchdog then ends with SIGABRT."""
+
 
 def count() -> int:
     """How many ranks there are."""
@@ -57,6 +61,13 @@ def join() -> None:
         if device().type == "cuda":
             torch.cuda.set_device(device())
         dist.init_process_group(_backend(), timeout=PATIENCE)
+        if device().type == "cuda":
+            limit_waiting(device())
+
+
+def limit_waiting(on: torch.device) -> None:
+    """Let collectives of tensors on such a device fail after NCCL_PATIENCE; the process group has one limit for all."""
+    dist.distributed_c10d._get_default_group()._get_backend(on)._set_default_timeout(NCCL_PATIENCE)
 
 
 def mesh() -> DeviceMesh:

@@ -69,7 +69,8 @@ def launch(ranks: int, command: Sequence[str]) -> None:
             return
         finally:
             logging.disable(logging.NOTSET)
-    say(f"rank {rank} of {ranks} ended with {failure.exitcode}")
+    why = ", as NCCL ends a rank that waited too long for another" if failure.exitcode == -signal.SIGABRT else ""
+    say(f"rank {rank} of {ranks} ended with {failure.exitcode}{why}")
     sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 

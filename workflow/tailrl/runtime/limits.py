@@ -2,6 +2,7 @@
 
 import re
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ from tailrl.runtime.errors import StudyError, reason
 
 LEAST_ADDRESS_SPACE = 2e9
 """Bytes. Torch and SciPy map 1.6 GB when imported. With less, OpenBLAS asks for memory in an endless loop."""
+
+SHARED_MEMORY, LEAST_SHARED = Path("/dev/shm"), 64e6
+"""Where NCCL exchanges tensors within a machine, and bytes for each rank. A container has 64 MB by default."""
 
 _REFUSED = re.compile(r"allocate memory|failed to map segment")
 """What the system, torch and the dynamic linker say where no memory is left; Python has MemoryError."""
@@ -22,6 +26,16 @@ def enough_address_space() -> None:
         raise StudyError(
             f"ulimit -v allows {limit / 1e6:.0f} MB of address space, and a job's libraries alone need "
             f"{LEAST_ADDRESS_SPACE / 1e6:.0f} MB: raise it, for instance by ulimit -v unlimited"
+        )
+
+
+def enough_shared_memory(ranks: int) -> None:
+    """Raises StudyError if /dev/shm is too small for so many ranks with a GPU each, which NCCL would fail on later."""
+    free, needed = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0, ranks * LEAST_SHARED
+    if free < needed:
+        raise StudyError(
+            f"{SHARED_MEMORY} has {free / 1e6:.0f} MB free, and NCCL needs {needed / 1e6:.0f} MB for {ranks} ranks:"
+            " start the container with --shm-size=1g or more, or mount a memory volume there in a pod"
         )
 
 

@@ -24,9 +24,9 @@ class WeightSync:
     def __call__(self, model: PreTrainedModel) -> None:
         """Call once before the first step and once after every step; raises StudyError for weights beyond the dtype."""
         if self.disturbance.staleness:
-            # Copies: the optimizer changes the tensors in place.
+            # Copies, since the optimizer changes the tensors in place; not on a GPU, which has no room for policies.
             rounded = round_weights(named_weights(model), self.disturbance.weights)
-            self.past.append([(name, weight.clone()) for name, weight in rounded])
+            self.past.append([(name, weight.to("cpu", copy=True)) for name, weight in rounded])
         self.again(model)
 
     def again(self, model: PreTrainedModel) -> None:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import trl
+from ranks_fixture import on_ranks
 from step_fixture import RHO
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 from trl import RLOOTrainer, SFTTrainer
@@ -89,7 +91,8 @@ def server(mode: str) -> SimpleNamespace:
 
 
 def trainer_of(**settings: Any) -> SimpleNamespace:
-    plain = {"_is_vlm": False, "aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
+    plain: dict[str, Any] = {"accelerator": SimpleNamespace(is_main_process=True)}
+    plain |= {"_is_vlm": False, "aux_loss_enabled": False, "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
     return SimpleNamespace(**(plain | {"use_vllm": True, "vllm_mode": "colocate"} | settings))
 
 
@@ -116,6 +119,24 @@ def test_a_model_or_a_way_of_running_that_is_not_known(
 
 def test_what_is_known_passes() -> None:
     check_trainer(trainer_of(vllm_mode="server", vllm_generation=server("processed_logprobs")), Head())
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+def test_of_several_processes_the_main_one_alone_asks_the_server(mode: str, tmp_path: Path) -> None:
+    """The others have no client, and learn the answer."""
+
+    def check() -> str:
+        main = dist.get_rank() == 0
+        given = server(mode) if main else SimpleNamespace()
+        accelerator = SimpleNamespace(is_main_process=main)
+        try:
+            check_trainer(trainer_of(vllm_mode="server", vllm_generation=given, accelerator=accelerator), Head())
+        except StudyError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(2, tmp_path, check)
+    assert [("raw_logprobs" in words) == (mode == "raw_logprobs") for words in said] == [True, True], said
 
 
 def test_without_trl_one_sentence_says_what_is_missing() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tailrl.config.arm import Correction
 from tailrl.model.forward import head_weight
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
 LOSSES = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo"})
@@ -104,7 +105,10 @@ def check_trainer(trainer: Any, model: Any) -> None:
         raise StudyError("FSDP and DeepSpeed: the adapter reads the head's weight whole, and theirs is sharded")
     head_weight(model)
     if trainer.use_vllm and trainer.vllm_mode == "server":
-        mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+        # The main process alone has a client.
+        main = trainer.accelerator.is_main_process
+        info = trainer.vllm_generation.vllm_client.get_server_info() if main else {"model_config": {}}
+        mode = distributed.gathered(info["model_config"].get("logprobs_mode"))[0]
         if mode != "processed_logprobs":
             raise StudyError(
                 f"vllm_mode: the server's log-probs are {mode}, not those of the distribution that it samples from; "

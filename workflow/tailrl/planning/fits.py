@@ -1,0 +1,91 @@
+"""Refuses a job that cannot fit, before it computes: one sentence with what would.
+
+Only what lies on a device all the time is counted, so that no job is refused that could run. `tailrl plan` counts the
+rest.
+"""
+
+from pathlib import Path
+
+import torch
+
+from tailrl.config.jobs import Run
+from tailrl.config.policy import PretrainedPolicy
+from tailrl.config.sampler import SamplerSettings
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import BYTES, training_memory
+from tailrl.planning.shapes import Shape, shape_of
+from tailrl.planning.work import work_of
+from tailrl.runtime.devices import attached
+from tailrl.runtime.distributed import device
+from tailrl.runtime.errors import StudyError
+
+TOO_LARGE_FOR_A_CPU = 1e9
+"""Parameters of a policy that a CPU would train or sample for weeks."""
+MOST_RANKS = 1024
+ALWAYS_THERE = ("weights", "gradients", "optimizer state")
+
+
+def check_training(run: Run, folder: Path, ranks: int) -> None:
+    """Raises StudyError where the policy in `folder` cannot be trained by so many ranks, a device each."""
+    shape = _shape(folder)
+    if shape is None:
+        return
+    _check_torch(shape, folder, ranks)
+
+    def held(devices: int) -> float:
+        """Bytes of a device that trainer and engine take whatever the lengths."""
+        work, machine = work_of(run.training, 1, 1, devices), Machine()
+        parts = training_memory(shape, run, work, machine, devices)
+        return machine.reserve + sum(parts[name] for name in ALWAYS_THERE) + _engine(shape, run.sampler)
+
+    memory = _memory()
+    if memory is None or held(ranks) <= memory:
+        return
+    enough = next((n for n in (2**k for k in range(MOST_RANKS.bit_length())) if n > ranks and held(n) <= memory), None)
+    raise StudyError(
+        f"{folder}: {shape.parameters / 1e9:.1f} billion parameters do not fit: weights, gradients, optimizer state "
+        f"and the engine take {held(ranks) / 1e9:.0f} GB of each of {ranks} GPUs, which have {memory / 1e9:.0f} GB; "
+        + (f"{enough} ranks would fit, or " if enough else "what would fit are ")
+        + f"GPUs of more than {held(ranks) / 1e9:.0f} GB (tailrl plan)"
+    )
+
+
+def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
+    """Raises StudyError where an engine for the policy in `folder` does not fit this process's device."""
+    shape = _shape(folder)
+    if shape is None:
+        return
+    _check_torch(shape, folder, 1)
+    memory, needed = _memory(), _engine(shape, sampler) + Machine().reserve
+    if memory is not None and needed > memory:
+        raise StudyError(
+            f"{folder}: {shape.parameters / 1e9:.1f} billion parameters in {sampler.dtype} take {needed / 1e9:.0f} GB "
+            f"of one GPU, which has {memory / 1e9:.0f} GB: what would fit is a GPU of more than {needed / 1e9:.0f} GB"
+        )
+
+
+def _engine(shape: Shape, sampler: SamplerSettings) -> float:
+    return BYTES[sampler.dtype] * shape.parameters / sampler.tensor_parallel
+
+
+def _shape(folder: Path) -> Shape | None:
+    """The policy's sizes; None for a family that the plan does not know, or a folder that the job itself refuses."""
+    try:
+        return shape_of(PretrainedPolicy(source="pretrained", path=str(folder)))
+    except StudyError:
+        return None
+
+
+def _check_torch(shape: Shape, folder: Path, ranks: int) -> None:
+    if device().type == "cuda" or (shape.parameters <= TOO_LARGE_FOR_A_CPU and not (ranks > 1 and attached())):
+        return
+    what = f"{ranks} ranks" if ranks > 1 else f"a policy of {shape.parameters / 1e9:.1f} billion parameters"
+    raise StudyError(
+        f"{folder}: {what} would run on the CPU, since torch {torch.__version__} finds no GPU: make ... "
+        "PINS=envs/gpu.txt installs the environment for GPUs, and PINS=envs/gpu.txt snakemake --sdm conda likewise"
+    )
+
+
+def _memory() -> float | None:
+    """Bytes of this process's GPU; None on a CPU, whose memory jobs share."""
+    return float(torch.cuda.get_device_properties(device()).total_memory) if device().type == "cuda" else None
