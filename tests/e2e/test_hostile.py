@@ -50,17 +50,17 @@ CONDITIONS = {
         "evaluate", files(500), sentence=f"results/hostile/eval/naive.json: could not be written: {TOO_LARGE}"
     ),
     "ulimit -f, report": Condition(
-        "report", files(4000), sentence=f"results/hostile: a file could not be written: {TOO_LARGE}"
+        "summarise", files(4000), sentence=f"results/hostile: a file could not be written: {TOO_LARGE}"
     ),
     "ulimit -v": Condition(
         "train", ("prlimit", "--as=1000000000"), sentence="ulimit -v allows 1000 MB of address space, .* 2000 MB: .*"
     ),
     "ulimit -n, training": Condition("train", ("prlimit", "--nofile=8")),
     "ulimit -n, evaluation": Condition("evaluate", ("prlimit", "--nofile=8")),
-    "ulimit -n, report": Condition("report", ("prlimit", "--nofile=8")),
+    "ulimit -n, summarise": Condition("summarise", ("prlimit", "--nofile=8")),
     "no HOME, training": Condition("train", environment={"HOME": None}),
     "HOME cannot be written, training": Condition("train", environment={"HOME": NOWHERE}),
-    "HOME cannot be written, report": Condition("report", environment={"HOME": NOWHERE}),
+    "HOME cannot be written, summarise": Condition("summarise", environment={"HOME": NOWHERE}),
     "TMPDIR is missing, training": Condition("train", environment={"TMPDIR": NOWHERE}),
     "TMPDIR is missing, evaluation": Condition("evaluate", environment={"TMPDIR": NOWHERE}),
 }
@@ -128,7 +128,7 @@ def test_a_disk_that_fills_in_training(study: Hostile, tmp_path: Path, when: str
 
 
 @pytest.mark.skipif(not can_mount(), reason="this machine lets nobody mount")
-@pytest.mark.parametrize("job", ["train", "evaluate", "report"])
+@pytest.mark.parametrize("job", ["train", "evaluate", "summarise"])
 def test_no_folder_for_temporary_files(study: Hostile, tmp_path: Path, job: str) -> None:
     """/tmp, /var/tmp and /dev/shm can be read alone."""
     tried = study.copy(tmp_path / "study", job)
@@ -145,7 +145,7 @@ def test_no_folder_for_temporary_files(study: Hostile, tmp_path: Path, job: str)
 
 @pytest.mark.parametrize("place", ["results", "results/hostile", "results/hostile/eval", ".snakemake"])
 def test_a_folder_that_cannot_be_written_stops_before_any_job(study: Hostile, tmp_path: Path, place: str) -> None:
-    tried = study.copy(tmp_path / "study", "report")
+    tried = study.copy(tmp_path / "study", "summarise")
     folder = tried.workflow.folder / place
     inside = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     for path in inside:
@@ -160,8 +160,8 @@ def test_a_folder_that_cannot_be_written_stops_before_any_job(study: Hostile, tm
 
 @pytest.mark.parametrize("name", [f"{RUN}/metrics.jsonl", f"{RUN}/manifest.json", "eval/naive.json"])
 def test_a_result_that_cannot_be_read(study: Hostile, tmp_path: Path, name: str) -> None:
-    tried = study.copy(tmp_path / "study", "report")
+    tried = study.copy(tmp_path / "study", "summarise")
     (tried.results / name).chmod(0)
-    ended = tried.run("report", POWERLESS)
+    ended = tried.run("summarise", POWERLESS)
     assert ended.returncode == 1
     assert said(ended.stderr) == [f"results/hostile/{name}: cannot be read: Permission denied"]

@@ -47,17 +47,17 @@ def both(one: Callable[[], tuple[int, str]], other: Callable[[], tuple[int, str]
 
 
 def test_a_second_snakemake_on_the_same_study_is_refused(study: Hostile, tmp_path: Path) -> None:
-    tried = study.copy(tmp_path / "study", "report")
+    tried = study.copy(tmp_path / "study", "summarise")
     first, second = both(tried.snakemake, tried.snakemake)
     assert first[0] == 0, first[1]
     assert second[0] == 1 and "Directory cannot be locked" in second[1] and "Traceback" not in second[1], second[1]
-    assert tried.outputs("report") == study.outputs("report")
+    assert tried.outputs("summarise") == study.outputs("summarise")
     assert NOTHING in tried.snakemake()[1]
 
 
 def test_a_second_snakemake_is_refused_when_the_locks_are_gone(study: Hostile, tmp_path: Path) -> None:
     """A Snakemake on another study removes all locks of the folder when it ends."""
-    tried = study.copy(tmp_path / "study", "report")
+    tried = study.copy(tmp_path / "study", "summarise")
     note = tried.results / "study_file"
     with note.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -70,13 +70,13 @@ def test_a_second_snakemake_is_refused_when_the_locks_are_gone(study: Hostile, t
 
 
 def test_two_snakemakes_on_two_studies_do_not_meet(study: Hostile, tmp_path: Path) -> None:
-    tried = study.copy(tmp_path / "study", "report")
+    tried = study.copy(tmp_path / "study", "summarise")
     other = Hostile(tried.workflow, "other.yaml")
     text = (tried.workflow.folder / tried.file).read_text()
     (tried.workflow.folder / "other.yaml").write_text(text.replace("name: hostile", "name: other"))
     for code, output in both(tried.snakemake, other.snakemake):
         assert code == 0, output[-3000:]
-    assert tried.outputs("report") == study.outputs("report")
+    assert tried.outputs("summarise") == study.outputs("summarise")
     weights = tried.workflow.folder / "results" / "other" / RUN / "policy" / "model.safetensors"
     assert weights.read_bytes() == (study.results / RUN / "policy" / "model.safetensors").read_bytes()
     assert NOTHING in tried.snakemake()[1] and NOTHING in other.snakemake()[1]
