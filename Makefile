@@ -5,7 +5,7 @@ PINS ?= envs/cpu.txt
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
-# Of all kinds together. A million take two cores about two hours.
+# Of all kinds together. A million take two cores an hour, or two beside other work.
 FUZZ_CASES ?= 1000000
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
@@ -68,7 +68,7 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
 
-fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or more
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or two
 	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
