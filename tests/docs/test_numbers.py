@@ -52,8 +52,9 @@ def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:
 def test_sizes_of_k3_are_those_of_published_studies() -> None:
     found = k3("ablate_engine", "vllm"), k3("smollm2", "naive")
     assert f"near {found[0].bare} with the small policy" in words("concepts/mismatch.md")
-    assert f"{found[1].bare} with SmolLM2-135M. From 0.2 on" in words("concepts/mismatch.md")
-    assert k3("default", "naive_stressed").mean > 0.2 and k3("dose_response", "naive+floor=0.03").mean > 0.2
+    assert f"{found[1].bare} with SmolLM2-135M. From 0.1 on" in words("concepts/mismatch.md")
+    harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
+    assert 0.1 < min(size.mean for size in harmed) < 0.2
 
 
 def test_thresholds_and_floors() -> None:
