@@ -35,7 +35,7 @@ docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak lint pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -86,12 +86,15 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
+gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: eight minutes
+	$(IN_VENV) python benchmarks/gpu_check.py --out results/gpu_check.csv $(ARGS)
+
 lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 # What a page of findings says comes from docs/results; tests compare.
-pages: venv  ## write docs/findings, their figures, README.md's findings and docs/performance.md from the published results
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance
+pages: venv  ## write what is made of the docs: findings, figures, performance, the tables of how-to/gpu.md
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m sizes
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(DOCS_PINS)

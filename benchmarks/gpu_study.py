@@ -47,7 +47,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "naive_bfloat16": ENGINE | {"training": {"dtype": "bfloat16"}},
     "exact": {"sampler": {"engine": "exact", "dtype": "float32"}},
 }
-SIZES = {"steps": 200, "prompts": 16, "token_budget": 8192, "checkpoint_every": 10}
+SIZES = {"steps": 200, "prompts": 16, "token_budget": 8192, "checkpoint_every": 10, "dtype": "float32"}
 REHEARSED = {"steps": 3, "prompts": 2, "group_size": 2, "max_new_tokens": 6, "checkpoint_every": 1}
 CURVES = (
     *(keys.STEP, keys.REWARD, keys.K3_MASKED, keys.K3_UNMASKED, keys.REJECTED),

@@ -11,8 +11,13 @@ def show(rows: Sequence[Mapping[str, object]], out: Path | None) -> None:
     for row in rows:
         print("| " + " | ".join(str(value) for value in row.values()) + " |")
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(rows, out)
+
+
+def write_csv(rows: Sequence[Mapping[str, object]], out: Path) -> None:
+    """Write rows, which have the same columns."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow" / "tailrl"
 # Each heavy library has its home; the rest of the package runs where it is not installed.
 HOMES = {
-    "vllm": ["rollout.vllm.engine", "rollout.vllm.processor"],
+    "vllm": ["rollout.vllm.engine", "rollout.vllm.processor", "rollout.vllm.processor_v2"],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness"],
     "wandb": ["tracking.wandb_dashboard", "tracking.wandb_mirror"],
     "wandb_workspaces": ["tracking.wandb_dashboard"],
-    "triton": ["kernels.triton_kernels"],
+    "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
     "trl": ["integrations.trl.base"],
 }
 WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "claims", "report", "cli")
@@ -73,7 +73,11 @@ def test_each_heavy_library_is_imported_at_home(library: str) -> None:
 def test_engines_and_heavy_libraries_are_imported_when_they_are_needed(module: str) -> None:
     """vLLM and Triton at the top of their own modules, which others import inside a function."""
     loaded = {name for name, at_once in imports(module) if at_once}
-    rooms = (*(f"tailrl.rollout.{engine}" for engine in ENGINES), "tailrl.kernels.cuda.")
+    rooms = (
+        *(f"tailrl.rollout.{engine}" for engine in ENGINES),
+        "tailrl.kernels.cuda.",
+        "tailrl.objective.noise_kernel",
+    )
     assert [name for name in loaded if name.startswith(rooms)] == [] or module.startswith("rollout.vllm")
     heavy = {"lm_eval", "wandb", "wandb_workspaces", "datasets", "math_verify"} & {n.split(".")[0] for n in loaded}
     assert not heavy or module == "tasks.math_verify_worker"

@@ -1,4 +1,4 @@
-"""The CUDA path of the constrained log-prob where there is no CUDA: under the interpreter, and up to the machine code.
+"""The CUDA paths of log-probs and noise where there is no CUDA: under the interpreter, and up to the machine code.
 
 Triton decides when it is imported whether it interprets, and other tests may have imported it: hence the processes.
 """
@@ -25,8 +25,9 @@ def run(*arguments: str, **environment: str) -> str:
     return ended.stdout
 
 
-def test_under_the_interpreter() -> None:
-    arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(FIXTURES / "kernels_logprobs.py"))
+@pytest.mark.parametrize("file", ["kernels_logprobs.py", "kernels_noise.py"])
+def test_under_the_interpreter(file: str) -> None:
+    arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(FIXTURES / file))
     passed = run(*arguments, TRITON_INTERPRET="1", OMP_NUM_THREADS="1").splitlines()[-1]
     assert "passed" in passed and "skipped" not in passed
 
@@ -71,6 +72,7 @@ SIGNATURES = {
     "keep_safe": "*fp32 *fp32 *fp32 *i32 *i32 *u8 *u8 *E i32 fp32",
     "spread_kept": "*V *i64 *i32 *i32 *E *i32 *i32 *fp32 *i64 *fp32 i32 i32 i32",
     "spread_computed": "*V *fp32 *i64 *fp32 *fp32 *fp32 *i32 *fp32 i32 i32 fp32",
+    "hash_tokens": "*i32 *i32 i32",
 }
 
 
@@ -86,8 +88,9 @@ def test_kernels_compile_for_an_h100(
     from triton.compiler import ASTSource
 
     from tailrl.kernels import cuda_passes, triton_kernels
+    from tailrl.objective import noise_kernel
 
-    kernel = getattr(triton_kernels, name)
+    kernel = getattr(triton_kernels, name, None) or getattr(noise_kernel, name)
     types = SIGNATURES[name].replace("V", value).replace("E", entry).split()
     sizes = {"BLOCK": cuda_passes.BLOCK_TOKENS, "STEP": cuda_passes.ENTRIES_STEP}
     constants = {argument: sizes[argument] for argument in kernel.arg_names if argument in sizes}

@@ -65,6 +65,18 @@ def test_weights_are_read_as_float32(folder: Path) -> None:
     assert {p.dtype for p in load_policy(folder).parameters()} == {torch.float32}
 
 
+def test_weights_stay_in_the_file_that_they_are_mapped_from(folder: Path) -> None:
+    """Ranks of one machine then share its pages: the plan counts them once (`planning.jobs.host_bytes`)."""
+    model = load_policy(folder)
+    ranges = [
+        tuple(int(end, 16) for end in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        if line.endswith(".safetensors") and str(folder) in line
+    ]
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    assert ranges and all(any(start <= address < end for start, end in ranges) for address in addresses)
+
+
 def test_named_weights_hold_the_tied_head_and_no_gradients(model: PreTrainedModel) -> None:
     weights = dict(named_weights(model))
     assert {"lm_head.weight", "model.embed_tokens.weight"} < weights.keys()

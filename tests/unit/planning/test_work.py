@@ -1,22 +1,27 @@
 """What the plan counts, against the same counted on real modules: parameters, operations, kept activations, tokens."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from ranks_fixture import on_ranks
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.training import Training
-from tailrl.kernels.packing import micro_batches, pack_batch
-from tailrl.model.forward import PACKED_ATTENTION, hidden_states
-from tailrl.planning.memory import activations
+from tailrl.kernels.packing import Batch, micro_batches, pack_batch
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import StudyError
+from tailrl.training.placement import as_forward, place
 
 SHAPES = [
     Shape(64, 2, 2, 2, 32, 192, 512, tied=True),
@@ -97,27 +102,39 @@ def test_sizes_that_are_not_to_be_had(tmp_path: Path) -> None:
 # --- tokens ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [10, 60, 100, 151, 10_000])
-def test_tokens_are_those_that_are_packed(budget: int) -> None:
-    work = Work(prompts=4, group=3, prompt=20, response=12, budget=budget)
+def packed(lengths: list[int], budget: int) -> list[Batch]:
+    """Micro-batches of responses of these lengths to four prompts of 20 tokens, three to each."""
     prompts = [(place,) * 20 for place in range(4) for _ in range(3)]
-    batches = [
-        pack_batch([prompts[i] for i in group], [[1] * 12 for _ in group])
-        for group in micro_batches(prompts, [12] * 12, budget + 3)
+    return [
+        pack_batch([prompts[i] for i in group], [[1] * lengths[i] for i in group])
+        for group in micro_batches(prompts, lengths, budget)
     ]
-    assert work.sampled == sum(len(batch.targets_T) for batch in batches)
-    if budget == 10_000:
-        (batch,) = batches
-        assert work.row == work.batch == len(batch.tokens_P)
-        assert work.batch_padded == batch.packing.index_NL.numel()
-    else:
-        assert work.batch <= max(budget, 31)
+
+
+def test_tokens_are_those_that_are_packed() -> None:
+    work = Work(prompts=4, group=3, prompt=20, response=12, budget=10_000)
+    (batch,) = packed([12] * 12, work.budget)
+    assert work.sampled == work.batch_sampled == len(batch.targets_T)
+    assert work.row == work.batch == len(batch.tokens_P)
+    assert work.attended == batch.packing.index_NL.numel()
+
+
+@pytest.mark.parametrize("budget", [10, 60, 100, 151, 10_000])
+def test_no_micro_batch_of_ragged_lengths_is_larger_and_the_largest_is_nearly_full(budget: int) -> None:
+    lengths = [1, 23, 12, 8, 2, 20, 17, 11, 5, 16, 22, 7]
+    work = Work(prompts=4, group=3, prompt=20, response=12, budget=budget, longest=23)
+    assert sum(lengths) == work.sampled
+    batches = packed(lengths, budget)
+    largest = max(len(batch.tokens_P) for batch in batches)
+    assert 0.85 * work.batch <= largest <= work.batch
+    assert max(batch.packing.index_NL.numel() for batch in batches) <= 1.2 * work.attended
 
 
 def test_a_step_is_spread_over_devices() -> None:
     training = Training(prompts=32, group_size=8, max_new_tokens=100)
-    assert work_of(training, 20, None, 8) == Work(4, 8, 20, 100, training.token_budget)
-    assert work_of(training, 20, 30, 1).response == 30
+    assert work_of(training, 20, None, 8) == Work(4, 8, 20, 100, training.token_budget, 100)
+    ragged = work_of(training, 20, 30, 1)
+    assert (ragged.response, ragged.most, ragged.padded) == (30, 100, 79)
     assert work_of(training, 20, 300, 1).response == 100
 
 
@@ -140,10 +157,13 @@ def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     assert counted == 6 * shape.layers * shape.products * work.row
 
 
+LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_activations_are_those_that_autograd_keeps(shape: Shape) -> None:
-    """Storages that are saved for the backward pass and are no weights, each once; the formula has a layer more."""
-    work = Work(prompts=3, group=4, prompt=11, response=9, budget=10_000)
+@pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000), LONG])
+def test_activations_are_those_that_autograd_keeps(shape: Shape, work: Work) -> None:
+    """Storages that are saved for the backward pass and are no weights, each once."""
     model = llama(shape)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -156,6 +176,44 @@ def test_activations_are_those_that_autograd_keeps(shape: Shape) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward(model, work)
     counted = sum(tensor.untyped_storage().nbytes() // 4 for tensor in kept.values())
-    layer = activations(replace(shape, layers=1), work, False) - activations(replace(shape, layers=0), work, False)
     assert output.requires_grad
-    assert counted == pytest.approx(activations(shape, work, False) - layer, rel=0.02)
+    assert counted == pytest.approx(activations(shape, work, False)[0], rel=0.02)
+
+
+# --- FSDP2's buffers ---------------------------------------------------------------------------------
+
+
+def allocated(shape: Shape) -> tuple[list[int], list[int]]:
+    """Bytes of every buffer that a forward and backward in bfloat16 gather into, and that they reduce in and into."""
+    taken: dict[type, list[int]] = {DefaultAllGather: [], DefaultReduceScatter: []}
+    for kind, sizes in taken.items():
+
+        def allocate(_: object, size: list[int], *, sizes: list[int] = sizes, **how: Any) -> torch.Tensor:
+            buffer = torch.empty(*size, **how)
+            sizes.append(buffer.nbytes)
+            return buffer
+
+        kind.allocate = allocate  # in a process of its own
+    model = llama(shape)
+    place(model, Training(dtype="bfloat16"))
+    batch = pack_batch([[1, 2, 3]], [[4, 5, 6]])
+    whole = as_forward(model, lambda: hidden_states(model, batch.tokens_P, batch.packing) @ head_weight(model).T)
+    whole.sum().backward()
+    return taken[DefaultAllGather], taken[DefaultReduceScatter]
+
+
+@pytest.mark.parametrize(("shape", "devices"), [(SHAPES[0], 1), (SHAPES[1], 2)])
+def test_buffers_are_those_that_sharding_allocates(shape: Shape, devices: int, tmp_path: Path) -> None:
+    (gathered, reduced), *_ = on_ranks(devices, tmp_path, allocated, shape)
+    run = parse_study({"name": "s", "arms": {"a": {}}, "training": {"dtype": "bfloat16"}}).run("a")
+    _, layer, root = update_moments(shape, run, Work(1, 1, 3, 3, 100), Machine(), devices)
+    head = 2 * shape.embedding
+    divided = {1: 4, 2: 0}[devices]  # a rank alone divides in a tensor of its own
+    assert root["gradients at work"] == 2 * head + sum(reduced[-2:]) + divided * shape.root
+    assert layer["gradients at work"] == head + 2 * shape.layer + sum(reduced[:2]) + divided * shape.layer
+    if devices > 1:
+        assert set(gathered) == {2 * shape.layer, 2 * shape.root}
+        assert layer["weights at work"] == 2 * sum(set(gathered)), "each into a buffer, and from there into weights"
+    else:
+        assert not gathered
+        assert layer["weights at work"] == 2 * (shape.layer + shape.root)

@@ -51,6 +51,7 @@ class Nonsense:
         return made
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+    def release(self) -> None: ...
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         raise NotImplementedError
 

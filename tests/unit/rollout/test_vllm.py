@@ -26,6 +26,7 @@ from step_fixture import run_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from vllm import LLM, SamplingParams
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -47,7 +48,9 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
 from tailrl.rollout.vllm.engine import SEQUENCES_IN_FLIGHT, VllmSampler
-from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.rollout.vllm.processor import SafeSetProcessor
+from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
+from tailrl.rollout.vllm.recorder import SafeSetRecord
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
@@ -395,7 +398,7 @@ def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
 
 def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": None}), encoding="utf-8")
-    monkeypatch.setattr(engine_module, "LLM", lambda **_: None)
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
     with pytest.raises(StudyError, match="no end token") as caught:
         VllmSampler(tmp_path, SamplerSettings(), MAX_LENGTH, seed=0)
     assert str(tmp_path) in str(caught.value)
@@ -404,19 +407,47 @@ def test_a_policy_without_an_end_token_is_refused(tmp_path: Path, monkeypatch: p
 # --- beside a trainer --------------------------------------------------------------------------------
 
 
+OUTPUT = SimpleNamespace(
+    outputs=[SimpleNamespace(token_ids=(5,), logprobs=SimpleNamespace(logprobs=(-1.0,)), finish_reason="length")]
+)
+RECORD = SafeSetRecord(np.array([0]), np.array([0]), np.zeros(1, np.float32), np.ones(1, np.int32))
+
+
 class StandIn:
     """Stands in for vLLM: its arguments, and how many weights had been handed over when each was taken."""
 
+    records = True  # whether the processor is in its model runner
+
     def __init__(self, **given: Any) -> None:
         self.given = given
+        scheduler = {"max_num_seqs": 1024, "max_num_batched_tokens": 16384, "enable_chunked_prefill": True}
+        self.llm_engine = SimpleNamespace(
+            vllm_config=SimpleNamespace(
+                use_v2_model_runner=given["async_scheduling"],
+                scheduler_config=SimpleNamespace(**scheduler, async_scheduling=given["async_scheduling"]),
+                compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE),
+            )
+        )
         self.handed: list[str] = []
+        self.calls: list[str] = []
         self.taken: list[tuple[str, torch.dtype, int]] = []
 
-    def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]]) -> None:
+    def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]] = ((),)) -> list[Any]:
+        if method == "records_safe_sets":
+            return [self.records]
         assert method == "set_weights"
+        self.calls.append("weights")
         self.taken = [(name, weight.dtype, len(self.handed)) for name, weight in args[0]]
+        return [None]
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(f"wake {tags}")
 
     def reset_prefix_cache(self) -> None:
+        self.calls.append("reset")
         self.taken.append(("then the cache", torch.bool, len(self.handed)))
 
 
@@ -476,6 +507,114 @@ def test_vllm_compiles_on_a_gpu_and_where_the_settings_say_so(
     sampler = make_sampler(SamplerSettings(enforce_eager=said), folder, MAX_LENGTH, seed=0)
     assert isinstance(sampler, VllmSampler)
     assert sampler.llm.given["enforce_eager"] is told
+
+
+@pytest.mark.parametrize(
+    ("gpu", "runner", "processor", "temperature"),
+    [
+        (False, "0", SafeSetProcessor, 0.7),
+        (True, "1", SafeSetProcessorV2, 1.0),
+        (True, "0", SafeSetProcessor, 0.7),
+    ],
+)
+def test_a_gpu_has_the_scheduling_that_vllm_recommends(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: bool,
+    runner: str,
+    processor: type,
+    temperature: float,
+) -> None:
+    """V2 calls processors before the temperature, so its own is 1. V1 on a GPU is for users who say so."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    sampler = make_sampler(SamplerSettings(), folder, MAX_LENGTH, seed=0)
+    assert isinstance(sampler, VllmSampler)
+    given = sampler.llm.given
+    assert given["logits_processors"] == [processor]
+    assert given["enable_chunked_prefill"] is gpu
+    assert given["async_scheduling"] is (runner == "1")
+    # Where they are left out, vLLM knows them by the GPU.
+    sizes = {name: given[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in given}
+    assert sizes == ({} if gpu else {"max_num_seqs": 128, "max_num_batched_tokens": 4096})
+    said = f"vLLM: Model Runner V{int(runner) + 1}, 1024 sequences in flight, 16384 tokens a step"
+    assert (said in capsys.readouterr().err) is gpu
+    asked: list[SamplingParams] = []
+    sampler.has_weights = True
+    sampler.llm.generate = lambda _, params, **__: asked.extend(params) or [OUTPUT]
+    sampler.llm.collective_rpc = lambda _: [RECORD]
+    sampler.generate(random_requests(1), Decoding(0.7, 1))
+    assert asked[0].temperature == temperature
+    assert asked[0].extra_args.get("temperature", 1.0) * temperature == 0.7
+
+
+def test_the_other_model_runner_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(StandIn, "records", False)
+    with pytest.raises(StudyError, match="another model runner than VLLM_USE_V2_MODEL_RUNNER=0 names"):
+        make_sampler(SamplerSettings(), folder, MAX_LENGTH, seed=0)
+
+
+@pytest.mark.parametrize(("longest", "tested"), [(20, 20), (32, 32), (8192, 32)])
+def test_the_self_test_keeps_the_logits_of_few_tokens(
+    monkeypatch: pytest.MonkeyPatch, longest: int, tested: int
+) -> None:
+    """At a vocabulary of 151,936 each takes 600 KB; at full length they took 40 GB."""
+    kept: list[int] = []
+
+    def generate(_: VllmSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
+        assert decoding.keep_every == 1
+        length = decoding.max_new_tokens
+        kept.extend([length] * len(requests))
+        flat = np.full(length, -math.log(4), np.float32)
+        numbers = (flat, np.zeros(length, np.float32), np.full(length, 4, np.int32))
+        logits = tuple(np.zeros(4, np.float32) for _ in range(length))
+        return [Rollout(r.prompt_tokens, (0,) * length, *numbers, False, logits) for r in requests]
+
+    monkeypatch.setattr(VllmSampler, "generate", generate)
+    assert VllmSampler.__new__(VllmSampler).self_test(random_requests(3), Decoding(1.0, longest)) < 1e-6
+    assert kept == [tested] * 3
+
+
+def test_an_engine_beside_a_trainer_sleeps_between_rollout_and_hand_over(
+    folder: Path, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU: weights wake before the hand-over and the cache after it; a verified engine's proposer sleeps too."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    verified = make_sampler(SamplerSettings(verify=True), folder, MAX_LENGTH, 0, policy)
+    assert isinstance(verified, VerifiedSampler)
+    sampler = verified.proposer
+    assert isinstance(sampler, VllmSampler)
+    engine = sampler.llm
+    assert engine.given["enable_sleep_mode"] is True
+    verified.load_weights(named_weights(policy))
+    assert engine.calls == ["weights", "reset"], "it starts awake"
+    verified.release()
+    verified.release()
+    with pytest.raises(RuntimeError, match="load_weights"):
+        sampler.generate(random_requests(1), PLAIN)
+    verified.load_weights(named_weights(policy))
+    woken = ["wake ['weights']", "weights", "wake ['kv_cache']", "reset"]
+    assert engine.calls[2:] == ["sleep 2", *woken]
+    sampler.check_weights()
+
+
+@pytest.mark.parametrize(("gpu", "trainer"), [(True, False), (False, True)])
+def test_an_engine_alone_or_on_a_cpu_stays_awake(
+    folder: Path, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, gpu: bool, trainer: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    sampler = make_sampler(SamplerSettings(), folder, MAX_LENGTH, 0, policy if trainer else None)
+    assert isinstance(sampler, VllmSampler)
+    assert sampler.llm.given["enable_sleep_mode"] is False
+    sampler.load_weights(named_weights(policy))
+    sampler.release()
+    sampler.check_weights()
+    assert sampler.llm.calls == ["weights", "reset"]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -106,7 +106,10 @@ def _job(folder: Path, arm: str, seed: int) -> Path:
 def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     job, settings = _job(folder, arm, seed), study.run(arm)
     record, metrics = read_job(job)
-    for key in differing(record.settings, settings.model_dump(mode="json")):
+    wanted = settings.model_dump(mode="json")
+    if settings.training.dtype == "auto":
+        wanted["training"]["dtype"] = record.run.training.dtype  # the machine decided
+    for key in differing(record.settings, wanted):
         raise StudyError(f"{job / 'run.json'}: was trained with another {one_line(key)} than the study says")
     return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 

@@ -35,7 +35,7 @@ app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False,
 for panel, group in commands.HELP_GROUPS.items():
     for command in group:
         app.command(rich_help_panel=panel)(command)
-app.add_typer(jobs.app, name="job", rich_help_panel="Snakemake")
+app.add_typer(jobs.app, name="job", rich_help_panel="Study")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from tailrl.cli.values import positive
 from tailrl.config.load import named_alike, parse_settings, read_study
 from tailrl.config.study import Study
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import StudyError, writing
 
 StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
 Folder = Annotated[
@@ -106,6 +106,25 @@ def metrics() -> None:
     print(metrics_page(), end="")
 
 
+def diagnose(
+    logs: Annotated[
+        list[Path], Argument(metavar="LOGS...", help="files or folders of a run's logs", show_default=False)
+    ],
+    out: Annotated[Path | None, Option(help="a file for the page in Markdown; else it is printed")] = None,
+) -> None:
+    """Measure the mismatch in the logs of any framework."""
+    from tailrl.diagnosis.measure import measure
+    from tailrl.diagnosis.page import diagnosis_page
+    from tailrl.diagnosis.readers import read_log
+
+    page = diagnosis_page(measure(read_log(logs)))
+    if out is None:
+        print(page, end="")
+        return
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
+
+
 def mirror(results: Folder) -> None:
     """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
@@ -128,8 +147,7 @@ def unlock() -> None:
 
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Study": (check, plan, schema, metrics, download),
-    "Results": (across, card, claims, mirror, dashboard),
-    "Snakemake": (unlock,),
+    "Study": (check, plan, schema, metrics, download, unlock),
+    "Results": (diagnose, across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

@@ -226,7 +226,7 @@ class Arm(Settings):
                 "with disturbance.side: both, staleness takes one gradient a step, at the engine's old weights; set "
                 "minibatches: 1"
             )
-        if self.sampler.exact and training.dtype != "float32":
+        if self.sampler.exact and training.dtype == "bfloat16":
             raise ValueError(
                 "an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
                 "sample with another engine and without verify"

@@ -70,6 +70,12 @@ class Run(Settings):
     disturbance: Disturbance
     training: Training
 
+    def computed_in(self, gpu: bool) -> Literal["float32", "bfloat16"]:
+        """The trainer's number format on a machine with or without a GPU."""
+        if self.training.dtype != "auto":
+            return self.training.dtype
+        return "bfloat16" if gpu and not self.sampler.exact else "float32"
+
     def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
         """Whether the disturbance's floor lifts every token over the threshold in every state: nothing is pruned.
 

@@ -90,9 +90,12 @@ class Training(Settings):
     token_budget: int = Field(
         1024, ge=1, description="most tokens in a packed micro-batch; larger ones exceed a CPU's cache"
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="number format of the trainer's forward and backward; master weights and optimizer are float32",
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="number format of the trainer's forward and backward; master weights and optimizer are float32; "
+        "auto: bfloat16 on a GPU, float32 on a CPU and for an engine with the trainer's own bits. So the same file may "
+        "mean different runs on two kinds of machine: run.json has what was used, and a checkpoint of the other is not "
+        "continued",
     )
     activation_checkpointing: bool = Field(
         False, description="less memory: keep only each layer's input, and recompute the layer in the backward pass"

@@ -32,6 +32,7 @@ from tailrl.kernels.packing import Packing, padded, unpadded
 ROWS = 64
 FEWEST_ROWS = 16
 BLOCK_ROWS = 32  # rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently
+GPU_ROWS = 128  # rows of a product on a GPU: as many as sequences in flight
 SUMMANDS = 512  # of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 on
 MOST_ROWS = 1024  # most rows of a product at once, as many as `at_once` tries
 VECTORS = 128  # half-precision numbers in one unrolled vector loop, times two threads
@@ -103,15 +104,16 @@ def at_once(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> tupl
 
 
 def product(rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Batch-invariant `linear`: [R, O]. On a GPU, where nothing here is exact, it is `linear` itself.
+    """Batch-invariant `linear`: [R, O]. On a GPU every product has `GPU_ROWS` rows, so that cuBLAS takes one kernel.
 
     Args:
         rows_RI: floating [R, I], R a multiple of `FEWEST_ROWS`. A leading dimension of 1 would choose other kernels.
         weight_OI: [O, I].
         bias_O: [O].
     """
-    if rows_RI.device.type != "cpu":
-        return linear(rows_RI, weight_OI, bias_O)
+    if rows_RI.is_cuda:
+        parts = torch.split(pad(rows_RI, (0, 0, 0, -len(rows_RI) % GPU_ROWS)), GPU_ROWS)
+        return torch.cat([linear(part, weight_OI, bias_O) for part in parts])[: len(rows_RI)]
     return _product(rows_RI, weight_OI, bias_O, *at_once(*weight_OI.shape, weight_OI.dtype, torch.get_num_threads()))
 
 

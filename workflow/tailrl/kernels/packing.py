@@ -1,22 +1,26 @@
 """Packing: the sequences of a micro-batch in one row, so that no linear layer sees padding or a prompt twice.
 
 Responses to one prompt share its tokens: the prompt stands in the row once, and each response's own tokens follow.
-Only attention is computed per sequence, on a padded view of the row that repeats shared prompts. It is causal and the
-padding comes last, so that nothing attends to it.
+Only attention is computed per sequence. In half precision on a GPU it takes the row as it is (`kernels.varlen`). Else
+it takes a padded view of the row that repeats shared prompts. It is causal and the padding comes last, so that nothing
+attends to it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from tailrl.kernels.varlen import Segments
+
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packing:
     """The layout of N sequences in one packed row of P tokens."""
 
@@ -24,7 +28,14 @@ class Packing:
     token_P: Tensor  # index in the flattened padded view of each token of the row; the first of several, if shared
     positions_P: Tensor  # position of each token in its sequence, prompt included
     # Slices of the row that several sequences begin with, each with these sequences.
-    shared: tuple[tuple[slice, Tensor], ...] = ()
+    shared: tuple[tuple[slice, Tensor], ...]
+    sizes: tuple[tuple[int, ...], ...]  # `pack`'s lengths, prefixes and prefix_N
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The row for attention without padding: made by the first layer that asks, and kept for the others."""
+        lengths, prefixes, owners = self.sizes
+        return Segments.of(lengths, prefixes, owners, self.token_P.device)
 
 
 def pack(
@@ -64,6 +75,7 @@ def pack(
             for run, own in zip(runs, owners, strict=True)
             if len(own) > 1 and run.start < run.stop
         ),
+        sizes=(tuple(lengths), tuple(prefixes), tuple(owner_N.tolist())),
     )
 
 

@@ -4,11 +4,14 @@ from types import MethodType
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from tailrl.kernels import batch_invariant
 from tailrl.kernels.batch_invariant import Attend, PackedAttention, pad_rows
 from tailrl.kernels.packing import Packing, padded, unpadded
+from tailrl.kernels.varlen import HEAD_MULTIPLE, serves, varlen_attention
 from tailrl.runtime.errors import StudyError
 
 PACKED_ATTENTION = "packed"
@@ -28,17 +31,49 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
+    if serves(query):
+        query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return varlen_attention(query_PHD, key_PKD, value_PKD, packing.segments, scaling).unsqueeze(0), None
     query_NHLD, key_NHLD, value_NHLD = (
         padded(tensor[0].transpose(0, 1).flatten(1), packing)
         .view(*packing.index_NL.shape, tensor.shape[1], tensor.shape[3])
         .transpose(1, 2)
         for tensor in (query, key, value)
     )
-    out_NHLD = nn.functional.scaled_dot_product_attention(
-        query_NHLD, key_NHLD, value_NHLD, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    out_NHLD = padded_attention(query_NHLD, key_NHLD, value_NHLD, scaling)
     out_PD = unpadded(out_NHLD.transpose(1, 2).flatten(2), packing)
     return out_PD.view(1, -1, query.shape[1], query.shape[3]), None
+
+
+def padded_attention(query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, scaling: float) -> Tensor:
+    """Causal attention of padded sequences: [N, H, L, D].
+
+    On a GPU, where it serves float32, PyTorch has one kernel for that whose memory grows with L, and it takes no
+    grouped heads: they are repeated. PyTorch's own choice for them is the definition, whose memory grows with L².
+
+    Raises:
+        StudyError: no kernel of the GPU takes these numbers.
+    """
+    grouped = query_NHLD.shape[1] != key_NKLD.shape[1]
+    if not query_NHLD.is_cuda:
+        return scaled_dot_product_attention(
+            query_NHLD, key_NKLD, value_NKLD, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+    size, group = query_NHLD.shape[-1], query_NHLD.shape[1] // key_NKLD.shape[1]
+    keys, values = (tensor.repeat_interleave(group, 1) if grouped else tensor for tensor in (key_NKLD, value_NKLD))
+    if missing := -size % HEAD_MULTIPLE:
+        query_NHLD, keys, values = (pad(tensor, (0, missing)) for tensor in (query_NHLD, keys, values))
+    try:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            out_NHLD = scaled_dot_product_attention(query_NHLD, keys, values, is_causal=True, scale=scaling)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
+            raise
+        raise StudyError(
+            f"this GPU has no attention in {str(query_NHLD.dtype).removeprefix('torch.')} with heads of {size} whose "
+            "memory grows with a response's length alone; set training.dtype: float32, or take a newer GPU"
+        ) from None
+    return out_NHLD[..., :size]
 
 
 def _exact_attention(

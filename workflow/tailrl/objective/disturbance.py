@@ -46,11 +46,13 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
     """
     if settings.noise and not len(seeds) == len(positions) == len(logits_TV):
         raise StudyError(f"{len(logits_TV)} rows have {len(seeds)} seeds and {len(positions)} positions")
-    size = logits_TV.shape[-1]
+    size, device = logits_TV.shape[-1], logits_TV.device
     if settings.bias:
+        # The CPU's numbers on every machine, since this error is one and the same in all runs.
         logits_TV = logits_TV + settings.bias * normal([0], [0], size, "disturbance.bias").to(logits_TV)
     if settings.noise:
-        logits_TV = logits_TV + settings.noise * normal(seeds, positions, size, "disturbance.noise").to(logits_TV)
+        noise_TV = normal(seeds, positions, size, "disturbance.noise", device)
+        logits_TV = logits_TV + settings.noise * noise_TV.to(logits_TV)
     if settings.floor:
         scaled_TV = logits_TV.log_softmax(-1) + math.log1p(-settings.floor)
         logits_TV = torch.logaddexp(scaled_TV, scaled_TV.new_tensor(math.log(settings.floor) - math.log(size)))

@@ -6,6 +6,11 @@ batch.
 
 The hash is 32-bit and not cryptographic. A uniform has 31 bits and full relative precision towards 0. The tail of an
 exponential race, where rare tokens win, is correct down to probabilities of about 1e-9.
+
+A CUDA device hashes to the CPU's bits (`noise_kernel`) and makes the same uniforms of them: these are integer and
+exactly rounded operations. Logarithms and the normal's quantile are not: libraries round them differently, a CPU's by
+its kind. A device computes each of them in float64 and rounds it to float32. Of 6e7 Gumbel numbers 9 % then differed
+from a CPU's, by 9.6e-7 at most, one rounding of the largest. A draw differs only where two scores are as near as that.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +26,17 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 DRAWN_AT_ONCE = 2**18
 """Numbers drawn at a time, so that two dozen operations on them stay in a core's cache."""
+DRAWN_AT_ONCE_ON_GPU = 2**24
+"""Likewise on a device, where they take 128 MiB in float64."""
 
 
-def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "gumbel") -> Tensor:
+def gumbel(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    stream: str = "gumbel",
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """Standard Gumbel numbers, float32 [T, count]: argmax(log p + g) is a sample from p.
 
     Args:
@@ -31,27 +44,47 @@ def gumbel(seeds: Sequence[int], positions: Sequence[int], count: int, stream: s
         positions: T positions in the response, from 0.
         count: numbers per position, one for each token of the vocabulary.
         stream: names the use; different names give independent numbers.
+        device: where they are made and stay.
     """
-    # −ln(−ln(1 − u)): the large values decide, and they come from small u, which floats resolve well.
-    return _drawn(seeds, positions, count, stream, lambda bits: _uniform(bits).neg_().log1p_().neg_().log_().neg_())
+    return _drawn(seeds, positions, count, stream, _gumbel, device)
 
 
-def normal(seeds: Sequence[int], positions: Sequence[int], count: int, stream: str = "normal") -> Tensor:
+def normal(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    stream: str = "normal",
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """Standard normal numbers, float32 [T, count], likewise; exactly symmetric, with tails to 6.3 on both sides."""
-    return _drawn(seeds, positions, count, stream, _normal)
+    return _drawn(seeds, positions, count, stream, _normal, device)
 
 
 def _drawn(
-    seeds: Sequence[int], positions: Sequence[int], count: int, stream: str, law: Callable[[Tensor], Tensor]
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    stream: str,
+    law: Callable[[Tensor], Tensor],
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Numbers that `law` makes from 32 random bits each, float32 [T, count]."""
-    words_T2 = torch.from_numpy(_words(seeds, positions, stream))
+    words_T2 = _placed(_words(seeds, positions, stream), device)
+    if words_T2.is_cuda:
+        from tailrl.objective.noise_kernel import random_bits
+
+        rows = max(1, DRAWN_AT_ONCE_ON_GPU // max(1, count))
+        return torch.cat([law(random_bits(words_B2, count)) for words_B2 in torch.split(words_T2, rows)])
     tokens_V = torch.arange(count, dtype=torch.int32).mul_(_signed(0x9E3779B9))
     drawn_TV = torch.empty(len(seeds), count)
     rows = max(1, DRAWN_AT_ONCE // max(1, count))
     for out_BV, words_B2 in zip(torch.split(drawn_TV, rows), torch.split(words_T2, rows), strict=True):
         out_BV.copy_(law(_bits(tokens_V, words_B2)))
     return drawn_TV
+
+
+def _placed(words: NDArray[np.int32], device: torch.device | str) -> Tensor:
+    return torch.from_numpy(words).to(device)
 
 
 def _bits(tokens_V: Tensor, words_B2: Tensor) -> Tensor:
@@ -63,9 +96,22 @@ def _bits(tokens_V: Tensor, words_B2: Tensor) -> Tensor:
     return bits_BV
 
 
+def _gumbel(bits_BV: Tensor) -> Tensor:
+    # −ln(−ln(1 − u)): the large values decide, and they come from small u, which floats resolve well.
+    exponential_BV = _rounded(torch.log1p, _uniform(bits_BV).neg_()).neg_()
+    return _rounded(torch.log, exponential_BV).neg_()
+
+
+def _rounded(function: Callable[..., Tensor], values_BV: Tensor) -> Tensor:
+    """The function's values, over the given float32 ones; on a device from float64."""
+    if values_BV.is_cuda:
+        return values_BV.copy_(function(values_BV.double()))
+    return function(values_BV, out=values_BV)
+
+
 def _normal(bits_BV: Tensor) -> Tensor:
     # The bit that the uniform does not use is the sign, so that both tails come from small u, which is resolved well.
-    half_BV = torch.special.ndtri(_uniform(bits_BV).mul_(0.5))
+    half_BV = _rounded(torch.special.ndtri, _uniform(bits_BV).mul_(0.5))
     return torch.where(bits_BV < 0, half_BV, -half_BV)
 
 

@@ -1,8 +1,9 @@
 """Bytes of one device, by part, while a step runs. P parameters, H wide, V tokens; n devices share the training.
 
-Weights, gradients and optimizer state are exact. Activations are counted from what autograd keeps of a layer, times the
-machine's `slack` for the allocator. Engine and trainer share the device, and neither sleeps. vLLM's cache stays
-allocated; the other engines free theirs after sampling.
+Weights, gradients and optimizer state are exact. What passes is counted at the fullest moment of an update: activations
+from what autograd keeps of a layer, times the machine's `slack` for the allocator; buffers as FSDP2 allocates them
+(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device.
+vLLM's memory stays allocated unless it sleeps (`shortage`); the other engines free their cache after sampling.
 """
 
 from collections.abc import Mapping
@@ -21,70 +22,106 @@ VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
 """The limits of `kernels.cuda_passes`, repeated here because importing it needs Triton."""
-PASSING = ("activations", "log-probs")
+PASSING = ("weights at work", "gradients at work", "activations", "log-probs")
 """The trainer's parts that exist only during an update."""
 
 
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
     """Peak bytes of trainer and engine together."""
-    update = sum(parts[name] for name in PASSING)
+    update = sum(parts.get(name, 0.0) for name in PASSING)
     cache = parts["engine's cache"]
     rest = sum(parts.values()) - update - cache
     return machine.reserve + rest + (update + cache if sampler.engine == "vllm" else max(update, cache))
 
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
-    """Bytes of the trainer, by part."""
-    size, parameters = BYTES[run.training.dtype], shape.parameters
+    """Bytes of the trainer, by part, at the fullest moment of an update."""
+    parameters = shape.parameters
     moments = 2 if run.training.optimizer == "adamw" else 1
-    parts = {
+    held = {
         "weights": 4 * parameters / devices,
         "gradients": 4 * parameters / devices,
         "optimizer state": 4 * moments * parameters / devices,
     }
-    if devices > 1 or size != 4:
-        # The next layer is gathered (or cast) while one computes. The head is gathered whole.
-        parts["weights at work"] = size * (2 * shape.layer + shape.embedding)
-        parts["gradients at work"] = size * (2 * shape.layer + shape.embedding)
-    parts["activations"] = machine.slack * size * activations(shape, work, run.training.activation_checkpointing)
-    parts["log-probs"] = logprob_bytes(shape, run, work, machine)
-    return parts
+    return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))
 
 
-def activations(shape: Shape, work: Work, checkpointing: bool) -> float:
-    """Numbers that autograd keeps of the largest micro-batch, plus those of the layer that the backward pass is in.
+def update_moments(
+    shape: Shape, run: Run, work: Work, machine: Machine, devices: int
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Bytes that pass, by part, at the three moments of an update that may be its fullest.
+
+    They are the backward of the log-probs, when every layer keeps its activations; the last layer's backward; and the
+    reduction of the embedding's and the head's gradient, when no activation is left.
+    """
+    size = BYTES[run.computed_in(machine.gpu)]
+    sharded = devices > 1 or size != 4
+    # Embedding and head (one matrix, if tied) stay whole from the forward to the end of the backward, beside a layer.
+    # Several ranks gather into a flat buffer first; its memory belongs to a stream that nothing else takes from.
+    whole = size * (shape.root + shape.layer) * (2 if devices > 1 else 1) if sharded else 0.0
+    # A gradient is copied to float32 and reduced into a shard, which is added to those of earlier micro-batches. One
+    # rank alone divides the copy by 1 into another.
+    reduced = 4 * (1 + 1 / devices + (devices == 1)) if sharded else 0.0
+    head = size * shape.embedding
+    padded = not machine.gpu or size != 2
+    numbers = activations(shape, work, run.training.activation_checkpointing, padded)
+    kept, layer = (machine.slack * size * number for number in numbers)
+    return (
+        {
+            "weights at work": whole,
+            "gradients at work": head,
+            "activations": kept,
+            "log-probs": logprob_bytes(shape, run, work, machine),
+        },
+        {
+            "weights at work": whole,
+            "gradients at work": head + (size + reduced) * shape.layer,
+            "activations": kept + layer,
+        },
+        {"gradients at work": 2 * head + reduced * shape.root},
+    )
+
+
+def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = True) -> tuple[float, float]:
+    """Numbers that autograd keeps of the largest micro-batch, and those besides while the backward is in a layer.
 
     A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
-    and the attention's output in the padded view, and the output again in the row. The MLP keeps four (gate, its SiLU,
-    up, their product). The last norm keeps two. Cosine and sine of the positions are kept once.
+    and the attention's output as attention sees them, and the output in the row: padded, or in half precision on a GPU
+    (`kernels.varlen`) as the row is, with keys and values repeated for the sequences of a prompt. The MLP keeps four
+    (gate, its SiLU, up, their product). The last norm keeps two. Cosine and sine of the positions are kept once. A
+    backward needs as many numbers as its layer kept; with activation checkpointing these are computed again first.
     """
-    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    layer = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
-    layer += work.batch_padded * 2 * (queries + keys)
+    queries, keys = shape.heads * shape.head, 2 * shape.kv_heads * shape.head
+    layer: float = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
+    layer += work.attended * (2 * queries + keys) if padded else work.batch * queries + work.repeated * keys
     once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:
-        return once + work.batch * shape.hidden * shape.layers + 2 * layer
-    return once + (shape.layers + 1) * layer
+        return once + work.batch * shape.hidden * shape.layers, 2 * layer
+    return once + shape.layers * layer, layer
 
 
 def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:
-    """Bytes of the logits held at once, of those kept for the backward, and of the head's gradient."""
-    tokens = work.batch_sequences * work.response
-    pruned = run.vocabulary.rule != "full"
-    if machine.gpu:
-        kept, size = GPU_KEPT_BYTES, BYTES[run.training.dtype]
-        held = min(GPU_MATRIX_BYTES, size * tokens * shape.vocabulary)
-    else:
-        kept, size = KEPT_BYTES, 4
+    """Bytes of the log-probs' backward, beside the head's gradient: entries kept, the largest matrices, hidden states.
+
+    On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient.
+    """
+    tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.computed_in(machine.gpu)]
+    if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
-        held = 4 * rows * shape.vocabulary
-    return held + (kept if pruned else 0) + size * shape.embedding
+        return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)
+    matrix = GPU_MATRIX_BYTES
+    logits = min(matrix, 4 * tokens * shape.vocabulary) + min(matrix, size * tokens * shape.vocabulary)
+    stretch = min(shape.vocabulary, matrix / (size * tokens))
+    # Hidden states of the tokens, a copy of them, and their gradient twice with a product of it, in float32; of a
+    # stretch of the vocabulary the weights, their gradient in float32 and as it is returned.
+    states = shape.hidden * (tokens * (2 * size + 12) + stretch * (2 * size + 4))
+    return logits + states + (GPU_KEPT_BYTES if pruned else 0)
 
 
 def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> dict[str, float]:
     """Bytes of the engine on a device, by part. Each device has a whole engine, or a slice of a shared one.
 
-    The cache holds the sequences in flight at full length, unless its size is fixed.
+    The cache holds the sequences in flight at their average length, unless its size is fixed.
     """
     size = BYTES[sampler.dtype]
     cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
@@ -106,8 +143,23 @@ class Placed:
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
 
 
-def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
-    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
+def shortage(trainer: Mapping[str, float], share: float, machine: Machine, sleeps: bool) -> float:
+    """Bytes that a GPU lacks for a trainer, by part, and vLLM's share: at once or, if vLLM sleeps, in turns.
+
+    Weights and optimizer state stay on the device while vLLM samples; gradients and what passes do not.
+    """
+    update = sum(trainer.values())
+    if not sleeps:
+        return max(0.0, machine.reserve + update - (machine.memory - share))
+    rollout = trainer["weights"] + trainer["optimizer state"] + share
+    return max(0.0, machine.reserve + max(update, rollout) - machine.memory)
+
+
+def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int, sleeps: bool = False) -> Placed:
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share.
+
+    `sleeps`: count on vLLM's sleep mode, which a GPU has between rollout and update. Without it the plan is careful.
+    """
     trainer = training_memory(shape, run, work, machine, devices)
     engine = engine_memory(shape, run.sampler, work, machine)
     if not machine.gpu or run.sampler.engine != "vllm":
@@ -116,14 +168,15 @@ def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) ->
     share = run.sampler.gpu_memory_utilization * machine.memory
     cache = share - engine["engine's weights"]
     held, one = in_flight(shape, run.sampler, work, machine)
-    lacking = max(0.0, one - cache) + max(0.0, machine.reserve + sum(trainer.values()) - (machine.memory - share))
+    lacking = max(0.0, one - cache) + shortage(trainer, share, machine, sleeps)
     # vLLM always takes its whole share.
     return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
 
 
 def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:
-    """The machine with as many full-length sequences as vLLM's share of a GPU holds, and the bytes of one sequence."""
+    """The machine with as many sequences as vLLM's share of a GPU holds, and the bytes of one at its longest."""
     engine = engine_memory(shape, sampler, work, machine.model_copy(update={"in_flight": 1}))
     one = engine["engine's cache"]
     room = sampler.gpu_memory_utilization * machine.memory - engine["engine's weights"]
-    return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), one
+    longest = one * (work.prompt + work.most) / (work.prompt + work.response)
+    return machine.model_copy(update={"in_flight": max(1, min(machine.in_flight, int(room // one)))}), longest

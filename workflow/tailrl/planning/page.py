@@ -1,37 +1,21 @@
 """The plan of a study in words: what `tailrl plan` prints."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from tailrl.config.jobs import Run
 from tailrl.config.study import Study
-from tailrl.config.tasks.aime25 import Aime25Task
-from tailrl.planning.machine import IN_FLIGHT, Machine
-from tailrl.planning.memory import Placed, in_flight, peak, place
+from tailrl.planning.jobs import (
+    Planned,
+    checkpoint_bytes,
+    evaluation_seconds,
+    host_bytes,
+    plan_arms,
+    policies_of,
+    training_seconds,
+    what_would_fit,
+)
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import peak
 from tailrl.planning.shapes import Shape, shape_of
-from tailrl.planning.times import sampling_seconds, step_seconds
-from tailrl.planning.work import Work, work_of
-
-AIME25_PROBLEMS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One arm's job."""
-
-    run: Run
-    work: Work  # a device's share of a step
-    placed: Placed
-    seconds: dict[str, float]  # of a step, by phase
-
-
-def plan_arm(study: Study, arm: str, machine: Machine, devices: int, prompt: int, response: int | None) -> Planned:
-    """One arm's job on `devices` devices."""
-    run, shape = study.run(arm), shape_of(study.policy)
-    work = work_of(run.training, prompt, response, devices)
-    placed = place(shape, run, work, machine, devices)
-    seconds = step_seconds(shape, run, work, placed.machine, devices)
-    return Planned(run, work, placed, seconds)
 
 
 def plan_page(study: Study, machine: Machine, devices: int, prompt: int, response: int | None) -> str:
@@ -50,15 +34,16 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     shape = shape_of(study.policy)
     seeds = study.arm_seeds()
     runs = sum(len(seeds[arm]) for arm in study.arms)
-    planned = {arm: plan_arm(study, arm, machine, devices, prompt, response) for arm in study.arms}
+    planned = plan_arms(study, machine, devices, prompt, response)
     fullest = max(planned, key=lambda arm: sum(planned[arm].placed.parts.values()))
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
     lines = [f"{study.name}: {len(study.arms)} arms, {runs} runs, a job on {devices} x {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
     lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
+    lines += [f"  {sentence}"] if (sentence := what_would_fit(study, machine, devices, prompt, response)) else []
     seconds = planned[slowest].seconds
     lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
-    lines += ["", *_whole(study, shape, planned, devices)]
+    lines += ["", *_whole(study, shape, machine, devices, prompt, response)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"
 
@@ -86,43 +71,30 @@ def _memory(planned: Planned) -> Iterator[str]:
         share = sampler.gpu_memory_utilization
         shared = sampler.tensor_parallel
         where = f"of each of the {shared} that share one" if shared > 1 else "of it"
-        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight at their longest"
+        yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight"
 
 
-def _whole(study: Study, shape: Shape, planned: dict[str, Planned], devices: int) -> Iterator[str]:
-    seeds_of = study.arm_seeds()
-    runs = [(arm, len(seeds_of[name])) for name, arm in planned.items()]
-    training = sum(sum(arm.seconds.values()) * arm.run.training.steps * seeds for arm, seeds in runs)
-    # The base policy, and each run's snapshots and final policy.
-    policies = 1 + sum((len(arm.run.training.snapshots) + 1) * seeds for arm, seeds in runs)
-    each = _evaluation(study, shape, next(iter(planned.values())))
+def _whole(
+    study: Study, shape: Shape, machine: Machine, devices: int, prompt: int, response: int | None
+) -> Iterator[str]:
+    training = training_seconds(study, machine, devices, prompt, response)
+    policies = policies_of(study)
+    each = evaluation_seconds(study, machine, prompt)
     evaluating = policies * (each or 0.0) / 3600
     known = "" if each is not None else ", the evaluation not among them: how many problems it has is not known before"
     yield (
         f"whole study: {training / 3600:,.1f} h of training on {devices}, {evaluating:,.1f} h of evaluating {policies} "
         f"policies on 1: {devices * training / 3600 + evaluating:,.0f} device-hours{known}"
     )
-    state = 4 * shape.parameters * (3 if study.training.optimizer == "adamw" else 2)
+    state = checkpoint_bytes(shape, study.training)
     kept = study.training.keep_checkpoints + 1
     disk = 4 * shape.parameters * policies
-    host = 4 * shape.parameters * devices + 2 * state
-    yield f"host memory: {host / 1e9:,.1f} GB: the policy once a rank, a checkpoint twice in the first as it is written"
+    host = host_bytes(shape, study.training, devices)
+    yield f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, and what is being written"
     yield (
         f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
         f"runs ({kept} of {state / 1e9:,.1f})"
     )
-
-
-def _evaluation(study: Study, shape: Shape, planned: Planned) -> float | None:
-    """Seconds to evaluate one policy on one device; None if the number of problems is not known beforehand."""
-    evaluation, machine = study.evaluation, planned.placed.machine
-    problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
-    if problems is None:
-        return None
-    work = Work(problems, evaluation.samples, planned.work.prompt, evaluation.max_new_tokens, planned.work.budget)
-    if machine.gpu and evaluation.sampler.engine == "vllm":
-        machine, _ = in_flight(shape, evaluation.sampler, work, machine.model_copy(update={"in_flight": IN_FLIGHT}))
-    return sampling_seconds(shape, evaluation.sampler, work, machine)
 
 
 def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[str]:

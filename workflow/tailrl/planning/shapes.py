@@ -39,9 +39,14 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
+    def root(self) -> int:
+        """Parameters outside the layers: embedding, last norm, and the head, which counts once if tied."""
+        return self.embedding * (1 if self.tied else 2) + self.hidden
+
+    @property
     def parameters(self) -> int:
         """All parameters; a tied head counts once."""
-        return self.layers * self.layer + self.hidden + self.embedding * (1 if self.tied else 2)
+        return self.layers * self.layer + self.root
 
     @property
     def cached(self) -> int:

@@ -55,9 +55,9 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
     length = work.prompt + work.response
     attention = (8 if again else 6) * shape.layers * shape.heads * shape.head * work.sequences * length**2
     head = 8 * shape.embedding * work.sampled
-    size = BYTES[run.training.dtype]
+    size = BYTES[run.computed_in(machine.gpu)]
     batches = max(1.0, work.row / work.batch)
-    kept = batches * activations(shape, work, False) * shape.layers / (shape.layers + 1)
+    kept = batches * activations(shape, work, False)[0]
     traffic = machine.passes * size * (kept + shape.vocabulary * work.sampled)
     seconds = (body + attention + head) / (machine.matmul * machine.train_share) + traffic / machine.bandwidth
     if devices > 1:

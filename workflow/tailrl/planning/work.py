@@ -1,5 +1,6 @@
 """The work of a step: sequences, tokens, micro-batches."""
 
+import math
 from dataclasses import dataclass
 
 from tailrl.config.training import Training
@@ -7,13 +8,14 @@ from tailrl.config.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step on one device. All responses have the same length."""
+    """A step on one device. Responses differ in length, so that micro-batches fill up to their budget."""
 
     prompts: float
     group: int  # responses to each prompt
     prompt: int  # tokens of a prompt
-    response: int  # tokens of a response
-    budget: int  # most tokens of a micro-batch
+    response: int  # tokens of a response, on average
+    budget: int  # most tokens of a micro-batch, unless one sequence has more
+    longest: int | None = None  # tokens of the longest response; None: all are equally long
 
     @property
     def sequences(self) -> float:
@@ -30,25 +32,37 @@ class Work:
         return self.prompts * self.prompt + self.sequences * (self.response - 1)
 
     @property
-    def batch_sequences(self) -> int:
-        """Sequences of the largest micro-batch."""
-        fits = 1
-        while fits < self.sequences and self._tokens(fits + 1) <= self.budget:
-            fits += 1
-        return fits
-
-    @property
     def batch(self) -> int:
-        """Tokens of the largest micro-batch."""
-        return self._tokens(self.batch_sequences)
+        """Most tokens of a micro-batch's row: ragged lengths fill it up, and one sequence may exceed the budget."""
+        return min(math.ceil(self.row), max(self.budget, self.prompt + self.most - 1))
 
     @property
-    def batch_padded(self) -> int:
-        """Tokens of its padded view, which attention sees: every sequence with its prompt."""
-        return self.batch_sequences * (self.prompt + self.response - 1)
+    def batch_sampled(self) -> float:
+        """Response tokens of such a row."""
+        return self.sampled * self.batch / self.row
 
-    def _tokens(self, sequences: int) -> int:
-        return -(-sequences // self.group) * self.prompt + sequences * (self.response - 1)
+    @property
+    def attended(self) -> float:
+        """Tokens of its padded view, which attention sees: every sequence with its prompt, as long as the longest.
+
+        Neighbours in length share a row; their lengths are taken to lie between nothing and twice the average.
+        """
+        return self.sequences * self.batch / self.row * self.padded
+
+    @property
+    def repeated(self) -> float:
+        """Tokens of such a row with a prompt for every sequence."""
+        return self.batch + self.sequences * self.batch / self.row * self.prompt
+
+    @property
+    def padded(self) -> int:
+        """Tokens of a sequence in that view."""
+        return self.prompt + min(self.most, 2 * self.response) - 1
+
+    @property
+    def most(self) -> int:
+        """Tokens of the longest response."""
+        return self.response if self.longest is None else self.longest
 
 
 def work_of(training: Training, prompt: int, response: int | None, devices: int) -> Work:
@@ -57,9 +71,9 @@ def work_of(training: Training, prompt: int, response: int | None, devices: int)
     Args:
         training: the run's sizes.
         prompt: tokens of a prompt.
-        response: tokens of a response; None: max_new_tokens.
+        response: tokens of a response on average; None: all have max_new_tokens.
         devices: devices that share the sequences.
     """
     longest = training.max_new_tokens
     response = longest if response is None else min(response, longest)
-    return Work(training.prompts / devices, training.group_size, prompt, response, training.token_budget)
+    return Work(training.prompts / devices, training.group_size, prompt, response, training.token_budget, longest)

@@ -55,6 +55,10 @@ class Sampler(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace the policy's weights by these named tensors (any dtype; the engine casts to its own)."""
 
+    def release(self) -> None:
+        """Give memory to a trainer on the same device, until the next `load_weights`; without it, there are no samples.
+        An engine that has none to give goes on as it is."""
+
     def metrics(self) -> dict[str, float]:
         """The engine's metrics of the last batch; `tailrl.tracking.metrics` has their names."""
 
@@ -69,7 +73,7 @@ def make_sampler(
         policy_folder: a Hugging Face folder; only its configuration is read.
         max_length: longest prompt and response together, tokens.
         seed: the engine's own seed; each request brings another.
-        trainer: the trained model, needed where it verifies the engine's draws.
+        trainer: the trained model, on the engine's device; it verifies the engine's draws where `settings` says so.
 
     Raises:
         StudyError: the engine is not installed, does not know the policy, or lacks ranks to share it.
@@ -80,7 +84,7 @@ def make_sampler(
 
         if trainer is None:
             raise RuntimeError("a verified sampler needs the trainer's model")
-        proposer = make_sampler(settings.model_copy(update={"verify": False}), policy_folder, max_length, seed)
+        proposer = make_sampler(settings.model_copy(update={"verify": False}), policy_folder, max_length, seed, trainer)
         return VerifiedSampler(proposer, trainer, stop_tokens(policy_folder), max_length)
     if settings.engine == "exact":
         from tailrl.rollout.exact import ExactSampler
@@ -98,4 +102,4 @@ def make_sampler(
         raise StudyError(
             "sampler.engine: vllm is not installed in this environment; engine: transformers samples without it"
         ) from None
-    return VllmSampler(policy_folder, settings, max_length, seed)
+    return VllmSampler(policy_folder, settings, max_length, seed, beside_trainer=trainer is not None)

@@ -4,6 +4,8 @@ A run with it has zero mismatch (VeXact, arXiv 2605.14220). A decoding step is o
 flight, through the model that the trainer runs on its packed rows. Only the attention differs, and
 `kernels.batch_invariant` makes it the same. Keys and values are cached. A prompt of several requests runs once. When
 sequences end, the last ones in flight move into their rows; waiting requests are admitted in groups.
+
+Engine and trainer are on the GPU where there is one. Whether it is exact there, the self-test decides before any step.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
 from tailrl.rollout.sampling import LocalSampler, Responses, draw, response_limits, stop_tokens
 from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 
 
@@ -34,9 +37,10 @@ class ExactSampler(LocalSampler):
             )
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         make_exact(self.model)
-        self.model.eval().requires_grad_(False)
+        self.device = distributed.device()
+        self.model.eval().requires_grad_(False).to(self.device)
         self.max_length = max_length
-        self.stop = torch.tensor(stop_tokens(policy_folder))
+        self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
@@ -49,10 +53,10 @@ class ExactSampler(LocalSampler):
         if not requests:
             return []
         limits = response_limits(requests, decoding, self.max_length)
-        responses = Responses(len(requests), max(limits))
+        responses = Responses(len(requests), max(limits), self.device)
         flight, weight_VH = Flight(self.model, requests, limits), head_weight(self.model)
         scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
-        start_N = torch.tensor([request.start for request in requests])
+        start_N = torch.tensor([request.start for request in requests], device=self.device)
         while flight.admit():
             step = flight.step()
             positions = (step.index_S + start_N[step.request_S]).tolist()

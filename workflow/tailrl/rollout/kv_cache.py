@@ -34,8 +34,9 @@ class KeyValueCache:
         self.row_multiple = row_multiple(model)
         self.rows = rounded_up(min(count, SEQUENCES_IN_FLIGHT, fitting), self.row_multiple)
         self.group = key_group(config)
-        self.key = [torch.zeros(self.rows, heads, size, length, dtype=model.dtype) for _ in layers]
-        self.value = [torch.zeros(self.rows, heads, length, size, dtype=model.dtype) for _ in layers]
+        like = head_weight(model)
+        self.key = [like.new_zeros(self.rows, heads, size, length) for _ in layers]
+        self.value = [like.new_zeros(self.rows, heads, length, size) for _ in layers]
         self.length = 0
 
     def step(self, position_S: Tensor) -> None:
@@ -46,7 +47,7 @@ class KeyValueCache:
 
     def attend(self, layer: int, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float) -> Tensor:
         """See `batch_invariant.Attend`: one token of each row over that row's keys, its own included."""
-        row_S = torch.arange(len(query_SHD))
+        row_S = torch.arange(len(query_SHD), device=query_SHD.device)
         key_SKDM, value_SKMD = self.key[layer][: len(row_S)], self.value[layer][: len(row_S)]
         key_SKDM[row_S, :, :, self.position_S] = key_SKD
         value_SKMD[row_S, :, self.position_S] = value_SKD
@@ -88,14 +89,20 @@ class Flight:
     def __init__(self, model: PreTrainedModel, requests: Sequence[Request], limits: Sequence[int]) -> None:
         self.model, self.requests = model, requests
         self.waiting = deque(range(len(requests)))
-        self.prompt_N = torch.tensor([len(request.prompt_tokens) for request in requests])
-        self.limit_N = torch.tensor(limits)
-        self.threshold_N = torch.tensor([request.threshold for request in requests], dtype=torch.float32)
+        self.device = head_weight(model).device
+        self.prompt_N = self._tensor([len(request.prompt_tokens) for request in requests])
+        self.limit_N = self._tensor(limits)
+        thresholds = [request.threshold for request in requests]
+        self.threshold_N = torch.tensor(thresholds, dtype=torch.float32, device=self.device)
         self.cache = KeyValueCache(model, len(requests), int((self.prompt_N + self.limit_N).max()))
         self.alive = 0
         self.fresh = 0
-        self.hidden_SH = torch.zeros(self.cache.rows, head_weight(model).shape[1], dtype=model.dtype)
-        self.request_S, self.token_S, self.position_S = torch.zeros(3, self.cache.rows, dtype=torch.int64)
+        self.hidden_SH = head_weight(model).new_zeros(self.cache.rows, head_weight(model).shape[1])
+        nothing_3S = torch.zeros(3, self.cache.rows, dtype=torch.int64, device=self.device)
+        self.request_S, self.token_S, self.position_S = nothing_3S
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
     def admit(self) -> bool:
         """Admit waiting requests once there is room for many; returns whether any sequence is in flight."""
@@ -108,8 +115,8 @@ class Flight:
         """Keys and values of the prompts, each run once, and the hidden states of their last tokens."""
         rows = slice(self.alive, self.alive + len(admitted))
         self.alive, self.fresh = rows.stop, len(admitted)
-        self.request_S[rows] = torch.tensor(admitted)
-        self.token_S[rows] = torch.tensor([self.requests[index].prompt_tokens[-1] for index in admitted])
+        self.request_S[rows] = self._tensor(admitted)
+        self.token_S[rows] = self._tensor([self.requests[index].prompt_tokens[-1] for index in admitted])
         self.position_S[rows] = self.prompt_N[self.request_S[rows]] - 1
         sharing: dict[tuple[int, ...], list[int]] = {}
         for row, index in enumerate(admitted, start=rows.start):
@@ -117,11 +124,11 @@ class Flight:
         prompts = list(sharing)
         for group in micro_batches(prompts, [0] * len(prompts), PREFILL_TOKENS):
             chosen = [prompts[i] for i in group]
-            packing = pack([len(prompt) for prompt in chosen])
-            row_S = torch.tensor([row for prompt in chosen for row in sharing[prompt]])
-            prompt_S = torch.tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
+            packing = pack([len(prompt) for prompt in chosen], device=self.device)
+            row_S = self._tensor([row for prompt in chosen for row in sharing[prompt]])
+            prompt_S = self._tensor([i for i, prompt in enumerate(chosen) for _ in sharing[prompt]])
             attend = partial(self._attend_and_keep, PackedAttention.of(packing, self.cache.group), row_S, prompt_S)
-            tokens_P = torch.tensor([token for prompt in chosen for token in prompt])
+            tokens_P = self._tensor([token for prompt in chosen for token in prompt])
             row_PH = exact_hidden_states(self.model, pad_rows(tokens_P), pad_rows(packing.positions_P), attend)
             self.hidden_SH[row_S] = row_PH[packing.index_NL.amax(1)[prompt_S]]
 

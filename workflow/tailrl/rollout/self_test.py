@@ -18,6 +18,9 @@ from tailrl.runtime.errors import StudyError
 
 SEQUENCES = 96
 TOKENS = 24
+TESTED_TOKENS = 32
+"""Longest response of a test of an engine against its own logits: it keeps a row of V numbers for each token."""
+ON_GPU = "; run it without a GPU (CUDA_VISIBLE_DEVICES= before the command), where it is exact, or with another engine"
 
 Generate = Callable[[Sequence[Request], Decoding], list[Rollout]]
 
@@ -46,7 +49,7 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
         if wrong:
             raise StudyError(
                 f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from the engine's "
-                f"in a packed row of {len(group)} responses"
+                f"in a packed row of {len(group)} responses{ON_GPU if head_weight(trainer).is_cuda else ''}"
             )
     return 0.0
 
@@ -55,12 +58,13 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
 def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, Rollout]], decoding: Decoding) -> int:
     """Number of tokens whose log π^mp, log Z or |V_S| has other bits in the trainer, scored in one packed row."""
     rollouts = [rollout for _, rollout in sampled]
-    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+    weight_VH = head_weight(trainer)
+    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts], weight_VH.device)
     hidden_TH = hidden_states(trainer, batch.tokens_P, batch.packing)[batch.predict_T]
-    threshold_T1 = torch.tensor([request.threshold for request, _ in sampled])[batch.sequence_T, None]
+    threshold_N = torch.tensor([request.threshold for request, _ in sampled], device=weight_VH.device)
+    threshold_T1 = threshold_N[batch.sequence_T, None]
     where = (batch.of_tokens([request.seed for request, _ in sampled]), batch.positions())
     scoring = Scoring(decoding.rule, decoding.temperature, disturbance=decoding.disturbance)
-    weight_VH = head_weight(trainer)
     scored = exact_logprobs(hidden_TH, weight_VH, batch.targets_T, threshold_T1, scoring, *where)
     same_T = np.ones(len(batch.targets_T), bool)
     for name, values_T in (
@@ -69,8 +73,13 @@ def differing_tokens(trainer: PreTrainedModel, sampled: Sequence[tuple[Request, 
         ("kept_vocab_infer_T", scored.kept_vocab_T.int()),
     ):
         theirs_T = np.concatenate([getattr(rollout, name) for rollout in rollouts])
-        same_T &= theirs_T.view(np.int32) == values_T.numpy().view(np.int32)
+        same_T &= theirs_T.view(np.int32) == values_T.numpy(force=True).view(np.int32)
     return int((~same_T).sum())
+
+
+def shortened(decoding: Decoding) -> Decoding:
+    """The decoding of a test of an engine against its own logits."""
+    return replace(decoding, max_new_tokens=min(decoding.max_new_tokens, TESTED_TOKENS))
 
 
 def tolerance(vocabulary: int) -> float:

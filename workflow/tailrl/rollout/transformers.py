@@ -29,7 +29,7 @@ from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import Drawn, LocalSampler, Responses, draw, response_limits, stop_tokens, token_bytes
-from tailrl.rollout.self_test import record_error, tolerance
+from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -135,7 +135,7 @@ class TransformersSampler(LocalSampler):
             StudyError: it exceeds `self_test.tolerance`, or the distributions differ by more than `DRIFT_TOLERANCE`.
         """
         seen: dict[tuple[int, int], Tensor] = {}
-        rollouts = self._generate(requests, decoding, seen)
+        rollouts = self._generate(requests, shortened(decoding), seen)
         errors, drifts = [], []
         for index, (request, rollout) in enumerate(zip(requests, rollouts, strict=True)):
             logits_TV = torch.stack([seen[index, token] for token in range(len(rollout.tokens))]).float()

@@ -52,6 +52,10 @@ class VerifiedSampler:
         """See `Sampler.load_weights`; only the proposer needs them."""
         self.proposer.load_weights(weights)
 
+    def release(self) -> None:
+        """See `Sampler.release`."""
+        self.proposer.release()
+
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
         """See `self_test.self_test`."""
         return self_test.self_test(self.generate, self.trainer, requests, _shared(decoding))

@@ -38,7 +38,7 @@ from tailrl.training.checkpoints import Checkpoints, fingerprint
 from tailrl.training.guarded_engine import GuardedEngine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
-from tailrl.training.placement import give_up_forward, place
+from tailrl.training.placement import decided, give_up_forward, number_formats, place
 from tailrl.training.results import give, write_results
 from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
@@ -81,6 +81,7 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
             updates in a row, a state that cannot be saved.
     """
     started = time.perf_counter()
+    run = decided(run)
     job = _read_job(run, seed, policy_folder, problems_file, out)
     identity = fingerprint(run, seed, policy_folder, problems_file)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
@@ -107,7 +108,9 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
         make_exact(model)
-    place(model, settings, run.sampler.exact)
+    place(model, settings)
+    if (formats := number_formats(run)) and distributed.is_first():
+        say(f"arm {run.arm}, seed {job.seed}: {formats}")
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = GuardedEngine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),
@@ -206,9 +209,10 @@ def take_step(
                 advantages, rewards_B = [sample.advantage for sample in samples], rewards_PG.ravel()
                 kept = record.tokens() | response_arrays(record.order(), rollouts, advantages, rewards_B)
                 state.tokens.keep(step, {"step": np.full(len(kept["outside"]), step, np.int32), **kept})
-    watch.seconds["metrics"] += between_steps
+    seconds = watch.read()
+    seconds["metrics"] += between_steps
     elapsed = time.perf_counter() - begun + between_steps
-    metrics |= {keys.in_group(keys.TIME, phase): seconds for phase, seconds in watch.seconds.items()}
+    metrics |= {keys.in_group(keys.TIME, phase): spent for phase, spent in seconds.items()}
     metrics[keys.STEP_SECONDS] = elapsed
     metrics[keys.TOKENS_PER_SECOND] = sum(len(r.tokens) for r in rollouts) / elapsed
     # All ranks take the first one's numbers, times included, and so decide the same.
@@ -228,6 +232,8 @@ def _sample(
     requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, job.seed, state.step)
     with watch.phase("rollout"):
         rollouts = engine.generate(distributed.share(requests, together), job.decoding, state.model)
+        with engine.in_time("the engine's sleep"):
+            engine.sampler.release()
     with watch.phase("reward"):
         posed = distributed.share([job.problems[i] for i in chosen for _ in range(settings.group_size)], together)
         scored = rewards(rollouts, posed, job.tokenizer)

@@ -6,7 +6,8 @@ its backward, and its gradient returns to the shares in float32. The loss is alr
 whole step, so gradients are summed over the ranks, not averaged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import TypeVar, cast
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from tailrl.config.jobs import Run
 from tailrl.config.training import Training
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -23,19 +25,60 @@ from tailrl.runtime.errors import StudyError
 Result = TypeVar("Result")
 
 
-def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> None:
+def decided(run: Run) -> Run:
+    """The run with its number format, where the settings leave it to the machine."""
+    dtype = run.computed_in(_on_gpu())
+    return run.model_copy(update={"training": run.training.model_copy(update={"dtype": dtype})})
+
+
+def number_formats(run: Run) -> str | None:
+    """What a user is told of the numbers in which a GPU trains; None on a CPU, which has float32 or what was asked."""
+    if not _on_gpu():
+        return None
+    if run.training.dtype == "bfloat16":
+        return "trains in bfloat16 on a GPU; weights, sums of gradients and the optimizer's state are float32"
+    if run.sampler.exact:
+        return "trains in float32 on a GPU, without TF32, since an engine has the trainer's own bits"
+    return (
+        "trains in float32 on a GPU, its products in TF32, and pads rows for attention, since its kernel for packed "
+        "rows takes half precision alone; training.dtype: bfloat16 is much faster"
+    )
+
+
+@contextmanager
+def tensor_floats(run: Run) -> Iterator[None]:
+    """Within the block a GPU multiplies float32 matrices in TF32, unless an engine needs the trainer's own bits.
+
+    An engine in this process has its own choice, which comes back afterwards.
+    """
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    if _on_gpu():
+        products.allow_tf32 = not run.sampler.exact
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
+
+
+def _on_gpu() -> bool:
+    return distributed.device().type == "cuda"
+
+
+def place(model: PreTrainedModel, settings: Training) -> None:
     """Move a whole policy from the CPU to where it is trained; call it before making the optimizer.
 
     Args:
         model: float32, the same on every rank.
-        settings: the compute dtype, and whether the backward computes each layer's activations again.
-        exact: whether an engine needs the trainer's bits, which batch-invariant operators give only on a CPU.
+        settings: the compute dtype (`decided`; auto is float32), and whether the backward computes each layer's
+            activations again.
 
     Raises:
         StudyError: the model must be cut into layers but does not name them.
     """
     layers = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
-    alone = distributed.count() == 1 and settings.dtype == "float32"
+    half = settings.dtype == "bfloat16"
+    alone = distributed.count() == 1 and not half
     if not layers and (settings.activation_checkpointing or not alone):
         raise StudyError(
             f"{type(model).__name__} does not name its layers: it can be trained by one process, in float32 and "
@@ -46,11 +89,10 @@ def place(model: PreTrainedModel, settings: Training, exact: bool = False) -> No
             # Inside FSDP's hooks around `forward`: a layer that is computed again already has its weights.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if alone:
-        model.to("cpu" if exact else distributed.device())
+        model.to(distributed.device())
         return
-    dtype = getattr(torch, settings.dtype)
-    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = mixed if half else MixedPrecisionPolicy()
     mesh = distributed.mesh()
     for module in (*layers, model):
         # The root too, so that a forward without a backward leaves no whole weights behind.

@@ -23,7 +23,7 @@ from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
 from tailrl.training.optimizer import optimizer_step
-from tailrl.training.placement import as_forward
+from tailrl.training.placement import as_forward, tensor_floats
 from tailrl.training.step_record import Part, StepRecord, Stopwatch
 
 Result = TypeVar("Result")
@@ -214,13 +214,13 @@ def update(
 
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"), scored():
+        with watch.phase("forward"), scored(), tensor_floats(run):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
         done = len(record.parts)
-        with scored():
+        with scored(), tensor_floats(run):
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         # Numbers within this update become numbers within the step.
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]

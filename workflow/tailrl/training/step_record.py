@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from tailrl.objective.corrections import Weights, sequence_sum
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
+from tailrl.runtime import distributed
 from tailrl.tracking import metrics as keys
 
 UNCORRECTED = Correction()
@@ -23,18 +25,41 @@ UNCORRECTED = Correction()
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds spent in each named phase of a step."""
+    """The times of a step's named phases.
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    A GPU works on what the CPU asked of it earlier. There an event marks each start and end in the GPU's own order, and
+    nothing waits for it before `read`.
+    """
+
+    phases: list[tuple[str, Any, Any]] = field(default_factory=list)  # name, start, end
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the block's time to the phase, time of other phases within it included."""
-        start = time.perf_counter()
+        start = _now()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.phases.append((name, start, _now()))
+
+    def read(self) -> dict[str, float]:
+        """Seconds spent in each phase so far; waits for the GPU."""
+        seconds: dict[str, float] = {}
+        if self.phases and not isinstance(self.phases[-1][2], float):
+            self.phases[-1][2].synchronize()
+        for name, start, end in self.phases:
+            spent = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
+            seconds[name] = seconds.get(name, 0.0) + spent
+        return seconds
+
+
+def _now() -> Any:
+    """The time in seconds, or an event on the GPU's stream."""
+    if distributed.device().type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 @dataclass(frozen=True, slots=True)

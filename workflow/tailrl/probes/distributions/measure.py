@@ -31,6 +31,7 @@ from tailrl.objective.disturbance import computing_with, disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.rollout import Decoding, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
@@ -126,7 +127,8 @@ def read_inputs(
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
     model = load_policy(policy_folder)
     if settings.engine.sampler.exact:
-        make_exact(model)
+        # Where the engine is, whose bits it has.
+        make_exact(model.to(distributed.device()))
     length, vocabulary = (
         required_length(problems, prompts, settings.max_new_tokens, model.config),
         model.config.vocab_size,

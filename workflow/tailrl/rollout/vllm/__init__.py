@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 # vLLM reads these on import. In one process the engine loads in 4 s instead of 15 to 30, and weights need no copy
 # through shared memory. A cache of 1 GiB holds far more than a step's sequences.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -9,3 +11,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Model Runner V2 is vLLM's own choice where Triton works, which is a GPU; V1 is all that a CPU has. Each takes another
+# processor, so the choice is fixed here, before vLLM reads it. On a GPU the user may still say 0.
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if torch.cuda.is_available() else "0")

@@ -3,7 +3,7 @@
 vLLM returns a sampled token's log-prob under the distribution that it was drawn from, but neither mass nor size of a
 safe set, and the whole engine has one mode of log-probs. So our own logits processor masks inside the engine, after the
 temperature, and records log Z' and |V'_S| of every sampled token: log π_infer = log π'^mp + log Z'. A disturbance comes
-before the mask and is part of π_infer.
+before the mask and is part of π_infer. vLLM has two model runners, each with its own kind of processor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,20 +16,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import LLM, SamplingParams, TokensPrompt
+from vllm import LLM, SamplingParams, TokensPrompt, envs
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
-from tailrl.rollout.self_test import record_error, tolerance
+from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout
-from tailrl.rollout.vllm.processor import SafeSetProcessor, SafeSetRecord
+from tailrl.rollout.vllm.processor import SafeSetProcessor
+from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
+from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.errors import StudyError, one_line, reason, say
 
 SEQUENCES_IN_FLIGHT = 128
 BATCHED_TOKENS = 4096
+
+
+def scheduling(gpu: bool, runner_v2: bool, max_length: int) -> dict[str, Any]:
+    """vLLM's arguments for its scheduler: on a GPU its own recommendations, which it knows by the GPU's memory.
+
+    vLLM 0.32 has 256 sequences in flight and 8,192 tokens a step there, 1,024 and 16,384 on an H100 or larger.
+    """
+    if gpu:
+        # V1's processor reads the tokens sampled so far, which async scheduling does not have in time.
+        return {"enable_chunked_prefill": True, "async_scheduling": runner_v2}
+    return {
+        "max_num_seqs": SEQUENCES_IN_FLIGHT,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, max_length),
+        # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
+        "enable_chunked_prefill": False,
+        "async_scheduling": False,
+    }
 
 
 class WorkerExtension:
@@ -37,10 +56,25 @@ class WorkerExtension:
 
     model_runner: Any
 
+    def safe_set_recorder(self) -> SafeSetRecorder | None:
+        """This worker's logits processor; None if vLLM did not install it."""
+        runner = self.model_runner
+        if hasattr(runner, "sampler") and hasattr(runner.sampler, "logits_processors"):
+            processors = runner.sampler.logits_processors  # Model Runner V2
+        else:
+            processors = runner.input_batch.logitsprocs.argmax_invariant
+        return next((p for p in processors if isinstance(p, SafeSetRecorder)), None)
+
+    def records_safe_sets(self) -> bool:
+        """Whether the processor is in this worker's model runner."""
+        return self.safe_set_recorder() is not None
+
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
-        processors = self.model_runner.input_batch.logitsprocs.argmax_invariant
-        return next(p for p in processors if isinstance(p, SafeSetProcessor)).take()
+        recorder = self.safe_set_recorder()
+        if recorder is None:
+            raise RuntimeError("vLLM's model runner has no processor of ours")
+        return recorder.take()
 
     def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
@@ -50,9 +84,17 @@ class WorkerExtension:
 class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
-    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int) -> None:
-        """See `make_sampler`."""
+    runner_v2 = False  # which of vLLM's model runners the engine has
+
+    asleep = False  # whether its memory is given away
+
+    def __init__(
+        self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
+    ) -> None:
+        """See `make_sampler`; beside a trainer on a GPU the engine can sleep."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
+        self.sleeps = beside_trainer and torch.cuda.is_available()
+        gpu, self.runner_v2 = torch.cuda.is_available(), bool(envs.VLLM_USE_V2_MODEL_RUNNER)
         if distributed.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
@@ -74,22 +116,26 @@ class VllmSampler(LocalSampler):
                 load_format="dummy",
                 hf_overrides={"tie_word_embeddings": False},
                 max_model_len=max_length,
-                max_num_seqs=SEQUENCES_IN_FLIGHT,
                 seed=seed,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
-                logits_processors=[SafeSetProcessor],
+                logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
-                enforce_eager=not torch.cuda.is_available() if eager is None else eager,
-                async_scheduling=False,  # the processor reads the tokens sampled so far
-                # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
-                enable_chunked_prefill=False,
-                max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
+                enable_sleep_mode=self.sleeps,
+                enforce_eager=not gpu if eager is None else eager,
+                **scheduling(gpu, self.runner_v2, max_length),
                 disable_log_stats=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        if not all(self.llm.collective_rpc("records_safe_sets")):
+            raise StudyError(
+                "vLLM took another model runner than VLLM_USE_V2_MODEL_RUNNER="
+                f"{int(self.runner_v2)} names, so that our logits processor is not in it"
+            )
+        if gpu and distributed.is_first():
+            say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
@@ -109,9 +155,13 @@ class VllmSampler(LocalSampler):
             "shared_noise": decoding.shared_noise,
             "keep_every": decoding.keep_every,
         }
+        temperature = decoding.temperature
+        if self.runner_v2:
+            # It calls processors before the temperature: ours divides itself.
+            same["temperature"], temperature = temperature, 1.0
         params = [
             SamplingParams(
-                temperature=decoding.temperature,
+                temperature=temperature,
                 max_tokens=limit,
                 seed=request.seed,
                 stop_token_ids=self.stop_tokens,
@@ -146,7 +196,7 @@ class VllmSampler(LocalSampler):
         """Check the engine's log-probs against the masked, renormalised distribution that it samples from.
 
         The engine's raw logits are disturbed here anew, by the requests' seeds: noise of another response in a row is
-        found.
+        found. Responses have at most `self_test.TESTED_TOKENS` tokens, each of which keeps its logits.
 
         Returns:
             The largest error, nats, of a log π'^mp or log Z' against a float64 log-softmax of these logits.
@@ -155,7 +205,7 @@ class VllmSampler(LocalSampler):
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
                 ratio would be silently wrong.
         """
-        rollouts = self.generate(requests, replace(decoding, keep_every=1))
+        rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         worst = max(
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
@@ -173,6 +223,9 @@ class VllmSampler(LocalSampler):
         Raises StudyError where a weight is missing, since vLLM would keep the old one.
         """
         self.has_weights = False
+        if self.asleep:
+            # The cache wakes after the hand-over, which may gather a whole policy.
+            self.llm.wake_up(tags=["weights"])
         missing = set(self.names)
 
         def cast() -> Iterator[tuple[str, Tensor]]:
@@ -184,8 +237,32 @@ class VllmSampler(LocalSampler):
         self.llm.collective_rpc("set_weights", args=(cast(),))
         if missing:
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
         self.llm.reset_prefix_cache()
         self.has_weights = True
+
+    def release(self) -> None:
+        """See `Sampler.release`: vLLM's sleep mode drops weights and cache, for every step hands over new weights."""
+        if self.sleeps and not self.asleep:
+            self.has_weights = False
+            self.llm.sleep(level=2)
+            self.asleep = True
+
+
+def described(config: Any) -> str:
+    """What vLLM chose by the device, in a line of the log; `config` is its own."""
+    scheduler = config.scheduler_config
+    facts = [
+        f"Model Runner V{2 if config.use_v2_model_runner else 1}",
+        f"{scheduler.max_num_seqs} sequences in flight",
+        f"{scheduler.max_num_batched_tokens} tokens a step",
+        f"chunked prefill {'on' if scheduler.enable_chunked_prefill else 'off'}",
+        f"async scheduling {'on' if scheduler.async_scheduling else 'off'}",
+        f"CUDA graphs {config.compilation_config.cudagraph_mode.name.lower()}",
+    ]
+    return ", ".join(facts)
 
 
 def _rollout(

@@ -1,0 +1,271 @@
+"""The checks of `gpu_check.py` on a policy: packed rows, the exact engine, training, a resumed run, memory.
+
+tailrl is imported within the checks, so that a missing package costs its own rows alone.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+from zlib import crc32
+
+import numpy as np
+import torch
+from gpu_rows import LENGTHS, LOG_RHO, SPREAD, Found, MissingError, RefusedError, Sizes, whole_float32
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+STEPS, STOPPED_AT = 3, 1
+PROMPT = 64  # tokens, where no engine samples
+
+
+def make_policy(sizes: Sizes, seed: int = 0) -> "PreTrainedModel":
+    """A Llama with grouped queries and random weights, in float32 on the CPU; its distributions have peaks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tailrl.model.forward import PACKED_ATTENTION
+
+    torch.manual_seed(seed)
+    heads = max(2, sizes.hidden // 64)
+    config = LlamaConfig(
+        vocab_size=sizes.policy_vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=3 * sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.normal_(std=SPREAD / sizes.hidden**0.5)
+    return model
+
+
+def packed(dtype: torch.dtype, limit: float, device: str, sizes: Sizes) -> Found:
+    """The policy's forward on a packed row, by whatever attention this device takes."""
+    from tailrl.kernels.packing import pack
+    from tailrl.model.forward import hidden_states
+
+    model = make_policy(sizes).to(device, dtype)
+    lengths = [min(2000, sizes.stretch * length) for length in LENGTHS]
+    tokens_P = torch.randint(2, sizes.policy_vocabulary, (sum(lengths),), device=device)
+    with torch.no_grad(), whole_float32():
+        found_PH = hidden_states(model, tokens_P, pack(lengths, device=device))
+        model.set_attn_implementation("eager")
+        alone = [model.double().base_model(row[None]).last_hidden_state[0] for row in tokens_P.split(lengths)]
+    expected_PH = torch.cat(alone)
+    error = ((found_PH - expected_PH).norm() / expected_PH.norm()).item()
+    what = f"last hidden states of {len(lengths)} ragged sequences in one row with each alone in float64, relative"
+    return Found(what, error, limit)
+
+
+def requests_of(sizes: Sizes, threshold: float = LOG_RHO) -> Sequence[Any]:
+    from tailrl.rollout.types import Request
+
+    prompts = torch.randint(2, sizes.policy_vocabulary, (8, 9), generator=torch.Generator().manual_seed(1)).tolist()
+    return [Request(tuple(prompt[: 2 + n]), 100 + n, threshold) for n, prompt in enumerate(prompts)]
+
+
+def exact(_: str, sizes: Sizes) -> Found:
+    """The exact engine's own self-test, on the device that it takes."""
+    from tailrl.config.sampler import SamplerSettings
+    from tailrl.model.policy import named_weights
+    from tailrl.rollout import Decoding, make_sampler
+    from tailrl.runtime.errors import StudyError
+
+    model = make_policy(sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        sampler = make_sampler(SamplerSettings(engine="exact", dtype="float32"), Path(folder), 256, 0)
+    sampler.load_weights(named_weights(model))
+    place = next(vars(sampler)["model"].parameters()).device
+    what = f"the exact engine on {place}: its log-probs with the trainer's bits, nats"
+    try:
+        error = sampler.self_test(requests_of(sizes), Decoding(1.0, sizes.response, "min_p"))
+    except StudyError as refusal:
+        if place.type == "cpu":
+            raise
+        raise RefusedError(str(refusal)) from None
+    return Found(what, error, 0.0)
+
+
+# --- training --------------------------------------------------------------------------------------------
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """One token a byte, of transformers alone: our own tokenizers learn from texts of another package."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<end>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+
+
+def run_of(sizes: Sizes, dtype: str = "float32") -> Any:
+    """DVP with MIS, sampled by transformers in bfloat16."""
+    from tailrl.config.load import parse_study
+
+    arm = {
+        "sampler": {"engine": "transformers"},
+        "vocabulary": {"rule": "min_p", "rho": "e-13"},
+        "correction": {"sequence": "mis", "sequence_threshold": 2.0},
+    }
+    training = {"steps": STEPS, "prompts": 4, "group_size": 4, "max_new_tokens": sizes.response, "dtype": dtype}
+    rest = {"token_budget": 16 * sizes.response, "checkpoint_every": 1, "learning_rate": 1e-3}
+    return parse_study({"name": "gpu_check", "arms": {"dvp_mis": arm}, "training": training | rest}).run("dvp_mis")
+
+
+@contextmanager
+def prepared(sizes: Sizes) -> Iterator[Path]:
+    """A folder with a policy and problems."""
+    from tailrl.model.policy import save_policy
+    from tailrl.tasks.problem import Problem, write_problems
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_policy(make_policy(sizes), byte_tokenizer(), folder / "policy")
+        write_problems([Problem(f"{n}", f"{n}+{n}=", str(2 * n)) for n in range(20)], folder / "problems.jsonl")
+        yield folder
+
+
+class StoppedError(Exception):
+    """Ends a run as a kill would, as far as its checkpoints go."""
+
+
+def train(folder: Path, sizes: Sizes, dtype: str, out: str, stop_at: int | None = None) -> list[dict[str, float]]:
+    """Train into a folder, or go on there; the metrics of every step. The reward is a response's own, made up.
+
+    Raises StoppedError in the step `stop_at`.
+    """
+    from tailrl.artifacts.metrics import read_steps
+    from tailrl.training import loop
+
+    taken = 0
+
+    def rewards(rollouts: Sequence[Any], *_: object) -> Any:
+        nonlocal taken
+        if taken == stop_at:
+            raise StoppedError
+        taken += 1
+        return np.array([crc32(str(rollout.tokens).encode()) % 2 for rollout in rollouts], np.float32)
+
+    with patch.object(loop, "rewards", rewards):
+        loop.train(run_of(sizes, dtype), 0, folder / "policy", folder / "problems.jsonl", folder / out, folder)
+    return [{key: value for key, value in step.items() if value is not None} for step in read_steps(folder / out)]
+
+
+def change(one: Path, other: Path) -> float:
+    """Largest difference of a weight of two policies."""
+    from safetensors.torch import load_file
+
+    weights, others = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return float(max((weights[name].double() - others[name].double()).abs().max().item() for name in weights))
+
+
+def step(dtype: str, limit: float, _: str, sizes: Sizes) -> Found:
+    """Whole steps: rollout by transformers, update, weights into the engine."""
+    from tailrl.tracking import metrics as keys
+
+    with prepared(sizes) as folder:
+        steps = train(folder, sizes, dtype, "whole")
+        moved = change(folder / "policy", folder / "whole/policy")
+    if len(steps) != STEPS or not moved > 0 or not all(row.get(keys.GRADIENT_NORM, 0) > 0 for row in steps):
+        raise ValueError(f"{len(steps)} of {STEPS} steps; the weights moved by {moved:g}")
+    speed = steps[-1][keys.TOKENS_PER_SECOND]
+    what = f"{STEPS} steps of DVP with MIS, the trainer in {dtype}: largest k3 of its tokens, sampled in bfloat16"
+    return Found(what, max(row[keys.K3_MASKED] for row in steps), limit, note=f"{speed:.3g} tokens/s")
+
+
+def resume(device: str, sizes: Sizes) -> Found:
+    """A run that is stopped and goes on from its checkpoint, beside one that is not: the same bits on a CPU."""
+    from tailrl.artifacts.records import RunRecord, read_record
+
+    # Another order of a GPU's atomic additions may change a sampled token, and so all that follows.
+    torch.use_deterministic_algorithms(device == "cuda", warn_only=True)
+    with prepared(sizes) as folder:
+        train(folder, sizes, "float32", "whole")
+        try:
+            train(folder, sizes, "float32", "stopped", stop_at=STOPPED_AT)
+        except StoppedError:
+            train(folder, sizes, "float32", "stopped")
+        resumed = read_record(folder / "stopped", RunRecord).resumed_at_steps
+        if list(resumed) != [STOPPED_AT]:
+            raise ValueError(f"the run went on from the steps {list(resumed)}, not from step {STOPPED_AT}")
+        error = change(folder / "whole/policy", folder / "stopped/policy")
+        moved = change(folder / "policy", folder / "whole/policy")
+    what = f"weights after a stop in step {STOPPED_AT} with an undisturbed run's, as a share of what training moved"
+    torch.use_deterministic_algorithms(False)
+    return Found(what, error / moved, 0.0 if device == "cpu" else 0.05)
+
+
+def memory(device: str, sizes: Sizes) -> Found:
+    """What the allocator held at its highest in an update, beside the plan's count."""
+    if device != "cuda":
+        raise MissingError("a CPU's memory is not counted apart: benchmarks/plan.py measures it in processes")
+    from tailrl.planning.machine import Machine
+    from tailrl.planning.memory import training_memory
+    from tailrl.planning.shapes import Shape
+    from tailrl.planning.work import work_of
+
+    larger = replace(sizes, hidden=2 * sizes.hidden, layers=2 * sizes.layers)  # its weights outweigh fixed limits
+    run = run_of(larger, "bfloat16")
+    updates(larger, run)
+    held = torch.cuda.max_memory_reserved()
+    heads = larger.hidden // 64
+    widths = (larger.hidden, larger.layers, heads, heads // 2, 64, 3 * larger.hidden, larger.policy_vocabulary)
+    work = work_of(run.training, PROMPT, None, 1)
+    planned = sum(training_memory(Shape(*widths, tied=False), run, work, Machine(), 1).values())
+    what = "memory of an update in bfloat16 with the plan's: the larger over the smaller"
+    note = f"{held / 1e9:.3g} GB, planned {planned / 1e9:.3g} GB"
+    return Found(what, max(held / planned, planned / held), 1.15, note=note)
+
+
+def updates(sizes: Sizes, run: Any) -> None:
+    """Two updates of a policy as a job places it; only the second has the optimizer's state from its start."""
+    from tailrl.runtime import distributed
+    from tailrl.training.optimizer import make_optimizer
+    from tailrl.training.placement import place
+    from tailrl.training.step import update
+    from tailrl.training.step_record import Stopwatch
+
+    distributed.join()
+    model = make_policy(sizes)
+    place(model, run.training)
+    optimizer = make_optimizer(model, run.training)
+    for turn in range(2):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        update(model, optimizer, made_samples(sizes, run), run, turn, Stopwatch())
+
+
+def made_samples(sizes: Sizes, run: Any) -> list[Any]:
+    """The rollouts of a step as the trainer gets them, all of full length, that no engine made."""
+    from tailrl.rollout.types import Rollout
+    from tailrl.training.step import Sample
+
+    rng, training = np.random.default_rng(0), run.training
+    samples: list[Any] = []
+    for _ in range(training.prompts):
+        prompt = tuple(rng.integers(2, sizes.policy_vocabulary, PROMPT).tolist())
+        for member in range(training.group_size):
+            tokens = tuple(rng.integers(2, sizes.policy_vocabulary, sizes.response).tolist())
+            zeros = np.zeros(sizes.response, np.float32)
+            logp = zeros - np.float32(np.log(sizes.policy_vocabulary))
+            rollout = Rollout(prompt, tokens, logp, zeros, np.ones(sizes.response, np.int32), stopped=False)
+            samples.append(Sample(rollout, 1.0 if member % 2 else -1.0, LOG_RHO, len(samples)))
+    return samples

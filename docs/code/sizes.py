@@ -1,0 +1,88 @@
+"""The tables of docs/how-to/gpu.md, from `tailrl plan`'s code: what the shipped studies take, and what fits where.
+
+`make pages` writes them into the page.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from tailrl.config.load import read_study
+from tailrl.config.study import Study
+from tailrl.planning.jobs import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
+from tailrl.planning.machine import Machine
+from tailrl.planning.memory import place
+from tailrl.planning.shapes import KNOWN, Shape, shape_of
+from tailrl.planning.times import step_seconds
+from tailrl.planning.work import work_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/how-to/gpu.md"
+POLICIES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B")
+PCIE = {"link": 3.2e10}
+MACHINES = (
+    Machine.model_validate({"name": "RTX 4090", "memory": 24e9, "matmul": 165e12, "bandwidth": 1.01e12, **PCIE}),
+    Machine.model_validate({"name": "L40S", "memory": 48e9, "matmul": 362e12, "bandwidth": 0.864e12, **PCIE}),
+    Machine(name="H100", memory=80e9),
+    Machine(name="H200", memory=141e9, bandwidth=4.8e12),
+)
+"""By their data sheets; the rest is as for an H100."""
+DEVICES = (1, 2, 4, 8, 16)
+SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
+BUDGET = 4096
+"""Tokens of a micro-batch: the longest response of `studies/gpu.yaml` and its prompt."""
+
+
+def studies() -> str:
+    """What the shipped studies take."""
+
+    def lines() -> Iterator[str]:
+        for name, devices in (("gpu", 1), ("gpu", 8), ("paper", 8)):
+            study, machine = read_study(ROOT / f"studies/{name}.yaml"), MACHINES[2]
+            training = training_seconds(study, machine, devices) / 3600
+            evaluating = policies_of(study) * (evaluation_seconds(study, machine) or 0.0) / 3600
+            host = host_bytes(shape_of(study.policy), study.training, devices) / 1e9
+            yield f"| `{name}` | {devices} × 80 GB | {host:,.0f} GB | {training:,.0f} h | {evaluating:,.0f} h |"
+
+    head = ("| study | a run has | host memory | training, one run after another | evaluation, on one |", "| --- " * 5)
+    return "\n".join([head[0], f"{head[1]}|", *lines()])
+
+
+def sizes() -> str:
+    """The fewest devices for a policy, and the hours of a run on them."""
+    study = read_study(ROOT / "studies/gpu.yaml")
+    head = ["policy", *(f"{machine.memory / 1e9:g} GB ({machine.name})" for machine in MACHINES)]
+    lines = [[name.split("/")[1], *(_cell(study, KNOWN[name], machine) for machine in MACHINES)] for name in POLICIES]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def _cell(study: Study, shape: Shape, machine: Machine) -> str:
+    arm = study.run(max(study.arms, key=lambda arm: study.arms[arm].vocabulary.rule != "full"))
+    training = arm.training.model_copy(update={"token_budget": BUDGET})
+    for devices in DEVICES:
+        fitting = []
+        for shared, share in product((n for n in DEVICES if n <= devices), SHARES):
+            sampler = arm.sampler.model_copy(update={"tensor_parallel": shared, "gpu_memory_utilization": share})
+            run = arm.model_copy(update={"training": training, "sampler": sampler})
+            work = work_of(training, PROMPT, None, devices)
+            placed = place(shape, run, work, machine, devices)
+            if not placed.lacking:
+                fitting.append(sum(step_seconds(shape, run, work, placed.machine, devices).values()))
+        if fitting:
+            return f"{devices}: {min(fitting) * training.steps / 3600:.0f} h"
+    return f"more than {DEVICES[-1]}"
+
+
+def page() -> str:
+    """The page with its tables as they are now."""
+    text = PAGE.read_text(encoding="utf-8")
+    for made in (studies, sizes):
+        name = made.__name__
+        block = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- /{name} -->)", re.DOTALL)
+        text = block.sub(made(), text)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

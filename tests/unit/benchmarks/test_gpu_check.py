@@ -1,0 +1,96 @@
+"""The rehearsal for a GPU on a CPU: every row that a CPU can make, and what a fault does to a row."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_check
+import gpu_rows
+import gpu_runs
+import pytest
+import torch
+from gpu_rows import CPU, Found, kernel_errors, make_inputs
+
+from tailrl.kernels.logprobs import constrained_logprobs
+
+ROOT = Path(__file__).parents[3]
+NEEDS_A_GPU = {"time beside Liger", "varlen attention, bfloat16", "memory beside the plan"}
+
+
+def read(file: Path) -> dict[str, dict[str, str]]:
+    with file.open(encoding="utf-8") as opened:
+        return {row["check"]: row for row in csv.DictReader(opened)}
+
+
+def test_a_cpu_makes_every_row_that_it_can(tmp_path: Path) -> None:
+    """In a process of its own, where Triton interprets its kernels, with the repository alone on the path."""
+    command = [sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--out", str(tmp_path / "check.csv")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = read(tmp_path / "check.csv")
+    assert list(rows) == list(gpu_check.CHECKS)
+    for name, row in rows.items():
+        known = "not there: " if name in NEEDS_A_GPU else ("ok", "measured")
+        assert row["verdict"].startswith(known), row
+        assert row["torch"] == torch.__version__ and row["transformers"]
+        assert f"| {name} |" in ended.stdout
+    assert rows["exact engine"]["figure"] == rows["checkpoint and resume"]["figure"] == "0"
+
+
+def test_the_update_whose_memory_is_measured() -> None:
+    """Up to what a GPU alone counts."""
+    gpu_runs.updates(CPU, gpu_runs.run_of(CPU, "bfloat16"))
+    samples = gpu_runs.made_samples(CPU, gpu_runs.run_of(CPU))
+    assert {len(sample.rollout.tokens) for sample in samples} == {CPU.response}
+
+
+def broken(*_: object) -> Found:
+    raise RuntimeError("a kernel |\n died")
+
+
+def lacking(*_: object) -> Found:
+    import there_is_no_such_package  # type: ignore[import-not-found]  # noqa: F401
+
+    return Found("", 0.0)
+
+
+def test_a_row_that_fails_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    within, over, nan = (lambda *_, value=value: Found("numbers", value, 1.0) for value in (1.0, 1.5, float("nan")))
+    checks: dict[str, Any] = {"broken": broken, "lacking": lacking, "over": over, "nan": nan, "within": within}
+    assert gpu_check.failed_rows(checks, tmp_path / "out/check.csv") == 3
+    verdicts = {name: row["verdict"] for name, row in read(tmp_path / "out/check.csv").items()}
+    assert verdicts == {
+        "broken": "failed: a kernel / died",
+        "lacking": "not there: No module named 'there_is_no_such_package'",
+        "over": "failed: over its limit",
+        "nan": "failed: over its limit",
+        "within": "ok",
+    }
+    assert "| over | numbers | 1.5 | 1 | failed: over its limit |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("temperature", "coefficient"), [(1.0, 1.0), (1.001, 1.0), (1.0, 1.001)])
+def test_the_kernels_row_sees_a_planted_fault(temperature: float, coefficient: float) -> None:
+    inputs = make_inputs(CPU.tokens, CPU.vocabulary, CPU.width, torch.float32, "cpu")
+
+    def compute(*arguments: Any) -> Any:
+        found = constrained_logprobs(*arguments, temperature=temperature)
+        if coefficient != 1:
+            found.logp_T.register_hook(lambda gradient_T: coefficient * gradient_T)
+        return found
+
+    values, gradients = kernel_errors(inputs, compute, "min_p", -4.0)
+    assert (values <= 1e-4) == (temperature == 1)
+    assert (gradients <= 1e-4) == (temperature == coefficient == 1)
+
+
+def test_the_attention_that_varlen_is_held_to_is_pytorchs() -> None:
+    query, key, value = (torch.randn(7, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(tensor.transpose(0, 1) for tensor in (query, key, value)), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(gpu_rows.attended(query, key, value), expected.transpose(0, 1))

@@ -1,0 +1,134 @@
+"""The numbers of a log against plain loops, against this project's own metrics, and in any cut of the log."""
+
+import math
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from log_fixture import write_lines
+
+from tailrl.config.arm import Correction
+from tailrl.diagnosis import readers
+from tailrl.diagnosis.log import LoggedRow, pack
+from tailrl.diagnosis.measure import NATS_EDGES, Measured, measure
+from tailrl.diagnosis.metrics import frameworks, named_metrics, quantity
+from tailrl.diagnosis.page import diagnosis_page
+from tailrl.objective.diagnostics import log_ratio_metrics, verl_metrics
+
+RANDOM = np.random.default_rng(5)
+LENGTHS = [*RANDOM.integers(1, 30, 40).tolist(), 200]
+TRAIN = [-RANDOM.exponential(1.5, n) for n in LENGTHS]
+INFER = [np.minimum(x + RANDOM.normal(0, 0.3, len(x)), 0.0) for x in TRAIN]
+ROWS = [LoggedRow("here", infer, train) for train, infer in zip(TRAIN, INFER, strict=True)]
+TRAIN_T, INFER_T = np.concatenate(TRAIN), np.concatenate(INFER)
+
+
+@pytest.fixture
+def measured() -> Measured:
+    return measure([("a", pack(ROWS[:7])), ("a", pack(ROWS[7:]))])
+
+
+def test_the_numbers_of_every_framework_against_loops(measured: Measured) -> None:
+    p, q = np.exp(TRAIN_T), np.exp(INFER_T)
+    m, n = (p + q) / 2, len(p)
+    difference = [np.mean(b) - np.mean(a) for a, b in zip(TRAIN, INFER, strict=True)]
+    expected = {
+        "training/rollout_probs_diff_mean": sum(abs(p - q)) / n,
+        "training/rollout_probs_diff_std": torch.tensor(abs(p - q)).std().item(),
+        "training/rollout_probs_diff_max": max(abs(p - q)),
+        "training/rollout_actor_probs_pearson_corr": np.corrcoef(p, q)[0, 1],
+        "rollout_corr/ppl_ratio": sum(math.exp(d) for d in difference) / len(LENGTHS),
+        "sampling/sampling_logp_difference/mean": sum(abs(np.log(p / q))) / n,
+        "sampling/sampling_logp_difference/max": max(abs(np.log(p / q))),
+        "sampling/importance_sampling_ratio/min": min(p / q),
+        "sampling/importance_sampling_ratio/mean": sum(p / q) / n,
+        "sampling/importance_sampling_ratio/max": max(p / q),
+        "token_mult_prob_error": sum(np.maximum(p / q, q / p)) / n,
+        "gen_kl_error": sum(p / q - 1 - np.log(p / q)) / n,
+        "policy_kl_error": sum(q / p - 1 - np.log(q / p)) / n,
+        "js_divergence_error": sum((p / m - 1 - np.log(p / m)) / 2 + (q / m - 1 - np.log(q / m)) / 2) / n,
+        "mismatch_kl": sum(p / q - np.log(p / q) - 1) / n,
+        "train_rollout_logprob_abs_diff": np.mean([abs(a - b).mean() for a, b in zip(TRAIN, INFER, strict=True)]),
+        "optim/kl_sample_train_v1": sum(np.log(q / p)) / n,
+        "optim/kl_sample_train_v2": sum(np.log(q / p) ** 2) / 2 / n,
+    }
+    found = {one.name: one.value.mean for one in named_metrics(measured)}
+    assert found.keys() == {name for metrics in frameworks().values() for name in metrics}
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name
+
+
+def test_verls_numbers_are_those_of_training(measured: Measured) -> None:
+    """To what `objective.diagnostics` computes, which its own tests hold to verl's definitions."""
+    train_T, infer_T = torch.tensor(TRAIN_T), torch.tensor(INFER_T)
+    sequence_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    ours = log_ratio_metrics(train_T, infer_T, sequence_T, len(LENGTHS))
+    ours |= verl_metrics(train_T - infer_T, sequence_T, len(LENGTHS), Correction())
+    found = {one.name: one.value.mean for one in named_metrics(measured) if one.name.startswith("rollout_corr/")}
+    assert len(found) == 10
+    for name, value in found.items():
+        assert value == pytest.approx(ours[name.removeprefix("rollout_corr/")], rel=1e-6), name
+
+
+def test_a_cut_changes_nothing(measured: Measured) -> None:
+    whole = measure([("a", pack(ROWS))])
+    for name in ("k3", "ess_seq", "pearson", "abs_logp_max", "training_ppl"):
+        one, other = (astuple(quantity(found, name)) for found in (whole, measured))
+        assert one == pytest.approx(other, rel=1e-12, nan_ok=True)
+    for name in whole.bins:
+        np.testing.assert_allclose(whole.bins[name], measured.bins[name], rtol=1e-12)
+
+
+def test_an_interval_holds_as_often_as_it_says() -> None:
+    """Of 400 logs, whose sequences differ, the true mean lies in the interval of 95 %: 362 to 397 at 99.99 %."""
+    random, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        rows = []
+        for _ in range(60):
+            size = random.integers(5, 40)
+            train = np.full(size, -5.0)
+            rows.append(LoggedRow("here", train - random.normal(0.2, 0.3), train))
+        value = quantity(measure([("a", pack(rows))]), "k1")
+        hits += value.low <= -0.2 <= value.high
+    assert 362 <= hits <= 397
+
+
+def test_the_signature(measured: Measured) -> None:
+    place_T = np.array(
+        [next(i for i in range(len(NATS_EDGES) - 1) if NATS_EDGES[i] <= -x < NATS_EDGES[i + 1]) for x in TRAIN_T]
+    )
+    for i in range(len(NATS_EDGES) - 1):
+        assert measured.bins["tokens"][:, i].sum() == (place_T == i).sum()
+        size = abs(TRAIN_T - INFER_T)[place_T == i].sum()
+        assert measured.bins["size"][:, i].sum() == pytest.approx(size, rel=1e-12)
+
+
+def test_odd_tokens_are_counted_and_left_out() -> None:
+    train = np.array([-1.0, np.nan, -np.inf, 0.5, -2.0, 1e-6])
+    infer = np.array([np.nan, -1.0, -1.0, -1.0, -2.5, -1e-6])
+    measured = measure([("a", pack([LoggedRow("here", infer, train)]))])
+    assert measured.tokens == 2
+    assert +measured.odd == {"trainer's NaN": 1, "trainer's -inf": 1, "trainer's above 0": 1, "sampler's NaN": 1}
+    assert quantity(measured, "abs_logp").mean == pytest.approx((0.5 + 1e-6) / 2)
+    page = diagnosis_page(measured)
+    assert "Warning: 1 token left out: the sampler's NaN." in page
+
+
+def test_nothing_sound_is_a_page_too() -> None:
+    page = diagnosis_page(measure([("a", pack([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))]))]))
+    assert "0 tokens have log-probs of both sides" in page
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"sampler_logprobs": infer.tolist(), "trainer_logprobs": train.tolist(), "text": "<script>alert(1)</script>"}
+        for train, infer in zip(TRAIN, INFER, strict=True)
+    ]
+    monkeypatch.setattr(readers, "CHUNK", 50)
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    page = diagnosis_page(measure(readers.read_log([log])))
+    assert page.startswith("# Diagnosis of a log\n\nthe documented JSONL or Parquet: 41 sequences.\n")
+    assert "| NeMo-RL | `token_mult_prob_error` | 1." in page and "beyond: no sign of an error is at most 1.05" in page
+    assert "Not in the log: token ids, " in page and "script" not in page

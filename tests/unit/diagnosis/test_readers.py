@@ -1,0 +1,158 @@
+"""Logs of every framework give the same tokens; what is no log is one sentence."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from log_fixture import SEQUENCES, nemo_rl, plain_rows, prime_rl, slime, write_lines
+
+from tailrl.artifacts.tokens import ARRAYS, write_tokens
+from tailrl.diagnosis import readers
+from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.readers import read_log
+from tailrl.runtime.errors import StudyError
+
+
+def parquet(folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(plain_rows()), folder / "log.parquet")
+    return folder / "log.parquet"
+
+
+def plain(folder: Path) -> Path:
+    return write_lines(folder / "log.jsonl", plain_rows())
+
+
+def own(folder: Path) -> Path:
+    lengths = [len(one["tokens"]) for one in SEQUENCES]
+    arrays: dict[str, Any] = {name: np.zeros(sum(lengths)) for name in ARRAYS}
+    arrays |= {
+        "step": np.full(sum(lengths), 3),
+        "sequence": np.repeat(np.arange(len(lengths)), lengths),
+        "token": np.concatenate([one["tokens"] for one in SEQUENCES]),
+        "logp_train": np.concatenate([one["train"] for one in SEQUENCES]),
+        "logp_infer": np.concatenate([one["infer"] for one in SEQUENCES]),
+        "advantage": np.repeat([one["advantage"] for one in SEQUENCES], lengths),
+        "reward": np.repeat([one["reward"] for one in SEQUENCES], lengths),
+    }
+    write_tokens(folder, arrays)
+    return folder / "tokens.npz"
+
+
+def read(*paths: Path) -> Log:
+    ((_, log),) = read_log(paths)
+    return log
+
+
+@pytest.mark.parametrize("write", [plain, parquet, nemo_rl, prime_rl, slime, own])
+def test_every_format_gives_the_same_tokens(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    log = read(write(tmp_path))
+    lengths = [len(one["tokens"]) for one in SEQUENCES]
+    assert log.token_T.tolist() == [token for one in SEQUENCES for token in one["tokens"]]
+    np.testing.assert_array_equal(log.trainer_T, np.concatenate([one["train"] for one in SEQUENCES]))
+    np.testing.assert_array_equal(log.sampler_T, np.concatenate([one["infer"] for one in SEQUENCES]))
+    assert log.advantage_T.tolist() == np.repeat([one["advantage"] for one in SEQUENCES], lengths).tolist()
+    assert log.start_S.tolist() == [0, 4, 5] and log.sequence_T.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
+    assert log.position_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+    assert log.step_S.tolist() == [3, 3, 3]
+    if write is not prime_rl:
+        assert log.reward_S.tolist() == [one["reward"] for one in SEQUENCES]
+    assert log.has() >= {"token", "advantage", "step"} and "version" not in log.has()
+
+
+def test_parts_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "CHUNK", 4)
+    prime_rl(tmp_path / "run"), plain(tmp_path / "run"), (tmp_path / "run" / "notes.txt").touch()
+    parts = list(read_log([tmp_path / "run"]))
+    assert [title.split(",")[0] for title, _ in parts] == ["the documented JSONL or Parquet"] * 2 + ["prime-rl"] * 2
+    assert [len(log.sampler_T) for _, log in parts] == [4, 4, 4, 4]
+
+
+def test_what_is_not_logged_and_what_is_odd(tmp_path: Path) -> None:
+    rows = [
+        {"sampler_logprobs": [-1.0, None, float("-inf")], "trainer_logprobs": [0.5, -1.0, -1.0], "text": "<script>"},
+        {"sampler_logprobs": [], "trainer_logprobs": []},
+        {"sampler_logprobs": [-1.0], "trainer_logprobs": [-2.0], "mask": [0]},
+        {"sampler_logprobs": [-1.0], "trainer_logprobs": [-2.0], "token_ids": [[4]], "version": ["3", "5"]},
+        {"sampler_logprobs": [-1.0], "trainer_logprobs": [-2.0], "version": "a1b2", "step": 2, "text": None},
+    ]
+    log = read(write_lines(tmp_path / "log.jsonl", rows))
+    np.testing.assert_array_equal(log.sampler_T, [-1, np.nan, -np.inf, -1, -1])
+    assert log.token_T.tolist() == [-1, -1, -1, 4, -1]
+    np.testing.assert_array_equal(log.version_S, [np.nan, 5, np.nan])
+    np.testing.assert_array_equal(log.step_S, [np.nan, np.nan, 2])
+    assert log.text_S == ("<script>", None, None)
+    assert np.isnan(log.advantage_T).all()
+
+
+PAIR = {"sampler_logprobs": [-1.0, -1.0], "trainer_logprobs": [-1.0, -2.0]}
+BAD: dict[str, tuple[str, str | bytes | None, str]] = {
+    "nothing": ("log.jsonl", None, "log.jsonl: is missing"),
+    "another ending": ("log.csv", "a,b", r"log.csv: is no log that can be read: its name must end in .jsonl, "),
+    "empty": ("log.jsonl", "", "log.jsonl: holds no sequence with a response"),
+    "no JSON": ("log.jsonl", "{", "log.jsonl, line 1: not valid JSON"),
+    "brackets without end": ("log.jsonl", "[" * 100_000, "line 1: not valid JSON"),
+    "not text": ("log.jsonl", b"\xff\xfe\x00", "line 1: not valid JSON"),
+    "a list": ("log.jsonl", "[1]", "line 1: holds list, not a JSON object"),
+    "one side": ("log.jsonl", '{"sampler_logprobs": [-1]}', "has sampler_logprobs and no trainer_logprobs: a mismatch"),
+    "one side of verl's": ("log.jsonl", '{"rollout_log_probs": [-1]}', "has rollout_log_probs and no log_probs"),
+    "other names": ("log.jsonl", '{"output": "text"}', r"no known log: it has output, and not sampler_logprobs and"),
+    "mixed lengths": (
+        "log.jsonl",
+        json.dumps(PAIR | {"trainer_logprobs": [-1]}),
+        "has 1 numbers, and sampler_logprobs 2",
+    ),
+    "too few ids": (
+        "log.jsonl",
+        json.dumps(PAIR | {"token_ids": [1]}),
+        "token_ids has 1 numbers, and sampler_logprobs 2",
+    ),
+    "a mask of another length": ("log.jsonl", json.dumps(PAIR | {"mask": [1]}), "mask has 1 numbers"),
+    "text for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": "none"}), "trainer_logprobs is no list"),
+    "lists for numbers": ("log.jsonl", json.dumps(PAIR | {"trainer_logprobs": [[1], [2]]}), "is no list of numbers"),
+    "400 digits": ("log.jsonl", json.dumps(PAIR | {"step": 10**400}), "step is no number: 1000"),
+    "a step of text": ("log.jsonl", json.dumps(PAIR | {"step": "three"}), "step is no number: three"),
+    "a later row without a side": (
+        "log.jsonl",
+        json.dumps(PAIR) + "\n" + json.dumps({"sampler_logprobs": [-1]}),
+        "line 2: trainer_logprobs is missing",
+    ),
+    "no parquet": ("log.parquet", "PAR1", "log.parquet: cannot be read"),
+    "no dump": ("log.pt", "PK", "log.pt: cannot be read"),
+    "no npz": ("tokens.npz", "PK", "tokens.npz: cannot be read as an npz file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_log_is_one_sentence(name: str, tmp_path: Path) -> None:
+    file, content, sentence = BAD[name]
+    if content is not None:
+        (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(StudyError, match=re.escape(sentence)) as raised:
+        list(read_log([tmp_path / file]))
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 700
+
+
+def test_a_folder_without_logs(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"holds no file that ends in \.jsonl"):
+        list(read_log([tmp_path]))
+
+
+def test_nothing_is_unpickled_but_tensors_and_plain_values(tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "harmed",))
+
+    torch.save({"samples": [{"log_probs": Harm()}]}, tmp_path / "harm.pt")
+    with pytest.raises(StudyError, match=r"harm\.pt: holds other objects than tensors and plain values"):
+        list(read_log([tmp_path / "harm.pt"]))
+    assert not (tmp_path / "harmed").exists()
+    torch.save([1], tmp_path / "list.pt")
+    with pytest.raises(StudyError, match=r"list\.pt: has no samples, as a dump of slime or miles has"):
+        list(read_log([tmp_path / "list.pt"]))

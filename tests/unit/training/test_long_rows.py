@@ -1,0 +1,60 @@
+"""Responses of thousands of tokens: one update, whose memory grows with the tokens and not with their square."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks_fixture import on_ranks
+from step_fixture import DVP, run_of
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tailrl.model.forward import PACKED_ATTENTION
+from tailrl.rollout.types import Rollout
+from tailrl.training.optimizer import make_optimizer
+from tailrl.training.step import Sample, update
+from tailrl.training.step_record import Stopwatch
+
+TOKENS = 8128
+VOCABULARY = 512
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained() -> tuple[float, float]:
+    """The gradient's norm of an update on a long response, and MiB that the process grew by in it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        intermediate_size=128,
+        tie_word_embeddings=True,
+        max_position_embeddings=64 + TOKENS,
+        attn_implementation=PACKED_ATTENTION,
+        **sizes,
+    )
+    model = LlamaForCausalLM(config)
+    run = run_of({"vocabulary": DVP}, max_new_tokens=8, token_budget=8192)
+    rng = np.random.default_rng(0)
+    numbers = (np.full(TOKENS, -6.2, np.float32), np.zeros(TOKENS, np.float32), np.full(TOKENS, 512, np.int32))
+    tokens = tuple(rng.integers(2, VOCABULARY, TOKENS).tolist())
+    sample = Sample(Rollout((5,) * 64, tokens, *numbers, stopped=False), 1.0, -1.5, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _, norm, _ = update(model, make_optimizer(model, run.training), [sample], run, 0, Stopwatch())
+    return norm, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_update_on_eight_thousand_tokens_takes_no_square_of_them(tmp_path: Path) -> None:
+    """The scores of both heads alone would take 512 MiB."""
+    ((norm, mib),) = on_ranks(1, tmp_path, trained)
+    assert np.isfinite(norm) and norm > 0
+    assert mib < 250

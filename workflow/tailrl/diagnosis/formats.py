@@ -1,0 +1,134 @@
+"""Each framework's names for our columns, and a row of its log as a sequence."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tailrl.artifacts.files import Record
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.log import IntArray, LoggedRow
+from tailrl.runtime.errors import StudyError, few, one_line
+
+PER_TOKEN = ("sampler", "trainer", "token", "recomputed", "advantage")
+SIDES = ("sampler", "trainer")
+
+
+class Format(Record):
+    """A framework's names for our columns.
+
+    Attributes:
+        title: what it is called.
+        columns: our name to theirs.
+        step_in_name: a pattern whose first group is the step in a file's name.
+        source: what was read to know.
+    """
+
+    title: str
+    columns: dict[str, str]
+    step_in_name: str | None = None
+    source: str | None = None
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """The known formats by name, in the order in which they are tried."""
+    text = Path(__file__).with_name("formats.yaml").read_text(encoding="utf-8")
+    return {name: Format.model_validate(given) for name, given in yaml.safe_load(text).items()}
+
+
+def recognise(names: Iterable[str], where: str) -> Format:
+    """The format that has these names; raises StudyError, which says what is missing, if there is none."""
+    given = set(names)
+    for known in formats().values():
+        if all(known.columns[side] in given for side in SIDES):
+            return known
+    halves = {
+        known.columns[side]: known.columns[other]
+        for known in formats().values()
+        for side, other in (SIDES, SIDES[::-1])
+        if known.columns[side] in given
+    }
+    for has, lacks in halves.items():
+        raise StudyError(f"{where}: has {has} and no {lacks}: a mismatch needs the log-probs of both sides")
+    wanted = "; ".join(
+        f"{' and '.join(known.columns[side] for side in SIDES)} ({known.title})" for known in formats().values()
+    )
+    raise StudyError(f"{where}: no known log: it has {few(sorted(given)) or 'nothing'}, and not {wanted}")
+
+
+def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np.nan) -> LoggedRow | None:
+    """One sequence from a row of a log; None if the log leaves it out.
+
+    Raises:
+        StudyError: a column is no list of numbers, or two columns differ in length.
+    """
+    columns = {name: given[theirs] for name, theirs in known.columns.items() if given.get(theirs) is not None}
+    if "kept" in columns and not _one(columns["kept"], known, "kept", where):
+        return None
+    found = {name: _numbers(columns[name], known, name, where) for name in (*PER_TOKEN, "mask") if name in columns}
+    if absent := [known.columns[side] for side in SIDES if side not in found]:
+        raise StudyError(f"{where}: {absent[0]} is missing")
+    length = len(found["sampler"])
+    for name, values in found.items():
+        if name == "token" and len(values) > length:
+            found[name] = values[len(values) - length :]  # the prompt comes first
+        elif name == "advantage" and len(values) == 1:
+            found[name] = np.full(length, values[0])
+        elif len(values) != length:
+            raise StudyError(
+                f"{where}: {known.columns[name]} has {len(values)} numbers, and {known.columns['sampler']} {length}"
+            )
+    if "mask" in found:
+        chosen_T = found.pop("mask") > 0
+        found = {name: values[chosen_T] for name, values in found.items()}
+    numbers = {
+        name: _one(columns[name], known, name, where) for name in ("step", "version", "reward") if name in columns
+    }
+    text = columns.get("text")
+    return LoggedRow(
+        where=where,
+        sampler_T=found["sampler"],
+        trainer_T=found["trainer"],
+        token_T=_ids(found["token"]) if "token" in found else None,
+        recomputed_T=found.get("recomputed"),
+        advantage_T=found.get("advantage"),
+        step=numbers.get("step", step),
+        version=numbers.get("version", np.nan),
+        reward=numbers.get("reward", np.nan),
+        text=str(text[0] if isinstance(text, list) and text else text) if text is not None else None,
+    )
+
+
+def _ids(values: FloatArray) -> IntArray:
+    return np.where(np.isfinite(values), values, -1).astype(np.int64)
+
+
+def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
+    """A list of numbers, or a batch of one; null is NaN."""
+    try:
+        if hasattr(value, "detach"):  # a tensor
+            value = value.detach().to("cpu").double().numpy()
+        found = np.array(value, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        found = np.empty((2, 2))
+    if (found.ndim > 1 and len(found) != 1) or found.ndim > 2:
+        raise StudyError(f"{where}: {known.columns[name]} is no list of numbers: {one_line(value)}")
+    return found.reshape(-1)
+
+
+def _one(value: Any, known: Format, name: str, where: str) -> float:
+    """A number of the whole sequence; of several versions the last, which gave the last tokens."""
+    if isinstance(value, list | tuple):
+        if not value:
+            return np.nan
+        value = value[-1]
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        if name == "version":  # a name such as a digest says nothing of an order
+            return np.nan
+        raise StudyError(f"{where}: {known.columns[name]} is no number: {one_line(value)}") from None

@@ -1,0 +1,106 @@
+"""A part of a log: sampled tokens with both sides' log-probs, packed sequence after sequence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrl.artifacts.metrics import FloatArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRow:
+    """One sequence of a log: what a reader found of it.
+
+    Attributes:
+        where: its file and line, for messages.
+        sampler_T, trainer_T: nats, the log-probs of the response's tokens as logged: NaN, ±inf and numbers above 0 are
+            kept, for they are findings.
+        token_T: token ids. recomputed_T: the trainer's log-probs when the update began, where `trainer_T` is of a
+            later point of it. advantage_T: one number a token.
+        step, version, reward: of the sequence; NaN: not logged. `version` is that of the sampler's weights.
+        text: the response.
+    """
+
+    where: str
+    sampler_T: FloatArray
+    trainer_T: FloatArray
+    token_T: IntArray | None = None
+    recomputed_T: FloatArray | None = None
+    advantage_T: FloatArray | None = None
+    step: float = np.nan
+    version: float = np.nan
+    reward: float = np.nan
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """S sequences of T tokens in all.
+
+    Attributes:
+        start_S: int64, each sequence's first token; its tokens end where the next one's begin.
+        sequence_T, position_T: int64, each token's sequence and its place in the response, from 0.
+        sampler_T, trainer_T: float64, nats.
+        token_T: int64; −1: not logged. recomputed_T, advantage_T: float64; NaN: not logged.
+        step_S, version_S, reward_S: float64; NaN: not logged.
+        text_S: None: not logged.
+    """
+
+    start_S: IntArray
+    sequence_T: IntArray
+    position_T: IntArray
+    sampler_T: FloatArray
+    trainer_T: FloatArray
+    token_T: IntArray
+    recomputed_T: FloatArray
+    advantage_T: FloatArray
+    step_S: FloatArray
+    version_S: FloatArray
+    reward_S: FloatArray
+    text_S: tuple[str | None, ...]
+
+    def has(self) -> frozenset[str]:
+        """The optional columns that at least one token or sequence has."""
+        numbers = {name: getattr(self, f"{name}_S") for name in ("step", "version", "reward")}
+        numbers |= {name: getattr(self, f"{name}_T") for name in ("recomputed", "advantage")}
+        found = {name for name, values in numbers.items() if not np.isnan(values).all()}
+        if (self.token_T >= 0).any():
+            found.add("token")
+        if any(text is not None for text in self.text_S):
+            found.add("text")
+        return frozenset(found)
+
+
+def pack(rows: Sequence[LoggedRow]) -> Log:
+    """The rows as one log, in their order."""
+    lengths_S = np.array([len(row.sampler_T) for row in rows], np.int64)
+    start_S = np.concatenate([[0], np.cumsum(lengths_S)[:-1]]).astype(np.int64)
+
+    def tokens(name: str, fill: float, dtype: type) -> NDArray[Any]:
+        values = [getattr(row, name) for row in rows]
+        parts = [np.full(n, fill) if part is None else part for part, n in zip(values, lengths_S, strict=True)]
+        found: NDArray[Any] = np.concatenate(parts).astype(dtype)
+        return found
+
+    def each(name: str) -> FloatArray:
+        return np.array([getattr(row, name) for row in rows], np.float64)
+
+    return Log(
+        start_S=start_S,
+        sequence_T=np.repeat(np.arange(len(rows)), lengths_S),
+        position_T=np.arange(lengths_S.sum()) - np.repeat(start_S, lengths_S),
+        sampler_T=tokens("sampler_T", np.nan, np.float64),
+        trainer_T=tokens("trainer_T", np.nan, np.float64),
+        token_T=tokens("token_T", -1, np.int64),
+        recomputed_T=tokens("recomputed_T", np.nan, np.float64),
+        advantage_T=tokens("advantage_T", np.nan, np.float64),
+        step_S=each("step"),
+        version_S=each("version"),
+        reward_S=each("reward"),
+        text_S=tuple(row.text for row in rows),
+    )

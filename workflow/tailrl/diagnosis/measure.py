@@ -1,0 +1,177 @@
+"""What a log holds, in one pass: sums for each sequence, which give every mean its interval, and counts of oddities.
+
+With ℓ = log π_train − log π_infer of a sampled token, in nats. Tokens whose log-probs are none (NaN, −inf, above 0)
+are counted and left out. Memory grows with the sequences, not with their tokens.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.log import IntArray, Log
+from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
+
+LOGPROB_ROUNDING = 1e-5
+"""Nats above 0 that rounding may give a log-prob."""
+
+NATS_EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, np.inf)
+"""Of −log π_train, nats: the bins of the signature."""
+
+SEQUENCE_GROUPS = 32
+"""Groups of sequences that a binned quantity is kept for: its error comes from how much they differ."""
+
+Both = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+def _to_mixture(log_p: FloatArray, log_q: FloatArray) -> FloatArray:
+    """k3 of p and (p + q) / 2."""
+    ratio = log_p - (np.logaddexp(log_p, log_q) - np.log(2))
+    found: FloatArray = np.expm1(ratio) - ratio
+    return found
+
+
+TOKEN: dict[str, Both] = {
+    "k1": lambda train, infer: infer - train,
+    "k2": lambda train, infer: (train - infer) ** 2 / 2,
+    "k3": lambda train, infer: np.expm1(train - infer) - (train - infer),
+    "k3_reverse": lambda train, infer: np.expm1(infer - train) - (infer - train),
+    "abs_logp": lambda train, infer: np.abs(train - infer),
+    "abs_prob": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)),
+    "abs_prob_squared": lambda train, infer: np.abs(np.exp(train) - np.exp(infer)) ** 2,
+    "js": lambda train, infer: _to_mixture(train, infer) / 2 + _to_mixture(infer, train) / 2,
+    "ratio": lambda train, infer: np.exp(train - infer),
+    "ratio_squared": lambda train, infer: np.exp(2 * (train - infer)),
+    "error_factor": lambda train, infer: np.exp(np.abs(train - infer)),
+    "logp_train": lambda train, _: train,
+    "logp_infer": lambda _, infer: infer,
+    "prob_train": lambda train, _: np.exp(train),
+    "prob_infer": lambda _, infer: np.exp(infer),
+    "prob_train_squared": lambda train, _: np.exp(2 * train),
+    "prob_infer_squared": lambda _, infer: np.exp(2 * infer),
+    "prob_product": lambda train, infer: np.exp(train + infer),
+    "clamped": lambda train, infer: np.exp(np.clip(train - infer, -np.log(2), np.log(2))),
+    "clamped_squared": lambda train, infer: np.exp(2 * np.clip(train - infer, -np.log(2), np.log(2))),
+    "outside_tenth": lambda train, infer: (np.abs(np.expm1(train - infer)) > 0.1).astype(np.float64),
+    "above_two": lambda train, infer: (train - infer > np.log(2)).astype(np.float64),
+    "below_half": lambda train, infer: (train - infer < -np.log(2)).astype(np.float64),
+}
+"""Of each token, from log π_train and log π_infer [T], nats. k1 and k3 estimate KL(π_infer ‖ π_train); k3_reverse adds
+its terms with π_train and π_infer exchanged, as NeMo-RL's policy KL does, over the same sampled tokens; js compares
+each side with their mixture in this way. `clamped` is verl's weight at a threshold of 2."""
+
+
+@dataclass
+class Measured:
+    """What was measured of the logs read so far.
+
+    Attributes:
+        titles: the formats, with their numbers of sequences.
+        odd: numbers of tokens that were left out, by reason.
+        has: the optional columns that were found.
+        sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
+        extremes: the largest and least values over all tokens.
+        bins: for the signature, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σℓ², Σ(1 − π_train).
+    """
+
+    titles: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+    has: set[str] = field(default_factory=set)
+    parts: dict[str, list[FloatArray]] = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+    bins: dict[str, FloatArray] = field(default_factory=dict)
+    sequences: int = 0
+
+    def add(self, title: str, log: Log) -> None:
+        """Adds a part of a log."""
+        train_T, infer_T = log.trainer_T, log.sampler_T
+        sound_T = self._odd(train_T, infer_T)
+        train_T, infer_T, sequence_T = train_T[sound_T], infer_T[sound_T], log.sequence_T[sound_T]
+        train_T, infer_T = np.minimum(train_T, 0.0), np.minimum(infer_T, 0.0)
+        count = len(log.start_S)
+
+        def total(values_T: FloatArray) -> FloatArray:
+            return np.bincount(sequence_T, values_T, count).astype(np.float64)
+
+        self.parts.setdefault("tokens", []).append(total(np.ones(len(train_T))))
+        for name, of in TOKEN.items():
+            self.parts.setdefault(name, []).append(total(of(train_T, infer_T)))
+        for name in ("step", "version", "reward"):
+            self.parts.setdefault(name, []).append(getattr(log, f"{name}_S"))
+        self._extremes(train_T, infer_T)
+        self._bins(train_T, infer_T, (sequence_T + self.sequences) % SEQUENCE_GROUPS)
+        self.titles[title] += count
+        self.has |= log.has()
+        self.sequences += count
+
+    def _odd(self, train_T: FloatArray, infer_T: FloatArray) -> Any:
+        """Which tokens have two log-probs; counts the others."""
+        sound_T = np.ones(len(train_T), bool)
+        for side, values_T in (("trainer", train_T), ("sampler", infer_T)):
+            for name, bad_T in (
+                ("NaN", np.isnan(values_T)),
+                ("-inf", np.isneginf(values_T)),
+                ("above 0", values_T > LOGPROB_ROUNDING),
+            ):
+                self.odd[f"{side}'s {name}"] += int(bad_T.sum())
+                sound_T &= ~bad_T
+        return sound_T
+
+    def _extremes(self, train_T: FloatArray, infer_T: FloatArray) -> None:
+        if not len(train_T):
+            return
+        delta_T = train_T - infer_T
+        found = {
+            "abs_logp_max": float(np.abs(delta_T).max()),
+            "abs_prob_max": float(np.abs(np.exp(train_T) - np.exp(infer_T)).max()),
+            "ratio_max": float(np.exp(delta_T.max())),
+        }
+        for name, value in found.items():
+            self.extremes[name] = max(value, self.extremes.get(name, value))
+        least = float(np.exp(delta_T.min()))
+        self.extremes["ratio_min"] = min(least, self.extremes.get("ratio_min", least))
+
+    def _bins(self, train_T: FloatArray, infer_T: FloatArray, group_T: IntArray) -> None:
+        place_T = np.clip(np.searchsorted(NATS_EDGES, -train_T, side="right") - 1, 0, len(NATS_EDGES) - 2)
+        delta_T, cell_T = train_T - infer_T, group_T * (len(NATS_EDGES) - 1) + place_T
+        shape = (SEQUENCE_GROUPS, len(NATS_EDGES) - 1)
+        values = {
+            "tokens": np.ones(len(train_T)),
+            "size": np.abs(delta_T),
+            "signed": delta_T,
+            "squared": delta_T**2,
+            "rest": -np.expm1(train_T),
+        }
+        for name, values_T in values.items():
+            found = np.bincount(cell_T, values_T, shape[0] * shape[1]).reshape(shape).astype(np.float64)
+            self.bins[name] = self.bins.get(name, 0.0) + found
+
+    def column(self, name: str) -> FloatArray:
+        """A sequence's sums (or its number), for all sequences, [S]."""
+        return np.concatenate(self.parts[name]) if self.parts else np.empty(0)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens with two log-probs."""
+        return int(self.column("tokens").sum())
+
+    def token_mean(self, name: str) -> Interval:
+        """The mean of a statistic over tokens; sequences are the clusters."""
+        tokens_S = self.column("tokens")
+        return ratio_interval(self.column(name), tokens_S, np.arange(len(tokens_S)))
+
+    def sequence_mean(self, of: Callable[[Callable[[str], FloatArray]], FloatArray]) -> Interval:
+        """The mean over sequences with tokens of a function of their sums."""
+        real_S = self.column("tokens") > 0
+        return mean_interval(of(lambda name: self.column(name)[real_S]))
+
+
+def measure(parts: Iterable[tuple[str, Log]]) -> Measured:
+    """Everything of the parts of a log."""
+    measured = Measured()
+    for title, log in parts:
+        measured.add(title, log)
+    return measured

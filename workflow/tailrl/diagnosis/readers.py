@@ -1,0 +1,186 @@
+"""Logs of any framework in parts: JSONL, Parquet, `.pt` dumps and this project's tokens.npz."""
+
+import itertools
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailrl.artifacts.files import parse_arrays, read_bytes
+from tailrl.artifacts.tokens import ARRAYS
+from tailrl.diagnosis.formats import Format, recognise, row_of
+from tailrl.diagnosis.log import Log, LoggedRow, pack
+from tailrl.runtime.errors import StudyError, few, reason
+
+CHUNK = 200_000
+"""Tokens that a part of a log holds, or one longer sequence."""
+
+MOST_BYTES_A_LINE = 256_000_000
+"""Of JSONL: a sequence of some million tokens."""
+
+
+def read_log(paths: Sequence[Path]) -> Iterator[tuple[str, Log]]:
+    """The logs in these files and folders, in parts of about CHUNK tokens, each with the title of its format.
+
+    Of a folder all files with a known ending are read, sorted by name.
+
+    Raises:
+        StudyError: a file is missing, cannot be read, is of no known format or holds no sequence; or a row's columns
+            differ in length.
+    """
+    for path in paths:
+        files = _files(path)
+        for file in files:
+            rows = READERS[file.suffix](file)
+            found = False
+            for title, part in _parts(rows):
+                found = True
+                yield title, part
+            if not found:
+                raise StudyError(f"{file}: holds no sequence with a response")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in READERS and file.is_file())
+        if not found:
+            raise StudyError(f"{path}: holds no file that ends in {few(list(READERS))}")
+        return found
+    if not path.exists():
+        raise StudyError(f"{path}: is missing")
+    if path.suffix not in READERS:
+        raise StudyError(f"{path}: is no log that can be read: its name must end in {few(list(READERS))}")
+    return [path]
+
+
+def _parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]:
+    kept: list[LoggedRow] = []
+    title, size = "", 0
+    for title, row in rows:
+        if len(row.sampler_T):
+            kept.append(row)
+            size += len(row.sampler_T)
+        if size >= CHUNK:
+            yield title, pack(kept)
+            kept, size = [], 0
+    if kept:
+        yield title, pack(kept)
+
+
+# --- kinds of files ------------------------------------------------------------------------------------
+
+
+def _step_of(file: Path, known: Format) -> float:
+    found = re.search(known.step_in_name, file.name) if known.step_in_name else None
+    return float(found[1]) if found else np.nan
+
+
+def _titled(rows: Iterable[tuple[str, Mapping[str, Any]]], file: Path) -> Iterator[tuple[str, LoggedRow]]:
+    """The sequences of a file's rows; the first row says of which format it is."""
+    known = None
+    for where, given in rows:
+        known = known or recognise(given, where)
+        row = row_of(given, known, where, _step_of(file, known))
+        if row is not None:
+            yield known.title, row
+
+
+def _jsonl(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+    return _titled(_lines(file), file)
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with file.open("rb") as opened:
+            for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
+                where = f"{file}, line {number}"
+                if len(line) == MOST_BYTES_A_LINE:
+                    raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
+                if not line.strip():
+                    continue
+                try:
+                    given = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise StudyError(f"{where}: not valid JSON") from None
+                if not isinstance(given, dict):
+                    raise StudyError(f"{where}: holds {type(given).__name__}, not a JSON object")
+                yield where, given
+    except OSError as error:
+        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+    return _titled(_parquet_rows(file), file)
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            recognise(opened.schema_arrow.names, str(file))
+            number = 0
+            for batch in opened.iter_batches(256):
+                for given in batch.to_pylist():
+                    number += 1
+                    yield f"{file}, row {number}", given
+    except (pyarrow.ArrowException, OSError) as error:
+        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+
+
+def _dump(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+    """A dump of slime or miles: a dictionary with `samples`. Only tensors and plain values are unpickled."""
+    import pickle
+
+    import torch
+
+    try:
+        with file.open("rb") as opened:
+            if not zipfile.is_zipfile(opened):
+                raise StudyError(f"{file}: cannot be read: it is not what torch.save writes")
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except StudyError:
+        raise
+    except pickle.UnpicklingError:
+        raise StudyError(
+            f"{file}: holds other objects than tensors and plain values, which could run code; they are not loaded"
+        ) from None
+    except Exception as error:  # torch, zipfile and pickle have their own
+        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+    samples = loaded.get("samples") if isinstance(loaded, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
+    shared = {name: loaded[name] for name in ("rollout_id",) if name in loaded}
+    rows = ((f"{file}, sample {number}", {**sample, **shared}) for number, sample in enumerate(samples))
+    return _titled(rows, file)
+
+
+def _npz(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+    """tokens.npz of a run of this project: unmasked log-probs, step after step."""
+    arrays = parse_arrays(read_bytes(file), ARRAYS, file)
+    step_T, sequence_T = (arrays[name].astype(np.int64) for name in ("step", "sequence"))
+    changes_T = np.flatnonzero((np.diff(step_T) != 0) | (np.diff(sequence_T) != 0)) + 1
+    bounds = [0, *changes_T.tolist(), len(step_T)]
+    for begin, end in itertools.pairwise(bounds):
+        part = {name: arrays[name][begin:end] for name in ARRAYS}
+        yield (
+            "tailrl, tokens.npz",
+            LoggedRow(
+                where=f"{file}, step {step_T[begin]}, response {sequence_T[begin]}",
+                sampler_T=part["logp_infer"].astype(np.float64),
+                trainer_T=part["logp_train"].astype(np.float64),
+                token_T=part["token"].astype(np.int64),
+                advantage_T=part["advantage"].astype(np.float64),
+                step=float(step_T[begin]),
+                reward=float(part["reward"][0]),
+            ),
+        )
+
+
+READERS = {".jsonl": _jsonl, ".parquet": _parquet, ".pt": _dump, ".npz": _npz}
+"""By the ending of a file's name."""

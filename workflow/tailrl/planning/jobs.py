@@ -1,0 +1,127 @@
+"""The jobs of a study as planned: what each needs, and the sentence where that is more than there is."""
+
+from dataclasses import dataclass
+
+from tailrl.config.jobs import Run
+from tailrl.config.study import Study
+from tailrl.config.tasks.aime25 import Aime25Task
+from tailrl.config.training import Training
+from tailrl.planning.machine import IN_FLIGHT, Machine
+from tailrl.planning.memory import Placed, in_flight, place
+from tailrl.planning.shapes import Shape, shape_of
+from tailrl.planning.times import sampling_seconds, step_seconds
+from tailrl.planning.work import Work, work_of
+
+AIME25_PROBLEMS = 30
+PROMPT = 200
+"""Tokens of a prompt where nobody says how many."""
+PART_BYTES = 8 * 2**30
+"""A part of a checkpoint of several ranks (`training.checkpoint_files`), which all ranks write together."""
+DEVICES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
+"""Devices and bytes of a device among which one looks for what would fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One arm's job."""
+
+    run: Run
+    work: Work  # a device's share of a step
+    placed: Placed
+    seconds: dict[str, float]  # of a step, by phase
+
+
+def plan_arms(
+    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
+) -> dict[str, Planned]:
+    """Every arm's job on `devices` devices, by its name.
+
+    Args:
+        study: the study to plan.
+        machine: one of the devices.
+        devices: devices that share a job.
+        prompt: tokens of a prompt.
+        response: tokens of a response on average; None: all have max_new_tokens.
+
+    Raises:
+        StudyError: the policy's sizes are not known.
+    """
+    shape = shape_of(study.policy)
+    planned = {}
+    for arm in study.arms:
+        run = study.run(arm)
+        work = work_of(run.training, prompt, response, devices)
+        placed = place(shape, run, work, machine, devices)
+        planned[arm] = Planned(run, work, placed, step_seconds(shape, run, work, placed.machine, devices))
+    return planned
+
+
+def what_would_fit(
+    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
+) -> str:
+    """The sentence where a policy does not fit its devices, with what would; empty where it does. See `plan_arms`."""
+
+    def lacking(machine: Machine, devices: int) -> float:
+        return max(arm.placed.lacking for arm in plan_arms(study, machine, devices, prompt, response).values())
+
+    if not lacking(machine, devices):
+        return ""
+    billions = shape_of(study.policy).parameters / 1e9
+    sharing = max(study.run(arm).sampler.tensor_parallel for arm in study.arms)
+    more = next((n for n in DEVICES if n > devices and n % sharing == 0 and not lacking(machine, n)), None)
+    sized = (machine.model_copy(update={"memory": size}) for size in SIZES if size > machine.memory)
+    larger = next((one.memory for one in sized if not lacking(one, devices)), None)
+    would = [f"{more} such devices would (--set-resources train:ranks={more})"] if more else []
+    would += [f"{devices} of {larger / 1e9:g} GB would"] if larger else []
+    each = 16 if study.training.optimizer == "adamw" else 12
+    engine = max(study.run(arm).sampler.gpu_memory_utilization for arm in study.arms) if machine.gpu else 0.0
+    most = devices * max(0.0, machine.memory * (1 - engine) - machine.reserve) / each / 1e9
+    return (
+        f"a policy of {billions:.1f} billion parameters does not fit {devices} x {machine.memory / 1e9:g} GB: "
+        f"training takes {each} bytes a parameter, {each * billions:.0f} GB, and room is for {most:.1f} billion less "
+        "activations; "
+        + (" or ".join(would) or "no more and no larger devices would, but a smaller training.token_budget might")
+    )
+
+
+def training_seconds(
+    study: Study, machine: Machine, devices: int, prompt: int = PROMPT, response: int | None = None
+) -> float:
+    """Seconds to train all runs, one after another. See `plan_arms`."""
+    seeds = study.arm_seeds()
+    planned = plan_arms(study, machine, devices, prompt, response)
+    return sum(sum(job.seconds.values()) * job.run.training.steps * len(seeds[arm]) for arm, job in planned.items())
+
+
+def policies_of(study: Study) -> int:
+    """Policies to evaluate: the base, and each run's snapshots and final one."""
+    seeds = study.arm_seeds()
+    return 1 + sum((len(study.run(arm).training.snapshots) + 1) * len(seeds[arm]) for arm in study.arms)
+
+
+def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
+    """Bytes of a machine's own memory for a job: the policy's float32 file, and what is being written.
+
+    Ranks map the file and share its pages. One rank has a whole checkpoint twice. Several write theirs in parts, one
+    at a time, which they have twice, and the first has the whole policy for a snapshot.
+    """
+    whole = 4 * shape.parameters
+    return whole + (2 * checkpoint_bytes(shape, training) if ranks == 1 else whole + 2 * PART_BYTES)
+
+
+def checkpoint_bytes(shape: Shape, training: Training) -> float:
+    """Bytes of a checkpoint: weights and the optimizer's state, in float32."""
+    return 4 * shape.parameters * (3 if training.optimizer == "adamw" else 2)
+
+
+def evaluation_seconds(study: Study, machine: Machine, prompt: int = PROMPT) -> float | None:
+    """Seconds to evaluate one policy on one device; None if the number of problems is not known beforehand."""
+    evaluation, shape = study.evaluation, shape_of(study.policy)
+    problems = evaluation.task.problems or (AIME25_PROBLEMS if isinstance(evaluation.task, Aime25Task) else None)
+    if problems is None:
+        return None
+    work = Work(problems, evaluation.samples, prompt, evaluation.max_new_tokens, study.training.token_budget)
+    if machine.gpu and evaluation.sampler.engine == "vllm":
+        machine, _ = in_flight(shape, evaluation.sampler, work, machine.model_copy(update={"in_flight": IN_FLIGHT}))
+    return sampling_seconds(shape, evaluation.sampler, work, machine)
