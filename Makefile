@@ -6,7 +6,7 @@ VENV ?= .venv$(subst -cpu,,-$(basename $(notdir $(PINS))))
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More arguments for the command behind a target: make reproduce ARGS="--configfile studies/tiny.yaml"
 ARGS ?=
-# Of all kinds together. A million take two cores about two hours.
+# Of all kinds together. A million take two cores an hour, or two beside other work.
 FUZZ_CASES ?= 1000000
 # Of the machine, for the study at the paper's scale.
 GPUS ?= 8
@@ -34,7 +34,7 @@ DOCS_PINS = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
-NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
+NAMES := $(STUDIES) ablate_length ablate_domain distributions early_warning overview
 
 .PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
@@ -69,7 +69,7 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
 
-fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or more
+fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or two
 	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour

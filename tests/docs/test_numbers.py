@@ -8,10 +8,13 @@ import pytest
 from pages_fixture import DOCS
 from study_fixture import ROOT
 
+from findings.lookups import k3
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import read_study
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
+from tailrl.planning.machine import read_machine
+from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import shape_of
 
 BLOCKS = {"training": Training, "sampler": SamplerSettings, "evaluation": Evaluation}
@@ -36,12 +39,30 @@ def test_the_default_policy_has_the_size_that_the_tutorial_says() -> None:
     assert f"a Llama of {shape_of(policy).parameters / 1e6:.1f} million parameters" in words("tutorials/reproduce.md")
 
 
+def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:
+    days = []
+    for name, devices in (("gpu", 1), ("paper", 8)):
+        page = plan_page(read_study(ROOT / f"studies/{name}.yaml"), read_machine(None, "80GB"), devices, 200, None)
+        days += [round(float(hours) / 24) for hours in re.findall(r"([\d.]+) h of (?:training|evaluating)", page)]
+    assert days == [2, 0, 8, 3]
+    assert "2 days on one GPU" in words("tutorials/reproduce.md")
+    assert "8 days of training on eight GPUs, and 3 days of evaluating on one" in words("tutorials/reproduce.md")
+
+
+def test_sizes_of_k3_are_those_of_published_studies() -> None:
+    found = k3("ablate_engine", "vllm"), k3("smollm2", "naive")
+    assert f"near {found[0].bare} with the small policy" in words("concepts/mismatch.md")
+    assert f"{found[1].bare} with SmolLM2-135M. From 0.1 on" in words("concepts/mismatch.md")
+    harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
+    assert 0.1 < min(size.mean for size in harmed) < 0.2
+
+
 def test_thresholds_and_floors() -> None:
     """What docs/concepts/dvp.md and mis.md say of them."""
     assert f"{math.exp(-13) * 151_936:.2f}" == "0.34" and f"{0.15 / 0.85:.3f}" == "0.176"
     assert 0.93**-9 < 2 < 0.93**-10
     page = words("concepts/dvp.md")
-    assert "made for 151,936 tokens" in page and "at worst, 0.34," in page and "0.176/V" in page
+    assert "made for 151,936 tokens" in page and "at most 0.34 of the mass" in page and "0.176/V" in page
 
 
 def test_the_shape_of_the_mismatch_is_that_of_the_published_distributions() -> None:

@@ -25,6 +25,7 @@ from tailrl.stats.intervals import mean_interval
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs/results"
 Row = Mapping[str, str]
+ENDPOINT = re.compile(r"(?:Primary endpoint|Endpoints?), fixed before the first result: (.*?)\.(?= [A-Z]|$)")
 
 
 def score(study: str, arm: str) -> Number:
@@ -150,6 +151,17 @@ def steps(study: str, arm: str = "") -> int:
     return run_of(study, arm).training.steps
 
 
+def samples(study: str) -> int:
+    """Evaluated samples of a held-out problem."""
+    return settings_of(study).evaluation.samples
+
+
+def endpoints(study: str) -> list[str]:
+    """The primary endpoints that the header of the study's file fixes."""
+    lines = [line.lstrip("# ") for line in read_text(_file(study)).splitlines() if line.startswith("#")]
+    return [found[0].upper() + found[1:] for found in ENDPOINT.findall(" ".join(lines))]
+
+
 def floor(study: str, arm: str) -> str:
     """The share of sampled tokens that come from a uniform distribution."""
     return f"{100 * run_of(study, arm).disturbance.floor:g} %"
@@ -201,7 +213,7 @@ def _as_number(value: Number | float) -> Number:
 
 LOOKUPS: tuple[Callable[..., object], ...] = (
     *(score, gain, difference, collapsed, k3, rejected, cell, claim, effect, pooled, over_one_minus_p),
-    *(run_of, rate, steps, floor, seeds, ran, command, smallest, largest, ratio),
+    *(run_of, rate, steps, samples, endpoints, floor, seeds, ran, command, smallest, largest, ratio),
 )
 """What a template calls, by the functions' own names."""
 

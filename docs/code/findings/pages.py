@@ -40,8 +40,8 @@ def rendered() -> tuple[dict[str, str], Drawings]:
         return f"../figures/{name}.svg"
 
     render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS)
-    pages = {name: _tidy(render(f"{name}.md.j2", at="")) for name in PAGES}
-    return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/"))}, drawings
+    pages = {name: _tidy(render(f"{name}.md.j2", at="", up="../")) for name in PAGES}
+    return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
 
 
 def scope(study: str, arm: str = "") -> str:

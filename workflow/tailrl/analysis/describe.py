@@ -161,8 +161,9 @@ def what_ran(results: Results) -> str:
     timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all"
     busy = f"at least {100 * min(shares):.0f} % of a job" if shares else "not recorded"
     left_out = sum(int((~np.isfinite(r.tokens.logp_train_T - r.tokens.logp_infer_T)).sum()) for r in runs)
+    seeds = ", ".join(dict.fromkeys(str(run.seed) for run in runs))
     items = [
-        f"Training jobs: {len(runs)}, seeds {', '.join(dict.fromkeys(str(run.seed) for run in runs))}",
+        f"Training jobs of the arms above, without those of ablations: {len(runs)}, seeds {seeds}",
         f"Commit: {_distinct(commits)}",
         f"Versions: {_distinct(versions)}; lm-eval {_distinct(e.lm_eval for e in evaluations)}",
         f"Hardware: {_distinct(_hardware(record) for record in records)}",
