@@ -26,7 +26,7 @@ from tailrl.config.source_files import (
 from tailrl.config.study import Study
 
 OWN = {
-    "vllm": {"rollout/vllm/__init__.py", "rollout/vllm/engine.py", "rollout/vllm/processor.py"},
+    "vllm": {f"rollout/vllm/{name}.py" for name in ("__init__", "engine", "processor", "processor_v2", "recorder")},
     "exact": {"rollout/exact.py"},
     "transformers": {"rollout/transformers.py"},
 }

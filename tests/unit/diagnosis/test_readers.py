@@ -150,7 +150,7 @@ def test_nothing_is_unpickled_but_tensors_and_plain_values(tmp_path: Path) -> No
             return (Path.touch, (tmp_path / "harmed",))
 
     torch.save({"samples": [{"log_probs": Harm()}]}, tmp_path / "harm.pt")
-    with pytest.raises(StudyError, match=r"harm\.pt: holds other objects than tensors and plain values"):
+    with pytest.raises(StudyError, match=r"harm\.pt: .* holds other objects than tensors and plain values"):
         list(read_log([tmp_path / "harm.pt"]))
     assert not (tmp_path / "harmed").exists()
     torch.save([1], tmp_path / "list.pt")

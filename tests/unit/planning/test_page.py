@@ -57,7 +57,7 @@ def test_checkpointing_keeps_a_layers_input() -> None:
         for on in (False, True)
     )
     assert again < whole / 5
-    assert again > 4 * H100.slack * WORK.batch * SMALL.hidden * SMALL.layers
+    assert again > 2 * H100.slack * WORK.batch * SMALL.hidden * SMALL.layers
 
 
 def test_only_vllms_cache_stays_while_the_trainer_works() -> None:

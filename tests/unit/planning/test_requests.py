@@ -24,12 +24,12 @@ def study_of(path: str | None = None, **training: Any) -> Study:
 
 
 def test_a_large_policy_gets_the_memory_that_it_needs() -> None:
-    """A rank reads all weights in float32, and the first holds a checkpoint twice while it is written: 827 GB."""
+    """Ranks share the file of the policy; one has a checkpoint twice while it is written, several have parts of it."""
     study = study_of("Qwen/Qwen3-14B-Base")
     run = study.run("a")
     eight, one = (training_request(study, run, ranks).mem_mb for ranks in (8, 1))
-    assert eight > 4e-6 * LARGE * (8 + 2 * 3)
-    assert eight - one > 7 * 4e-6 * LARGE
+    assert one > 4e-6 * LARGE * (1 + 2 * 3)
+    assert 4e-6 * LARGE * 2 < eight < one
     assert policy_request(study).mem_mb > 4e-6 * LARGE
     two = evaluation_request(study, 10, 2).mem_mb
     assert two == 2 * evaluation_request(study, 10, 1).mem_mb > 2 * 4e-6 * LARGE

@@ -56,7 +56,7 @@ except psutil.NoSuchProcess:
 sys.exit(1)
 """
 SCRIPTS = {
-    "all is well": "print(rank, *(os.environ[name] for name in ('LOCAL_RANK', 'WORLD_SIZE')))\n",
+    "all is well": "sys.stdout.write(f\"{rank} {os.environ['LOCAL_RANK']} {os.environ['WORLD_SIZE']}\\n\")\n",
     "one ends": WAIT.format(0) + "sys.exit(70)\n",
     # The one that waits for it gets an error from gloo, and ends with 1.
     "one is killed": KILLED,

@@ -280,9 +280,10 @@ def test_every_call_of_an_engine_has_a_deadline(runs: Runs, monkeypatch: pytest.
     assert made == [3] and {seconds for seconds, _ in limits} == {77.0}
     responses = run.training.prompts * run.training.group_size
     start, weights, batch = "the engine's start", "the hand-over of the weights", f"a batch of {responses} responses"
+    sleep = "the engine's sleep"
     again = ["the end of the engine that failed", start, weights, batch]
     assert [what for _, what in limits] == [
-        start, weights, "the engine's self-test", batch, weights, batch, *again, weights
+        start, weights, "the engine's self-test", batch, sleep, weights, batch, *again, sleep, weights
     ]  # fmt: skip
 
 

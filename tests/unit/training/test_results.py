@@ -21,6 +21,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.training import checkpoints, loop, results
 from tailrl.training.checkpoints import Checkpoints
+from tailrl.training.placement import decided
 
 OUTPUTS = ("manifest.json", "metrics.jsonl", "policy", "run.json", "tokens.npz")
 FEW = {"steps": 3}
@@ -317,4 +318,4 @@ def test_a_full_disk_under_the_metrics_is_named(runs: Runs, monkeypatch: pytest.
 def test_the_record_says_what_was_trained(runs: Runs) -> None:
     run = runs.settings(**FEW)
     record = runs.train(run).record
-    assert (record["arm"], record["seed"], record["settings"]) == (run.arm, 5, run.model_dump(mode="json"))
+    assert (record["arm"], record["seed"], record["settings"]) == (run.arm, 5, decided(run).model_dump(mode="json"))

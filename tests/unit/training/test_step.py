@@ -31,6 +31,7 @@ from tailrl.training import step
 from tailrl.training.kept_data import response_arrays
 from tailrl.training.loop import train
 from tailrl.training.optimizer import make_optimizer
+from tailrl.training.placement import decided
 from tailrl.training.step import Sample, accumulate_gradients, update
 from tailrl.training.step_record import StepRecord, Stopwatch
 
@@ -281,7 +282,7 @@ def test_a_run_over_an_exact_engine(
 
     record = json.loads((files / "out" / "run.json").read_text())
     assert (record["study"], record["arm"], record["seed"]) == ("test", arm, 5)
-    assert Run.model_validate(record["settings"]) == run
+    assert Run.model_validate(record["settings"]) == decided(run)
     assert record["sampler_self_test"] == 0.0
     assert record["wall_seconds"] > record["startup_seconds"] > 0
 

@@ -135,8 +135,6 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _dump(file: Path) -> Iterator[tuple[str, LoggedRow]]:
     """A dump of slime or miles: a dictionary with `samples`. Only tensors and plain values are unpickled."""
-    import pickle
-
     import torch
 
     try:
@@ -146,12 +144,11 @@ def _dump(file: Path) -> Iterator[tuple[str, LoggedRow]]:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except StudyError:
         raise
-    except pickle.UnpicklingError:
-        raise StudyError(
-            f"{file}: holds other objects than tensors and plain values, which could run code; they are not loaded"
-        ) from None
-    except Exception as error:  # torch, zipfile and pickle have their own
-        raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+    except Exception as error:  # torch and zipfile have their own, and so has what torch unpickles with
+        why = reason(error)
+        if type(error).__name__ == "UnpicklingError":
+            why = "it holds other objects than tensors and plain values, which could run code; they are not loaded"
+        raise StudyError(f"{file}: cannot be read: {why}") from None
     samples = loaded.get("samples") if isinstance(loaded, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")

@@ -15,7 +15,7 @@ from tailrl.planning.work import Work, work_of
 AIME25_PROBLEMS = 30
 PROMPT = 200
 """Tokens of a prompt where nobody says how many."""
-PART_BYTES = 8 * 2**30
+AT_ONCE_BYTES = 8 * 2**30
 """A part of a checkpoint of several ranks (`training.checkpoint_files`), which all ranks write together."""
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
@@ -107,7 +107,7 @@ def host_bytes(shape: Shape, training: Training, ranks: int) -> float:
     at a time, which they have twice, and the first has the whole policy for a snapshot.
     """
     whole = 4 * shape.parameters
-    return whole + (2 * checkpoint_bytes(shape, training) if ranks == 1 else whole + 2 * PART_BYTES)
+    return whole + (2 * checkpoint_bytes(shape, training) if ranks == 1 else whole + 2 * AT_ONCE_BYTES)
 
 
 def checkpoint_bytes(shape: Shape, training: Training) -> float:

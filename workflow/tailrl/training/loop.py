@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
@@ -99,18 +99,24 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
             checkpoints.clear()
 
 
-def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path, started: float) -> None:
-    run, settings = job.run, job.run.training
-    model = load_policy(policy_folder)
+def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
+    """The policy where the run trains it, in its number format."""
+    run, model = job.run, load_policy(policy_folder)
     if run.sampler.exact:
         if distributed.count() > 1:
             raise StudyError(
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
         make_exact(model)
-    place(model, settings)
+    place(model, run.training)
     if (formats := number_formats(run)) and distributed.is_first():
         say(f"arm {run.arm}, seed {job.seed}: {formats}")
+    return model
+
+
+def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path, started: float) -> None:
+    run, settings = job.run, job.run.training
+    model = _load(job, policy_folder)
     length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
     engine = GuardedEngine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),

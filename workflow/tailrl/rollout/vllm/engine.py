@@ -6,6 +6,7 @@ temperature, and records log Z' and |V'_S| of every sampled token: log π_infer 
 before the mask and is part of π_infer. vLLM has two model runners, each with its own kind of processor.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import LLM, SamplingParams, TokensPrompt, envs
+from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.objective.disturbance import disturb
@@ -94,7 +95,7 @@ class VllmSampler(LocalSampler):
         """See `make_sampler`; beside a trainer on a GPU the engine can sleep."""
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
         self.sleeps = beside_trainer and torch.cuda.is_available()
-        gpu, self.runner_v2 = torch.cuda.is_available(), bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+        gpu, self.runner_v2 = torch.cuda.is_available(), os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
         if distributed.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
