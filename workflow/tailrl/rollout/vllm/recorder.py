@@ -105,7 +105,7 @@ class SafeSetRecorder:
             if shared.shared_noise:
                 part_SV = logits_SV[chosen]
                 seeds, positions = rows.seed_S[chosen].tolist(), rows.position_S[chosen].tolist()
-                noise_SV = gumbel(seeds, positions, logits_SV.shape[1]).to(logits_SV.device)
+                noise_SV = gumbel(seeds, positions, logits_SV.shape[1], device=logits_SV.device)
                 token_S1 = (part_SV + noise_SV).argmax(-1, keepdim=True)
                 # Only one token is left for vLLM to draw.
                 logits_SV[chosen] = torch.full_like(part_SV, -torch.inf).scatter_(-1, token_S1, 0.0)
