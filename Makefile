@@ -34,7 +34,7 @@ DOCS_PINS = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
-NAMES := $(STUDIES) ablate_length ablate_domain distributions early_warning overview
+NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
 .PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
