@@ -1,7 +1,6 @@
 """Logs of any framework in parts: JSONL, Parquet, `.pt` dumps and this project's tokens.npz."""
 
 import itertools
-import json
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrl.artifacts.files import parse_arrays, read_bytes
+from tailrl.artifacts.files import parse_arrays, parse_object, read_bytes
 from tailrl.artifacts.tokens import ARRAYS
 from tailrl.diagnosis.formats import Format, recognise, row_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
@@ -102,13 +101,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
                 if not line.strip():
                     continue
-                try:
-                    given = json.loads(line)
-                except (ValueError, RecursionError):
-                    raise StudyError(f"{where}: not valid JSON") from None
-                if not isinstance(given, dict):
-                    raise StudyError(f"{where}: holds {type(given).__name__}, not a JSON object")
-                yield where, given
+                yield where, parse_object(line, where)
     except OSError as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
