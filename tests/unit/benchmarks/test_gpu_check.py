@@ -13,6 +13,7 @@ import gpu_runs
 import pytest
 import torch
 from gpu_rows import CPU, Found, kernel_errors, make_inputs
+from ranks_fixture import on_ranks
 
 from tailrl.kernels.logprobs import constrained_logprobs
 
@@ -41,9 +42,9 @@ def test_a_cpu_makes_every_row_that_it_can(tmp_path: Path) -> None:
     assert rows["exact engine"]["figure"] == rows["checkpoint and resume"]["figure"] == "0"
 
 
-def test_the_update_whose_memory_is_measured() -> None:
-    """Up to what a GPU alone counts."""
-    gpu_runs.updates(CPU, gpu_runs.run_of(CPU, "bfloat16"))
+def test_the_update_whose_memory_is_measured(tmp_path: Path) -> None:
+    """Up to what a GPU alone counts; in a process of its own, for its process group lasts until that ends."""
+    on_ranks(1, tmp_path, gpu_runs.updates, CPU, gpu_runs.run_of(CPU, "bfloat16"))
     samples = gpu_runs.made_samples(CPU, gpu_runs.run_of(CPU))
     assert {len(sample.rollout.tokens) for sample in samples} == {CPU.response}
 
