@@ -36,7 +36,7 @@ UNKNOWN = Asked(64_000, DAY)
 
 
 def policy_request(study: Study) -> Asked:
-    """Of the job that makes the base policy: it reads and writes all weights."""
+    """What the base policy's job asks for. It reads and writes all weights."""
     shape = _shape(study)
     return UNKNOWN if shape is None else _request(8 * shape.parameters + PROCESS_BYTES, 2 * HOUR)
 
@@ -53,7 +53,7 @@ def training_request(study: Study, run: Run, ranks: int) -> Asked:
 
 
 def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
-    """Of an arm's evaluation: each process reads one policy at a time."""
+    """What an arm's evaluation asks for. Each process reads one policy at a time."""
     shape = _shape(study)
     if shape is None:
         return UNKNOWN
@@ -63,7 +63,7 @@ def evaluation_request(study: Study, policies: int, ranks: int) -> Asked:
 
 
 def comparison_request(study: Study) -> Asked:
-    """Of the comparison of an engine's distributions with the trainer's."""
+    """What the job asks for that compares an engine's distributions with the trainer's."""
     shape = _shape(study)
     return UNKNOWN if shape is None else _request(4 * shape.parameters + PROCESS_BYTES + COMPARED_BYTES, 2 * HOUR)
 

@@ -37,8 +37,10 @@ from tailrl.stats.intervals import Interval, problem_interval
 
 
 def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
-    """Write <name>.csv, .svg, .md and .html into out/ablations, the verdicts as <name>_claims.csv, and the differences
-    between all of the ablation's arms as <name>_differences.csv.
+    """Write an ablation's page and tables into out/ablations.
+
+    <name>.html and .md are the page, .svg is its figure and .csv its table. <name>_claims.csv has the verdicts,
+    <name>_differences.csv the differences between all of the ablation's arms.
 
     Raises:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.

@@ -109,7 +109,7 @@ class Checkpoints:
         return found
 
     def resume(self, state: RunState) -> bool:
-        """Restore the last whole checkpoint into a new run; returns False where there is none. Every rank must call.
+        """Restore the last whole checkpoint into a new run; returns whether there is one. Every rank must call.
 
         The first rank prints the choice on stderr, with each checkpoint that is left out and why: half-written,
         damaged, with damaged metrics or tokens, or of another run.
