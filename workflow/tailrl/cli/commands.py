@@ -113,11 +113,11 @@ def diagnose(
     out: Annotated[Path | None, Option(help="a file for the page in Markdown; else it is printed")] = None,
 ) -> None:
     """Measure the mismatch in the logs of any framework."""
-    from tailrl.diagnosis.measure import measure
+    from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import diagnosis_page
     from tailrl.diagnosis.readers import read_log
 
-    page = diagnosis_page(measure(read_log(logs)))
+    page = diagnosis_page(diagnose_parts(read_log(logs)).measured)
     if out is None:
         print(page, end="")
         return

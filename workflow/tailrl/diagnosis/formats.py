@@ -10,11 +10,11 @@ import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import IntArray, LoggedRow
+from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow
 from tailrl.runtime.errors import StudyError, few, one_line
 
-PER_TOKEN = ("sampler", "trainer", "token", "recomputed", "advantage")
 SIDES = ("sampler", "trainer")
+PER_TOKEN = (*SIDES, "token", *OPTIONAL_NUMBERS)
 
 
 class Format(Record):
@@ -94,8 +94,7 @@ def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np
         sampler_T=found["sampler"],
         trainer_T=found["trainer"],
         token_T=_ids(found["token"]) if "token" in found else None,
-        recomputed_T=found.get("recomputed"),
-        advantage_T=found.get("advantage"),
+        **{f"{name}_T": found.get(name) for name in OPTIONAL_NUMBERS},
         step=numbers.get("step", step),
         version=numbers.get("version", np.nan),
         reward=numbers.get("reward", np.nan),

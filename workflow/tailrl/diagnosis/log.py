@@ -11,6 +11,9 @@ from tailrl.artifacts.metrics import FloatArray
 
 IntArray = NDArray[np.int64]
 
+OPTIONAL_NUMBERS = ("recomputed", "advantage", "again", "trainer_top", "sampler_top", "rank")
+"""The numbers of a token that a log may leave out."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedRow:
@@ -22,6 +25,9 @@ class LoggedRow:
             kept, for they are findings.
         token_T: token ids. recomputed_T: the trainer's log-probs when the update began, where `trainer_T` is of a
             later point of it. advantage_T: one number a token.
+        again_T: the trainer's log-probs of the same weights computed once more, packed in another way: the noise floor.
+        trainer_top_T, sampler_top_T: nats, the largest log-prob of each side's distribution at the token's position.
+        rank_T: the sampled token's place in the trainer's distribution; 0: the most probable.
         step, version, reward: of the sequence; NaN: not logged. `version` is that of the sampler's weights.
         text: the response.
     """
@@ -32,6 +38,10 @@ class LoggedRow:
     token_T: IntArray | None = None
     recomputed_T: FloatArray | None = None
     advantage_T: FloatArray | None = None
+    again_T: FloatArray | None = None
+    trainer_top_T: FloatArray | None = None
+    sampler_top_T: FloatArray | None = None
+    rank_T: FloatArray | None = None
     step: float = np.nan
     version: float = np.nan
     reward: float = np.nan
@@ -46,7 +56,9 @@ class Log:
         start_S: int64, each sequence's first token; its tokens end where the next one's begin.
         sequence_T, position_T: int64, each token's sequence and its place in the response, from 0.
         sampler_T, trainer_T: float64, nats.
-        token_T: int64; −1: not logged. recomputed_T, advantage_T: float64; NaN: not logged.
+        token_T: int64; −1: not logged.
+        recomputed_T, advantage_T, again_T, trainer_top_T, sampler_top_T, rank_T: float64, as in LoggedRow; NaN: not
+            logged.
         step_S, version_S, reward_S: float64; NaN: not logged.
         text_S: None: not logged.
     """
@@ -59,6 +71,10 @@ class Log:
     token_T: IntArray
     recomputed_T: FloatArray
     advantage_T: FloatArray
+    again_T: FloatArray
+    trainer_top_T: FloatArray
+    sampler_top_T: FloatArray
+    rank_T: FloatArray
     step_S: FloatArray
     version_S: FloatArray
     reward_S: FloatArray
@@ -67,7 +83,7 @@ class Log:
     def has(self) -> frozenset[str]:
         """The optional columns that at least one token or sequence has."""
         numbers = {name: getattr(self, f"{name}_S") for name in ("step", "version", "reward")}
-        numbers |= {name: getattr(self, f"{name}_T") for name in ("recomputed", "advantage")}
+        numbers |= {name: getattr(self, f"{name}_T") for name in OPTIONAL_NUMBERS}
         found = {name for name, values in numbers.items() if not np.isnan(values).all()}
         if (self.token_T >= 0).any():
             found.add("token")
@@ -97,8 +113,7 @@ def pack(rows: Sequence[LoggedRow]) -> Log:
         sampler_T=tokens("sampler_T", np.nan, np.float64),
         trainer_T=tokens("trainer_T", np.nan, np.float64),
         token_T=tokens("token_T", -1, np.int64),
-        recomputed_T=tokens("recomputed_T", np.nan, np.float64),
-        advantage_T=tokens("advantage_T", np.nan, np.float64),
+        **{f"{name}_T": tokens(f"{name}_T", np.nan, np.float64) for name in OPTIONAL_NUMBERS},
         step_S=each("step"),
         version_S=each("version"),
         reward_S=each("reward"),
