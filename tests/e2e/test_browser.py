@@ -3,36 +3,26 @@
 Screenshots stay in $PAGES where it is set, to be looked at.
 """
 
-import html
-import json
 import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from bad_results import STUDY, write_small
+from browser_fixture import browse, needs_browser, use
 
 from tailrl.report.study import CAPTIONS, write_paper, write_report
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser here: none of {', '.join(BROWSERS)}"),
-]
+pytestmark = needs_browser
 
-MEASURE = """<script>
+MEASURE = """
 const widths = [...document.querySelectorAll("figure svg")].map(svg => svg.getBoundingClientRect().width);
 const small = [...document.querySelectorAll("p, td, th, li, figcaption")]
   .filter(one => one.textContent.trim() && parseFloat(getComputedStyle(one).fontSize) < 12).length;
-parent.postMessage([document.documentElement.scrollWidth, Math.min(...widths), small].join(" "), "*");
-</script>"""
+parent.postMessage(JSON.stringify([document.documentElement.scrollWidth, Math.min(...widths), small]), "*");"""
 
-SCREEN = """<script>
+SCREEN = """
 const [arm, row, curves] = ["#arm-0", ".row.arm-0", "svg.curves"].map(name => document.querySelector(name));
 const display = () => getComputedStyle(row).display;
 const on = display();
@@ -48,13 +38,7 @@ const colour = getComputedStyle(row.querySelector(".mark")).fill;
 const links = document.querySelectorAll('a[href$=".csv"]').length;
 const seen = { on, off, type, links, bottom, colour, wide: document.documentElement.scrollWidth,
   tip: document.getElementById("tip").innerText, buttons: document.querySelectorAll(".keys button").length };
-parent.postMessage(JSON.stringify(seen), "*");
-</script>"""
-
-FRAME = """<!doctype html><body style="margin: 0"><script>
-addEventListener("message", event => {{ document.documentElement.dataset.seen = event.data; }});
-</script><iframe src="{}" style="border: 0; width: {}px; height: 3000px"></iframe>"""
-"""A window cannot be as narrow as a phone: a frame in it can."""
+parent.postMessage(JSON.stringify(seen), "*");"""
 
 
 @pytest.fixture(scope="module")
@@ -65,33 +49,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "index.html"
 
 
-def browse(page: Path, width: int, profile: Path, *arguments: str) -> tuple[str, list[str]]:
-    """What the browser prints, and what the page says on its console."""
-    assert CHROMIUM is not None
-    ended = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
-            *(f"--user-data-dir={profile}", f"--window-size={width},3000", *arguments, page.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
-
-
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, tmp_path: Path) -> None:
-    measured = page.with_name(f"measured{width}.html")
-    measured.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
-    frame = page.with_name(f"frame{width}.html")
-    frame.write_text(FRAME.format(measured.name, width), encoding="utf-8")
-    printed, console = browse(frame, 1440, tmp_path, "--virtual-time-budget=5000", "--dump-dom")
+    (scroll, figure, small), console = use(page.read_text(encoding="utf-8"), MEASURE, page.parent, width)
     assert console == []
-    found = re.search(r'data-seen="([\d.]+) ([\d.]+) (\d+)"', printed)
-    assert found, printed[:200]
-    scroll, figure, small = map(float, found.groups())
     assert scroll <= width  # figures and tables scroll by themselves, the page does not
     assert figure >= 600  # their type, 7 to 8 pt at 648 px, is then at its own size
     assert small == 0
@@ -106,19 +67,11 @@ def test_the_page_over_all_studies_fits_and_is_legible(page: Path, width: int, t
 def test_the_first_screen_answers_to_pointer_and_switches(width: int, dark: bool, tmp_path: Path) -> None:
     write_small(tmp_path)
     write_report(STUDY, tmp_path, tmp_path)
-    page = tmp_path / "summary.html"
-    measured = tmp_path / "measured.html"
-    measured.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{SCREEN}</body>"), encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(measured.name, width), encoding="utf-8")
-    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    printed, console = browse(frame, 1440, tmp_path / "profile", "--virtual-time-budget=5000", "--dump-dom", *scheme)
+    page = (tmp_path / "summary.html").read_text(encoding="utf-8")
+    seen, console = use(page, SCREEN, tmp_path, width, dark=dark)
     assert console == []
-    found = re.search(r'data-seen="([^"]+)"', printed)
-    assert found, printed[:200]
-    seen = json.loads(html.unescape(found[1]))
     assert (seen["on"], seen["off"], seen["buttons"]) == ("inline", "none", 2)
-    assert "tables/claims.csv" in page.read_text(encoding="utf-8")
+    assert "tables/claims.csv" in page
     assert seen["links"] == 0, "in a frame, as in Snakemake's report, a link to a table leads nowhere"
     assert seen["wide"] <= width and seen["type"] >= 12
     assert seen["tip"].split() == ["step", "1", "a", "0.5", "b", "0.5"]

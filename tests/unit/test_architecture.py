@@ -26,7 +26,7 @@ HOMES = {
     "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
     "trl": ["integrations.trl.base"],
 }
-WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "claims", "report", "cli")
+WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "pages", "claims", "report", "cli")
 LONGEST_FILE, LONGEST_FUNCTION, LARGEST_ROOM, ROOT_MODULES = 300, 60, 0.15, 3
 
 

@@ -117,7 +117,7 @@ def test_no_run_depends_on_how_results_are_read_together() -> None:
 
 def test_the_templates_of_a_package_are_its_own() -> None:
     found, templates = names("tailrl.report.paper"), "report/templates"
-    assert {f"{templates}/summary.md.j2", f"{templates}/page.html.j2", f"{templates}/page.css"} <= found
+    assert {f"{templates}/summary.md.j2", "pages/templates/page.html.j2", "pages/templates/page.css"} <= found
     assert not any(templates in name for name in names("tailrl.training.loop", "tailrl.evaluation.evaluate"))
 
 

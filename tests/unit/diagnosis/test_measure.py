@@ -11,10 +11,11 @@ from log_fixture import write_lines
 
 from tailrl.config.arm import Correction
 from tailrl.diagnosis import readers
+from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import NATS_EDGES, Measured, measure
 from tailrl.diagnosis.metrics import frameworks, named_metrics, quantity
-from tailrl.diagnosis.page import diagnosis_page
+from tailrl.diagnosis.page import html_page, terminal_page
 from tailrl.objective.diagnostics import log_ratio_metrics, verl_metrics
 
 RANDOM = np.random.default_rng(5)
@@ -112,13 +113,13 @@ def test_odd_tokens_are_counted_and_left_out() -> None:
     assert measured.tokens == 2
     assert +measured.odd == {"trainer's NaN": 1, "trainer's -inf": 1, "trainer's above 0": 1, "sampler's NaN": 1}
     assert quantity(measured, "abs_logp").mean == pytest.approx((0.5 + 1e-6) / 2)
-    page = diagnosis_page(measured)
+    page = terminal_page(Diagnosis(measured, (), (), ()))
     assert "Warning: 1 token left out: the sampler's NaN." in page
 
 
 def test_nothing_sound_is_a_page_too() -> None:
-    page = diagnosis_page(measure([("a", pack([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))]))]))
-    assert "0 tokens have log-probs of both sides" in page
+    nothing = measure([("a", pack([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))]))])
+    assert "0 tokens with log-probs of both sides" in terminal_page(Diagnosis(nothing, (), (), ()))
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,9 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(readers, "CHUNK", 50)
     log = write_lines(tmp_path / "log.jsonl", rows)
-    page = diagnosis_page(measure(readers.read_log([log])))
-    assert page.startswith("# Diagnosis of a log\n\nthe documented JSONL or Parquet: 41 sequences.\n")
-    assert "| NeMo-RL | `token_mult_prob_error` | 1." in page and "beyond: no sign of an error is at most 1.05" in page
+    diagnosis = diagnose_parts(readers.read_log([log]))
+    page = terminal_page(diagnosis)
+    assert "the documented JSONL or Parquet: 41 sequences" in page
     assert "Not in the log: token ids, " in page and "script" not in page
+    whole = html_page(diagnosis)
+    assert "token_mult_prob_error" in whole and "no sign of an error is at most 1.05" in whole

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -110,19 +111,25 @@ def diagnose(
     logs: Annotated[
         list[Path], Argument(metavar="LOGS...", help="files or folders of a run's logs", show_default=False)
     ],
-    out: Annotated[Path | None, Option(help="a file for the page in Markdown; else it is printed")] = None,
+    out: Annotated[Path | None, Option(help="a file for the whole page, such as page.html")] = None,
+    tokenizer: Annotated[
+        Path | None, Option(help="tokenizer.json, or a model's folder: the page then shows the tokens' texts")
+    ] = None,
 ) -> None:
-    """Measure the mismatch in the logs of any framework."""
+    """Say what causes the mismatch in the logs of any framework, and what to do."""
     from tailrl.diagnosis.diagnosis import diagnose_parts
-    from tailrl.diagnosis.page import diagnosis_page
+    from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.readers import read_log
+    from tailrl.diagnosis.responses import read_tokenizer, with_texts
 
-    page = diagnosis_page(diagnose_parts(read_log(logs)).measured)
-    if out is None:
-        print(page, end="")
-        return
-    with writing(out):
-        out.write_text(page, encoding="utf-8")
+    texts = read_tokenizer(tokenizer) if tokenizer else None
+    diagnosis = diagnose_parts(read_log(logs))
+    print(terminal_page(diagnosis, out), end="")
+    if out is not None:
+        if texts:
+            diagnosis = replace(diagnosis, responses=with_texts(diagnosis.responses, texts))
+        with writing(out):
+            out.write_text(html_page(diagnosis), encoding="utf-8")
 
 
 def mirror(results: Folder) -> None:

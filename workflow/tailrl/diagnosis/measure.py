@@ -6,13 +6,14 @@ are counted and left out. Memory grows with the sequences, not with their tokens
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.signature import SignatureSums
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 
 LOGPROB_ROUNDING = 1e-5
@@ -74,6 +75,8 @@ class Measured:
         has: the optional columns that were found.
         sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
         extremes: the largest and least values over all tokens.
+        floor: the same of the trainer against itself, over tokens that it scored a second time; None: not logged.
+        signature: over positions and over both probabilities.
         bins: for the signature, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σℓ², Σ(1 − π_train).
     """
 
@@ -83,6 +86,8 @@ class Measured:
     parts: dict[str, list[FloatArray]] = field(default_factory=dict)
     extremes: dict[str, float] = field(default_factory=dict)
     bins: dict[str, FloatArray] = field(default_factory=dict)
+    floor: "Measured | None" = None
+    signature: SignatureSums = field(default_factory=lambda: SignatureSums(SEQUENCE_GROUPS))
     sequences: int = 0
 
     def add(self, title: str, log: Log) -> None:
@@ -102,10 +107,16 @@ class Measured:
         for name in ("step", "version", "reward"):
             self.parts.setdefault(name, []).append(getattr(log, f"{name}_S"))
         self._extremes(train_T, infer_T)
-        self._bins(train_T, infer_T, (sequence_T + self.sequences) % SEQUENCE_GROUPS)
+        group_T = (sequence_T + self.sequences) % SEQUENCE_GROUPS
+        self._bins(train_T, infer_T, group_T)
+        self.signature.add(train_T, infer_T, log.position_T[sound_T], group_T)
         self.titles[title] += count
         self.has |= log.has()
         self.sequences += count
+        if "again" in log.has():
+            self.floor = self.floor or Measured()
+            unknown_T = np.full(len(log.again_T), np.nan)
+            self.floor.add(title, replace(log, sampler_T=log.again_T, again_T=unknown_T))
 
     def _odd(self, train_T: FloatArray, infer_T: FloatArray) -> Any:
         """Which tokens have two log-probs; counts the others."""

@@ -40,10 +40,11 @@ class Known(Record):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A metric of a framework with its value in this log."""
+    """A metric of a framework with its value in this log; `of`: which quantity of ours it is."""
 
     framework: str
     name: str
+    of: str
     value: Interval
     rules: tuple[Rule, ...]
 
@@ -61,7 +62,7 @@ def frameworks() -> dict[str, dict[str, Known]]:
 def named_metrics(measured: Measured) -> list[Named]:
     """Every framework's metrics of a log, in the order of `frameworks.yaml`."""
     return [
-        Named(framework, name, quantity(measured, known.of), tuple(known.rules))
+        Named(framework, name, known.of, quantity(measured, known.of), tuple(known.rules))
         for framework, metrics in frameworks().items()
         for name, known in metrics.items()
     ]

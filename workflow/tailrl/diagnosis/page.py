@@ -1,81 +1,181 @@
-"""What was found in a log, as a page."""
+"""What was found in a log, as a page: the answer first. HTML in one file without a network; Markdown for a terminal."""
 
-import itertools
 import math
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-import numpy as np
+import yaml
 
-from tailrl.analysis.format import count
-from tailrl.diagnosis.measure import NATS_EDGES, SEQUENCE_GROUPS, Measured
-from tailrl.diagnosis.metrics import Named, named_metrics, quantity
+from tailrl.analysis.format import count, short
+from tailrl.artifacts.files import Record
+from tailrl.diagnosis.charts import charts
+from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.measure import Measured
+from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
+from tailrl.pages import TEMPLATES, scales
+from tailrl.pages.explorer import explorer_data
 from tailrl.runtime.templates import renderer
-from tailrl.stats.intervals import Interval, ratio_interval
+from tailrl.stats.intervals import Interval
 
 OPTIONAL_COLUMNS = {
-    "token": "token ids",
-    "recomputed": "the trainer's log-probs before the update (recomputed)",
-    "advantage": "advantages",
-    "again": "the trainer's log-probs computed a second time (the noise floor)",
-    "trainer_top": "the trainer's largest log-prob at each position",
-    "sampler_top": "the sampler's largest log-prob at each position",
-    "rank": "ranks of the sampled tokens",
-    "step": "training steps",
-    "version": "versions of the sampler's weights",
-    "reward": "rewards",
-    "text": "texts",
+    "token": ("token ids", "which tokens differ"),
+    "recomputed": ("the trainer's log-probs before the update (recomputed)", "rounding apart from stale weights"),
+    "advantage": ("advantages", "how much each remedy turns the gradient, and what DPPO masks"),
+    "again": ("the trainer's log-probs computed a second time", "the noise floor: the trainer against itself"),
+    "trainer_top": ("the trainer's largest log-prob at each position", "DVP's safe set of the trainer"),
+    "sampler_top": (
+        "the sampler's largest log-prob at each position",
+        "truncated sampling, and DVP's set of the sampler",
+    ),
+    "rank": ("ranks of the sampled tokens", "top-k sampling on one side"),
+    "step": ("training steps", "whether the mismatch grows"),
+    "version": ("versions of the sampler's weights", "stale weights"),
+    "reward": ("rewards", "whether solved responses differ"),
+    "text": ("texts", "what the worst responses say"),
 }
-"""The optional columns, in words."""
+"""The optional columns, in words, and what each would tell."""
 
-render = renderer(Path(__file__).parent / "templates", count)
+SUMMARY = {
+    "abs_logp": "mean |Δ|, nats a token",
+    "k3": "k3, nats a token",
+    "ess_token": "effective sample size of token weights",
+    "ess_seq": "effective sample size of responses' weights",
+}
+"""The numbers that the page begins with."""
+
+PROBABLE = 0.5
+"""From this probability on a cause is named as the cause."""
 
 
-def diagnosis_page(measured: Measured) -> str:
-    """The page in Markdown: what was read, the numbers by framework, and the signature of the mismatch."""
+class CauseWords(Record):
+    """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer."""
+
+    title: str
+    verdict: str
+    do: str
+    log: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """A framework's metric in the table: its value, the noise floor, and its rules of thumb with whether they hold."""
+
+    name: str
+    value: str
+    floor: str
+    rules: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNumber:
+    """One of the numbers that the page begins with."""
+
+    name: str
+    value: str
+    interval: str
+    floor: str
+
+
+@cache
+def cause_words() -> dict[str, CauseWords]:
+    """The words of each cause, by its key."""
+    text = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")
+    return {name: CauseWords.model_validate(given) for name, given in yaml.safe_load(text).items()}
+
+
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, short)
+
+
+def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
+    """The answer in a few lines of Markdown; `out`: where the whole page is."""
+    return render("diagnosis.md.j2", out=out or "", **_values(diagnosis))
+
+
+def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log") -> str:
+    """The whole page: verdict, causes, remedies, numbers, signature, token explorer, and what could not be said."""
+    measured = diagnosis.measured
     return render(
-        "diagnosis.md.j2",
-        measured=measured,
-        odd={name: number for name, number in measured.odd.items() if number},
-        lacking=[words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
-        summary={name: cell(quantity(measured, name)) for name in ("abs_logp", "k3", "ess_token", "ess_seq")},
-        named=[(one, cell(one.value), verdict(one)) for one in named_metrics(measured)],
-        signature=_signature(measured),
+        "diagnosis.html.j2",
+        title=title,
+        metrics=_metrics(measured),
+        charts=charts(measured),
+        size={
+            "width": scales.WIDTH_OF_PHONE,
+            "height": scales.CURVES_HEIGHT,
+            "left": scales.LEFT,
+            "right": scales.RIGHT,
+            "bottom": scales.BOTTOM,
+        },
+        responses=explorer_data(diagnosis.responses),
+        **_values(diagnosis),
     )
+
+
+def _values(diagnosis: Diagnosis) -> dict[str, object]:
+    """What both pages say."""
+    measured = diagnosis.measured
+    return {
+        "measured": measured,
+        "verdict": verdict(diagnosis),
+        "numbers": [_summary(measured, name) for name in SUMMARY],
+        "odd": {name: number for name, number in measured.odd.items() if number},
+        "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
+        "remedies": diagnosis.remedies,
+        "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
+    }
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """The answer in two sentences: what the mismatch is, and what to do."""
+    measured = diagnosis.measured
+    if not measured.tokens:
+        return "No token of this log has log-probs of both sides. Log both, for the same tokens."
+    size = short(quantity(measured, "abs_logp").mean)
+    if not diagnosis.causes:
+        if measured.extremes["abs_logp_max"] == 0:
+            return "Sampler and trainer agree to the last bit. No correction is needed."
+        return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. No correction is needed."
+    cause = diagnosis.causes[0]
+    words = cause_words()[cause.name]
+    if cause.sure >= PROBABLE:
+        return f"{words.verdict} {words.do}"
+    return f"No cause is sure; the most probable one ({cause.sure:.0%}): {words.title}. {words.do}"
 
 
 def cell(value: Interval) -> str:
     """A value with its interval, three digits."""
-    if math.isnan(value.low) or value.low == value.high:
-        return f"{value.mean:.3g}"
-    return f"{value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]"
+    return f"{value.mean:.3g}{_ends(value)}"
 
 
-def verdict(one: Named) -> str:
-    """What the framework's own rules of thumb say of a value."""
-    return "; ".join(
-        f"{'within' if rule.holds(one.value.mean) else 'beyond'}: {rule.words} is {_limits(rule.least, rule.most)}"
-        for rule in one.rules
-        if not math.isnan(one.value.mean)
-    )
+def _ends(value: Interval) -> str:
+    known = not math.isnan(value.low) and value.low < value.high
+    return f" [{value.low:.3g}, {value.high:.3g}]" if known else ""
 
 
-def _limits(least: float | None, most: float | None) -> str:
-    ends = (("at least", least), ("at most", most))
-    return " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+def _floor(measured: Measured, name: str) -> str:
+    """The same quantity of the trainer against itself; empty if the log has none."""
+    return f"{quantity(measured.floor, name).mean:.3g}" if measured.floor and measured.floor.tokens else ""
 
 
-def _signature(measured: Measured) -> list[tuple[str, int, str, str, str]]:
-    """Each bin with tokens: its ends in −log π_train, tokens, mean |ℓ|, mean ℓ, and mean |ℓ| / mean (1 − π_train)."""
-    if not measured.bins:
-        return []
-    sums = {name: values.sum(axis=0) for name, values in measured.bins.items()}
-    found = []
-    for i, (low, high) in enumerate(itertools.pairwise(NATS_EDGES)):
-        if not (tokens := int(sums["tokens"][i])):
-            continue
-        signed, rest = (sums[name][i] / tokens for name in ("signed", "rest"))
-        above_G, below_G = (measured.bins[name][:, i] for name in ("size", "tokens"))
-        size = ratio_interval(above_G, below_G, np.arange(SEQUENCE_GROUPS))
-        ends = f"from {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
-        found.append((ends, tokens, cell(size), f"{signed:+.2g}", f"{size.mean / rest:.3g}" if rest else ""))
+def _summary(measured: Measured, name: str) -> HeadNumber:
+    value = quantity(measured, name)
+    return HeadNumber(SUMMARY[name], f"{value.mean:.3g}", _ends(value).strip(), _floor(measured, name))
+
+
+def _metrics(measured: Measured) -> dict[str, list[MetricRow]]:
+    """The rows of each framework."""
+    found: dict[str, list[MetricRow]] = {}
+    for one in named_metrics(measured):
+        rules = () if math.isnan(one.value.mean) else tuple(_rule(rule, one.value.mean) for rule in one.rules)
+        found.setdefault(one.framework, []).append(
+            MetricRow(one.name, cell(one.value), _floor(measured, one.of), rules)
+        )
     return found
+
+
+def _rule(rule: Rule, value: float) -> tuple[str, str, str]:
+    """Whether a value is within a rule of thumb, the rule in words, and its source."""
+    ends = (("at least", rule.least), ("at most", rule.most))
+    limits = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+    return "within" if rule.holds(value) else "beyond", f"{rule.words} is {limits}", rule.source

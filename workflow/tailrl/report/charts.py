@@ -5,7 +5,7 @@ units of a box as wide as a phone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +13,22 @@ import numpy as np
 from tailrl.analysis.format import percent, short
 from tailrl.analysis.scores import Gain, PolicyScore
 from tailrl.analysis.tables import Curve
-from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, LINEAR_PART, Look, magnitudes
+from tailrl.pages.scales import (
+    BOTTOM,
+    CURVES_HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH_OF_PHONE,
+    Place,
+    Tick,
+    linear_axis,
+    magnitude_axis,
+)
+from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look
 from tailrl.stats.intervals import Interval
 
-WIDTH_OF_PHONE = 360
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 38
-"""The margins of a chart of curves; the axes' labels lie in them."""
-
-CURVES_HEIGHT, ROW_HEIGHT, EDGE = 260, 36, 10
+ROW_HEIGHT, EDGE = 36, 10
 
 MOST_POINTS = 200
 """A longer curve is drawn by the means of as many stretches, its band by their extremes."""
@@ -40,8 +48,6 @@ SHAPES = (
 )
 """The shapes of ARM_MARKERS in SVG, around 0."""
 
-Place = Callable[[float], float]
-
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -53,14 +59,6 @@ class Key:
     colour: int
     dash: str
     shape: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A mark on an axis."""
-
-    at: float
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def score_chart(gains: Sequence[Gain], policies: Sequence[PolicyScore], base: In
     drawn = [base.mean, base.low, base.high, *(policy.avg.mean for policy in policies)]
     drawn += [end for gain in gains for end in (gain.avg.mean, gain.avg.low, gain.avg.high)]
     known = [min(1.0, max(0.0, value)) for value in drawn if math.isfinite(value)]
-    at, ticks = _linear(known, EDGE, WIDTH_OF_PHONE - EDGE, lambda value: f"{100 * value:g} %", limits=(0.0, 1.0))
+    at, ticks = linear_axis(known, EDGE, WIDTH_OF_PHONE - EDGE, lambda value: f"{100 * value:g} %", limits=(0.0, 1.0))
     rows = []
     for number, (gain, key) in enumerate(zip(gains, keys, strict=True)):
         own = [policy.avg.mean for policy in policies if policy.arm == gain.arm]
@@ -164,10 +162,10 @@ def curve_chart(
     if not values:
         return Panel(title, across, (), (), ())
     steps = [float(step) for curve in thin for step in curve.step_N]
-    x_at, x_ticks = _linear(steps, LEFT, WIDTH_OF_PHONE - RIGHT, lambda step: f"{step:g}", whole=True)
+    x_at, x_ticks = linear_axis(steps, LEFT, WIDTH_OF_PHONE - RIGHT, lambda step: f"{step:g}", whole=True)
     bottom = CURVES_HEIGHT - BOTTOM
-    scaled = _magnitude(values, bottom, TOP) if magnitude else None
-    y_at, y_ticks = scaled or _linear(values, bottom, TOP, lambda value: f"{value:.3g}")
+    scaled = magnitude_axis(values, bottom, TOP) if magnitude else None
+    y_at, y_ticks = scaled or linear_axis(values, bottom, TOP, lambda value: f"{value:.3g}")
     by_name = {key.name: key for key in keys}
     lines = tuple(
         _line(curve, by_name[curve.arm], len(keys), x_at, y_at) for curve in thin if np.isfinite(curve.mean_N).any()
@@ -212,65 +210,3 @@ def _thinned(curve: Curve) -> Curve:
         for band_N, how in ((curve.mean_N, np.mean), (curve.low_N, np.min), (curve.high_N, np.max))
     )
     return Curve(curve.arm, curve.metric, step_N, mean_N, low_N, high_N, curve.window)
-
-
-def _linear(
-    values: Sequence[float],
-    start: float,
-    end: float,
-    label: Callable[[float], str],
-    *,
-    limits: tuple[float, float] = (-math.inf, math.inf),
-    whole: bool = False,
-) -> tuple[Place, tuple[Tick, ...]]:
-    """A linear axis from `start` to `end` around the values, within limits, and its ticks."""
-    low, high = min(values), max(values)
-    margin = 0.0 if whole else 0.06 * (high - low or abs(high) or 1.0)
-    low, high = max(limits[0], low - margin), min(limits[1], high + margin)
-    span = high - low or 1.0
-    unit = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if span / (m * unit) <= 5)
-    step = max(1.0, math.ceil(step)) if whole else step
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-
-    def at(value: float) -> float:
-        return start + (end - start) * (value - low) / span
-
-    return at, tuple(Tick(round(at(n * step), 1), label(round(n * step, 12))) for n in range(first, last + 1))
-
-
-def _magnitude(values: Sequence[float], start: float, end: float) -> tuple[Place, tuple[Tick, ...]] | None:
-    """The axis of `magnitudes`, as matplotlib draws it; None where that is linear."""
-    scale = magnitudes(values)
-    if scale is None:
-        return None
-
-    def grown(value: float) -> float:
-        if scale.threshold is None:
-            return math.log10(value)
-        size = abs(value) / scale.threshold
-        decades = LINEAR_PART * size if size <= 1 else LINEAR_PART + math.log10(size)
-        return math.copysign(decades, value)
-
-    floor = scale.ticks[0] * 1e-3 if scale.threshold is None else -math.inf
-    low, high = grown(max(min(values), floor)), grown(max(values))
-    margin = 0.05 * (high - low or 1.0)
-    low, high = low - margin, high + margin
-
-    def at(value: float) -> float:
-        return start + (end - start) * (grown(max(value, floor)) - low) / (high - low)
-
-    label = _plain if scale.plain else _power
-    return at, tuple(Tick(round(at(t), 1), label(t)) for t in scale.ticks if low <= grown(t) <= high)
-
-
-def _plain(value: float) -> str:
-    return f"{value:g}"
-
-
-def _power(value: float) -> str:
-    """A tick in few characters: 0, 1e-5, -2e-4."""
-    if value == 0:
-        return "0"
-    mantissa, power = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(power)}"

@@ -10,6 +10,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from tailrl.analysis.format import count, p_value, percent, points, short
+from tailrl.pages import TEMPLATES
 from tailrl.report.screen import Screen
 from tailrl.report.svg import inline
 from tailrl.runtime.templates import renderer
@@ -29,7 +30,9 @@ def colour(verdict: str) -> str:
     return f"chip {CHIPS.get(verdict, 'none')}"
 
 
-render = renderer(Path(__file__).parent / "templates", colour, count, inline, p_value, percent, points, short)
+render = renderer(
+    (Path(__file__).parent / "templates", TEMPLATES), colour, count, inline, p_value, percent, points, short
+)
 """A page of the report by its template's name and values."""
 
 

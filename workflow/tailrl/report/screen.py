@@ -8,6 +8,7 @@ from tailrl.analysis.scores import Gain, PolicyScore
 from tailrl.analysis.tables import Curve
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results
+from tailrl.pages import scales
 from tailrl.report import charts
 from tailrl.report.axes import ARM_COLOURS, DARK_COLOURS, arm_styles
 from tailrl.report.cards import SILENT_GROUP, Card, cards, tally
@@ -39,11 +40,11 @@ class Screen:
     colours: tuple[tuple[str, str], ...] = tuple(zip(ARM_COLOURS, DARK_COLOURS, strict=True))
     silent: str = SILENT_GROUP
     limit: int = MOST_LINES
-    width: int = charts.WIDTH_OF_PHONE
-    height: int = charts.CURVES_HEIGHT
-    left: int = charts.LEFT
-    right: int = charts.RIGHT
-    bottom: int = charts.BOTTOM
+    width: int = scales.WIDTH_OF_PHONE
+    height: int = scales.CURVES_HEIGHT
+    left: int = scales.LEFT
+    right: int = scales.RIGHT
+    bottom: int = scales.BOTTOM
     edge: int = charts.EDGE
 
 

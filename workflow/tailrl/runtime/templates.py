@@ -1,7 +1,7 @@
 """Pages from jinja2 templates: HTML, where every value is escaped, and Markdown, where a value brings no HTML."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_eval_context
@@ -12,17 +12,17 @@ BAR = "\\|"
 """A bar within a cell of a table in Markdown."""
 
 
-def renderer(folder: Path, *functions: Callable[..., object]) -> Callable[..., str]:
+def renderer(folders: Path | Sequence[Path], *functions: Callable[..., object]) -> Callable[..., str]:
     """A function that renders a template by its name, with values by theirs.
 
     A template is HTML where its name ends with .html.j2, and else Markdown.
 
     Args:
-        folder: where the templates lie.
+        folders: where the templates lie; the first folder that has one counts.
         functions: what the templates call, by the functions' own names.
     """
     environment = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(folders),
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),
         finalize=_finalize,
         undefined=StrictUndefined,

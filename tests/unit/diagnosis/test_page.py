@@ -1,0 +1,133 @@
+"""The page of a diagnosis: the answer first, every part, nothing that runs or loads; and the text for a terminal."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from diagnosis_fixture import REMEDIES, diagnosis_of, noisy
+
+from tailrl.diagnosis import page
+from tailrl.diagnosis.causes import Cause
+from tailrl.diagnosis.diagnosis import Diagnosis
+from tailrl.diagnosis.log import LoggedRow, pack
+from tailrl.diagnosis.metrics import frameworks
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&lt;b&gt;\u2028${1}`{{ 7 * 7 }}'
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        name: page.CauseWords(
+            title=f"title of {name}", verdict=f"This is {name}.", do=f"Do what {name} needs.", log="more"
+        )
+        for name in ("rounding", "temperature")
+    }
+    monkeypatch.setattr(page, "cause_words", lambda: known)
+
+
+def with_causes(*causes: Cause) -> Diagnosis:
+    return replace(noisy(), causes=causes)
+
+
+class Reader(HTMLParser):
+    """Tags with attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, _: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.mark.usefixtures("words")
+def test_the_verdict_comes_first_and_follows_the_cause() -> None:
+    sure = with_causes(Cause("rounding", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
+    read = Reader(page.html_page(sure))
+    assert read.text.index("This is rounding. Do what rounding needs.") < read.text.index("mean |Δ|, nats a token")
+    assert page.terminal_page(sure).splitlines()[2] == "**This is rounding. Do what rounding needs.**"
+    assert read.text.index("k3 is small.") < read.text.index("It fits.") and "90% sure" in read.text
+    unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
+    assert unsure == "No cause is sure; the most probable one (30%): title of temperature. Do what temperature needs."
+
+
+def test_the_verdict_without_a_cause() -> None:
+    exact = diagnosis_of(pack([LoggedRow("", np.array([-1.0]), np.array([-1.0]))]))
+    assert page.verdict(exact) == "Sampler and trainer agree to the last bit. No correction is needed."
+    assert page.verdict(noisy()).startswith("No mismatch that needs a cause: mean |Δ| is 0.0")
+    nothing = diagnosis_of(pack([LoggedRow("", np.array([np.nan]), np.array([-1.0]))]))
+    assert page.verdict(nothing).startswith("No token of this log")
+    text = Reader(page.html_page(nothing)).text
+    assert "1 token left out: the sampler's NaN." in text
+
+
+def test_every_framework_has_its_numbers_rules_and_sources() -> None:
+    text = Reader(page.html_page(noisy())).text
+    for framework, metrics in frameworks().items():
+        assert framework in text
+        for name, known in metrics.items():
+            assert name in text
+            assert all(rule.source in text and rule.words in text for rule in known.rules)
+    floor = page._floor(noisy().measured, "abs_logp")
+    assert f"noise floor {floor}" in text
+
+
+def test_remedies_charts_and_what_is_lacking() -> None:
+    diagnosis = replace(noisy(), remedies=REMEDIES)
+    read = Reader(page.html_page(diagnosis))
+    assert "91.00%" in read.text and "0.9300" in read.text
+    ids = [attributes["id"] for tag, attributes in read.tags if tag == "figure"]
+    assert ids == [f"chart-{name}" for name in ("size", "sign", "joint", "position", "length", "response")]
+    assert "versions of the sampler's weights. It would tell: stale weights." in read.text
+    assert "ranks of the sampled tokens. It would" not in read.text, "the log has them"
+
+
+def test_the_page_loads_nothing_and_hostile_text_stays_text() -> None:
+    response = replace(noisy().responses[0], text=HOSTILE, texts=(HOSTILE,) * 40, name=HOSTILE)
+    text = page.html_page(replace(noisy(), responses=(response,)), HOSTILE)
+    read = Reader(text)
+    assert [a for tag, a in read.tags if tag == "script"] == [{"type": "application/json"}, {}]
+    assert not {tag for tag, _ in read.tags} & {"img", "iframe", "object", "embed", "b1"}
+    for tag, attributes in read.tags:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        links = {name: value for name, value in attributes.items() if name in ("src", "href", "action")}
+        assert all((value or "").startswith(("#", "data:,")) for value in links.values()), (tag, links)
+    assert "@import" not in text and "url(" not in text
+    (data,) = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert data["texts"][0] == HOSTILE[:200] and data["text"] == HOSTILE
+
+
+@pytest.mark.usefixtures("words")
+def test_the_terminal_is_short_and_says_where_the_page_is() -> None:
+    text = page.terminal_page(with_causes(Cause("rounding", 0.9, ("k3 is small.",))))
+    assert len(text.splitlines()) < 30 and "--out page.html" in text
+    assert "The whole page: a.html" in page.terminal_page(noisy(), "a.html")  # type: ignore[arg-type]
+    assert not re.search(r"\n\n\n", text)
+
+
+def test_the_colours_are_those_of_the_report() -> None:
+    from tailrl.report.axes import ARM_COLOURS, DARK_COLOURS
+
+    css = (page.Path(page.__file__).parent / "templates" / "diagnosis.css").read_text(encoding="utf-8")
+    for scheme, colours in enumerate((ARM_COLOURS, DARK_COLOURS)):
+        found = [re.findall(rf"--{name}: (#\w+)", css)[scheme].upper() for name in ("mark", "law")]
+        assert found == [colours[0].upper(), colours[1].upper()]

@@ -1,0 +1,6 @@
+"""What all pages share: their look, the axes of charts, and the token explorer."""
+
+from pathlib import Path
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""The folder of the templates that pages of several rooms use."""
