@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from diagnosis_fixture import REMEDIES, diagnosis_of, noisy
+from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy
 
 from tailrl.diagnosis import page
 from tailrl.diagnosis.causes import Cause
@@ -15,18 +15,10 @@ from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.metrics import frameworks
 
-HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&lt;b&gt;\u2028${1}`{{ 7 * 7 }}'
-
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {
-        name: page.CauseWords(
-            title=f"title of {name}", verdict=f"This is {name}.", do=f"Do what {name} needs.", log="more"
-        )
-        for name in ("rounding", "temperature")
-    }
-    monkeypatch.setattr(page, "cause_words", lambda: known)
+    monkeypatch.setattr(page, "cause_words", lambda: WORDS)
 
 
 def with_causes(*causes: Cause) -> Diagnosis:

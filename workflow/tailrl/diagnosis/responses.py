@@ -71,8 +71,10 @@ def _response(log: Log, place: int, end_S: IntArray) -> Response:
 
 def read_tokenizer(path: Path) -> Any:
     """The tokenizer in a tokenizer.json, or in a model's folder; raises StudyError if there is none."""
-    from tokenizers import Tokenizer
-
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise StudyError("--tokenizer: needs the Python package tokenizers, which is not installed") from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
