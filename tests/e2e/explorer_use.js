@@ -148,3 +148,11 @@ async function fits() {
     mark: getComputedStyle(document.querySelector(".point circle")).fill,
   });
 }
+
+async function inside() {
+  await frame();
+  const fold = root.closest("details"), folded = !fold.open;
+  fold.open = true;
+  const responses = one("[data-pick]").options.length;
+  say({ folded, responses, tokens: tokens().length, counts: counts(), wide: document.documentElement.scrollWidth });
+}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bad_results import STUDY, write_small
 from browser_fixture import browse, needs_browser, use
 from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy_rows
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.objective.corrections import correct
+from tailrl.report.study import write_report
 
 pytestmark = needs_browser
 
@@ -157,3 +159,14 @@ def test_the_page_fits_and_is_legible(width: int, dark: bool, tmp_path: Path, mo
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
     browse(tmp_path / "frame.html", width, tmp_path / "profile", f"--screenshot={shot}", *scheme)
     assert shot.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_study_s_page_has_the_explorer(width: int, tmp_path: Path) -> None:
+    write_small(tmp_path)
+    write_report(STUDY, tmp_path, tmp_path)
+    html = (tmp_path / "summary.html").read_text(encoding="utf-8")
+    seen, console = use(html, f"{USER} inside()", tmp_path, width)
+    assert console == [] and seen["wide"] <= width
+    assert [seen["folded"], seen["tokens"], seen["responses"]] == [True, 1, 6]
+    assert seen["counts"]["icepop"][1].endswith("of 6") and seen["counts"]["dvp"][1].endswith("of 6")

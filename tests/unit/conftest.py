@@ -79,8 +79,9 @@ def make_tokens(*, sigma: float, metrics: list[dict[str, float]], rng: np.random
     arrays = {"logp_train": train, "logp_infer": train - delta, "logp_train_masked": train, "logp_infer_masked": train}
     step = rng.integers(0, max(1, len(metrics) // 10), count) * 10
     floats = {name: values.astype(np.float32) for name, values in arrays.items()}
+    floats["advantage"] = np.ones(count, np.float32)
     floats["reward"] = np.array([metrics[at]["reward/mean"] for at in step])
-    whole = {"step": step.astype(np.int32), "sequence": np.arange(count)}
+    whole = {"step": step.astype(np.int32), "sequence": np.arange(count), "token": np.zeros(count, np.int32)}
     return whole | {"outside": np.zeros(count, dtype=bool), **floats}
 
 

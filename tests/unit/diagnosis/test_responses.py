@@ -5,7 +5,8 @@ import pytest
 from diagnosis_fixture import noisy_rows
 
 from tailrl.diagnosis.log import LoggedRow, pack
-from tailrl.diagnosis.responses import MOST_RESPONSES, Worst, read_tokenizer, with_texts
+from tailrl.diagnosis.responses import MOST_RESPONSES, Worst
+from tailrl.pages.explorer import read_tokenizer, with_texts
 from tailrl.runtime.errors import StudyError
 
 

@@ -120,7 +120,7 @@ def diagnose(
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.readers import read_log
-    from tailrl.diagnosis.responses import read_tokenizer, with_texts
+    from tailrl.pages.explorer import read_tokenizer, with_texts
 
     texts = read_tokenizer(tokenizer) if tokenizer else None
     diagnosis = diagnose_parts(read_log(logs))

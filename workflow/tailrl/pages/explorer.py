@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
+from tailrl.runtime.errors import StudyError, reason
 
 TOKENS_OF_A_RESPONSE = 2000
 """The explorer shows this many tokens of a longer response, around its largest mismatch."""
@@ -20,6 +22,9 @@ LETTERS_OF_A_TEXT, LETTERS_OF_A_TOKEN = 20_000, 200
 
 ABOVE_ZERO = 1e-5
 """Nats above 0 that rounding may give a log-prob; a token beyond it has none."""
+
+ODD_NATS = 1.0
+"""What a token without two log-probs counts for in a response's mean |Δ|: more than any rounding."""
 
 READ_COLUMNS = ("sampler", "trainer", "advantage", "trainer_top", "sampler_top", "rank")
 """The columns of a response that the page's script reads, beside `token` and `texts`."""
@@ -59,6 +64,17 @@ def delta(sampler_T: FloatArray, trainer_T: FloatArray) -> FloatArray:
         odd_T = ~(np.isfinite(sampler_T) & np.isfinite(trainer_T))
         odd_T |= (sampler_T > ABOVE_ZERO) | (trainer_T > ABOVE_ZERO)
         found: FloatArray = np.where(odd_T, np.nan, np.minimum(trainer_T, 0.0) - np.minimum(sampler_T, 0.0))
+    return found
+
+
+def mean_mismatch(
+    sampler_T: FloatArray, trainer_T: FloatArray, sequence_T: NDArray[np.int64], count: int
+) -> FloatArray:
+    """The mean |Δ| of each of `count` responses, nats; a token without two log-probs counts as ODD_NATS."""
+    size_T = np.abs(delta(sampler_T, trainer_T))
+    size_T = np.where(np.isnan(size_T), ODD_NATS, size_T)
+    sums_S, tokens_S = np.bincount(sequence_T, size_T, count), np.bincount(sequence_T, minlength=count)
+    found: FloatArray = sums_S / np.maximum(tokens_S, 1)
     return found
 
 
@@ -138,3 +154,26 @@ def token_texts(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:
         adds = whole.startswith(before) and len(whole) > len(before)
         found.append(whole[len(before) :] if adds else tokenizer.decode([token], skip_special_tokens=False))
     return tuple(found)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer in a tokenizer.json, or in a model's folder; raises StudyError if there is none."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise StudyError("--tokenizer: needs the Python package tokenizers, which is not installed") from None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library's errors are plain exceptions
+        raise StudyError(f"{file}: is no tokenizer.json: {reason(error)}") from None
+
+
+def with_texts(responses: Sequence[Response], tokenizer: Any) -> tuple[Response, ...]:
+    """The responses with each token's text by a tokenizer of `tokenizers`; those without token ids stay as they are."""
+    return tuple(
+        replace(response, texts=token_texts(tokenizer, response.token_T.tolist()))
+        if (response.token_T >= 0).all()
+        else response
+        for response in responses
+    )

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from tailrl.analysis.format import count, p_value, percent, points, short
 from tailrl.pages import TEMPLATES
+from tailrl.pages.explorer import Response, explorer_data
 from tailrl.report.screen import Screen
 from tailrl.report.svg import inline
 from tailrl.runtime.templates import renderer
@@ -71,10 +72,13 @@ MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("im
 """HTML stays text and an image becomes a link, so that a description cannot make a page fetch anything."""
 
 
-def page(summary: str, figures: Sequence[Drawing], screen: Screen | None = None) -> str:
+def page(
+    summary: str, figures: Sequence[Drawing], screen: Screen | None = None, responses: Sequence[Response] = ()
+) -> str:
     """A study's summary in Markdown as a page, with each figure in the section that it belongs to.
 
     The charts of the first screen follow the list before the first heading. Its cards replace the section of claims.
+    The token explorer of the responses is folded, at the end.
 
     Raises:
         StudyError: a figure cannot be drawn in a page.
@@ -85,7 +89,8 @@ def page(summary: str, figures: Sequence[Drawing], screen: Screen | None = None)
         last = sections[-1] if sections else about
         next((section for section in sections if section.name == wanted), last).figures.append(drawing)
     title = summary.partition("\n")[0].lstrip("# ")
-    return render("summary.html.j2", title=title, screen=screen, lead=lead, about=about, sections=sections)
+    values = {"screen": screen, "lead": lead, "about": about, "sections": sections}
+    return render("summary.html.j2", title=title, tokens=explorer_data(responses), **values)
 
 
 def fragment(markdown: str) -> Markup:

@@ -29,6 +29,7 @@ from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.screen import first_screen
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_figure
+from tailrl.report.tokens import worst_responses
 from tailrl.stats.intervals import problem_interval
 from tailrl.tracking.metrics import K3_MASKED, REWARD, VETOED
 
@@ -89,7 +90,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
         )
         for name in (*FIGURES, *drawn_too)
     ]
-    (out / "summary.html").write_text(page(summary, drawn, screen), encoding="utf-8")
+    (out / "summary.html").write_text(page(summary, drawn, screen, worst_responses(read, results)), encoding="utf-8")
 
 
 def write_gradients(results: Path, out: Path) -> None:
