@@ -95,7 +95,7 @@ def test_remedies_charts_and_what_is_lacking() -> None:
 
 def test_the_page_loads_nothing_and_hostile_text_stays_text() -> None:
     response = replace(noisy().responses[0], text=HOSTILE, texts=(HOSTILE,) * 40, name=HOSTILE)
-    text = page.html_page(replace(noisy(), responses=(response,)), HOSTILE)
+    text = page.html_page(replace(noisy(), responses=(response,)), HOSTILE, f"## More\n\n{HOSTILE}\n")
     read = Reader(text)
     assert [a for tag, a in read.tags if tag == "script"] == [{"type": "application/json"}, {}]
     assert not {tag for tag, _ in read.tags} & {"img", "iframe", "object", "embed", "b1"}

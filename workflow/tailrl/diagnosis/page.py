@@ -15,6 +15,7 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.pages import TEMPLATES, scales
 from tailrl.pages.explorer import explorer_data
+from tailrl.pages.markdown import markdown_html, markdown_tokens
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval
 
@@ -92,12 +93,16 @@ def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
     return render("diagnosis.md.j2", out=out or "", **_values(diagnosis))
 
 
-def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log") -> str:
-    """The whole page: verdict, causes, remedies, numbers, signature, token explorer, and what could not be said."""
+def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str = "") -> str:
+    """The whole page: verdict, causes, remedies, numbers, signature, token explorer, and what could not be said.
+
+    `more` is Markdown that follows the signature, such as what whole distributions add.
+    """
     measured = diagnosis.measured
     return render(
         "diagnosis.html.j2",
         title=title,
+        more=markdown_html(markdown_tokens(more)),
         metrics=_metrics(measured),
         charts=charts(measured),
         size={

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
 from tailrl.analysis.format import count, p_value, percent, points, short
 from tailrl.pages import TEMPLATES
 from tailrl.pages.explorer import Response, explorer_data
+from tailrl.pages.markdown import markdown_html, markdown_tokens
 from tailrl.report.screen import Screen
 from tailrl.report.svg import inline
 from tailrl.runtime.templates import renderer
@@ -68,9 +69,6 @@ def caption(name: str) -> str:
 SECTION_OF = {"evaluation": "Held-out score", "survival": "Held-out score"}
 """The section of these figures in a summary; all others belong to `Training`."""
 
-MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-"""HTML stays text and an image becomes a link, so that a description cannot make a page fetch anything."""
-
 
 def page(
     summary: str, figures: Sequence[Drawing], screen: Screen | None = None, responses: Sequence[Response] = ()
@@ -98,7 +96,7 @@ def fragment(markdown: str) -> Markup:
     tokens = _tokens(markdown.partition("\n")[2])
     for token in tokens:
         token.tag = "h4" if token.tag == "h2" else token.tag
-    return _html(tokens)
+    return markdown_html(tokens)
 
 
 def _sections(markdown: str) -> list[Section]:
@@ -107,26 +105,21 @@ def _sections(markdown: str) -> list[Section]:
     begins = [i for i, token in enumerate(tokens) if (token.type, token.tag) == ("heading_open", "h2")]
     first = tokens[: begins[0] if begins else None]
     cut = next((i for i, token in enumerate(first, 1) if token.type == "bullet_list_close"), 0)
-    found = [Section("", "", _html(first[:cut])), Section("", "", _html(first[cut:]))]
+    found = [Section("", "", markdown_html(first[:cut])), Section("", "", markdown_html(first[cut:]))]
     for begin, end in zip(begins, [*begins, None][1:], strict=True):
         name = "".join(inner.content for inner in tokens[begin + 1].children or [])
         anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         tokens[begin].attrSet("id", anchor)
-        found.append(Section(name, anchor, _html(tokens[begin:end])))
+        found.append(Section(name, anchor, markdown_html(tokens[begin:end])))
     return found
 
 
 def _tokens(markdown: str) -> list[Token]:
-    """The page's tokens. Tables scroll if the page is narrow, and verdicts in them are chips."""
-    found: list[Token] = []
-    for token in MARKDOWN.parse(markdown):
-        if token.type == "table_open":
-            found.append(Token("wide_open", "div", 1, attrs={"class": "wide"}))
-        if found and found[-1].type == "td_open":
+    """The page's tokens; verdicts in tables are chips."""
+    found = markdown_tokens(markdown)
+    for before, token in pairwise(found):
+        if before.type == "td_open":
             _colour(token.children or [])
-        found.append(token)
-        if token.type == "table_close":
-            found.append(Token("wide_close", "div", -1))
     return found
 
 
@@ -137,7 +130,3 @@ def _colour(cell: Sequence[Token]) -> None:
         strong, verdict, end = words
         strong.tag = end.tag = "span"
         strong.attrSet("class", colour(verdict.content))
-
-
-def _html(tokens: Sequence[Token]) -> Markup:
-    return Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))
