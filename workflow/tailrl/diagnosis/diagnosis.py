@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
@@ -25,6 +26,11 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     remedies: tuple[Replayed, ...]
     responses: tuple[Response, ...]
+
+    @property
+    def advice(self) -> Advice:
+        """Which remedy to use, if any."""
+        return advise(self.measured, self.causes, self.remedies)
 
 
 def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
