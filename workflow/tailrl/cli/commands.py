@@ -115,9 +115,9 @@ def diagnose(
     """Measure the mismatch in the logs of any framework."""
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import diagnosis_page
-    from tailrl.diagnosis.readers import read_log
+    from tailrl.diagnosis.progress import read_with_progress
 
-    page = diagnosis_page(diagnose_parts(read_log(logs)).measured)
+    page = diagnosis_page(diagnose_parts(read_with_progress(logs)).measured)
     if out is None:
         print(page, end="")
         return
