@@ -158,13 +158,26 @@ def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
         if type(error).__name__ == "UnpicklingError":
             why = "it holds other objects than tensors and plain values, which could run code; they are not loaded"
         raise StudyError(f"{file}: cannot be read: {why}") from None
-    samples = loaded.get("samples") if isinstance(loaded, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
-        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
+    samples = _samples(loaded, file)
     seen(file.stat().st_size)
     shared = {name: loaded[name] for name in ("rollout_id",) if name in loaded}
     rows = ((f"{file}, sample {number}", {**sample, **shared}) for number, sample in enumerate(samples))
     return sequences(rows, file.name)
+
+
+def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:
+    """slime dumps a list of samples; miles one dictionary of columns, each with a value a sample."""
+    found = loaded if isinstance(loaded, dict) else {}
+    samples, columns = found.get("samples"), found.get("rollout_data")
+    if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
+        return samples
+    if not isinstance(columns, dict) or not isinstance(columns.get("response_lengths"), list):
+        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
+    if found.get("cp_size", 1) != 1:
+        raise StudyError(f"{file}: has a part of each response, for context parallelism cut them; log without it")
+    count = len(columns["response_lengths"])
+    whole = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
+    return [{name: values[i] for name, values in whole.items()} for i in range(count)]
 
 
 def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
