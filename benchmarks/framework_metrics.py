@@ -52,7 +52,7 @@ def compare(checkouts: Mapping[str, Path], batch: Batch) -> Iterator[Row]:
 def compare_weights(framework: str, path: Path, batch: Batch) -> Iterator[Row]:
     """What a framework's lines of `replay.yaml` do to the batch, for every remedy that it has."""
     for name, remedy in catalogue().remedies.items():
-        for threshold, given in remedy.tries() if framework in remedy.lines else ():
+        for threshold, given in remedy.settings() if framework in remedy.lines else ():
             [lines] = [one for one in configuration(name, threshold) if one.framework == framework]
             source, theirs = WEIGHTS[framework](path, batch, lines.text)
             assert isinstance(given, Correction)

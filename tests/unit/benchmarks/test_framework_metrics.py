@@ -37,7 +37,7 @@ def test_our_numbers_are_todays(rows: list[dict[str, str]]) -> None:
     log = {"sampler_logprobs": BATCH.rows(BATCH.infer_NL), "trainer_logprobs": BATCH.rows(BATCH.train_NL)}
     ours = {(one.framework, one.name): one.value.mean for one in named_metrics(diagnose(log).measured)}
     for name, remedy in catalogue().remedies.items():
-        for threshold, given in remedy.tries():
+        for threshold, given in remedy.settings():
             if isinstance(given, Correction):
                 mean = our_weights(BATCH, given)[BATCH.mask_NL].mean().item()
                 ours |= {(framework, f"weights of {name} at {threshold:g}"): mean for framework in WEIGHTS}

@@ -160,7 +160,7 @@ def test_lines_of_configuration() -> None:
 def test_every_try_has_its_lines() -> None:
     for name, remedy in catalogue().remedies.items():
         assert set(remedy.lines) <= catalogue().versions.keys()
-        for threshold, settings in remedy.tries():
+        for threshold, settings in remedy.settings():
             for one in configuration(name, threshold):
                 assert "{C}" not in one.text and "{low}" not in one.text and one.source
             assert not isinstance(settings, Correction) or settings.weighted or settings.veto

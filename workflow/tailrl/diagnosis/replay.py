@@ -35,24 +35,23 @@ class Lines(Record):
     source: str
 
 
-class Remedy(Record):
+class Remedy(Record, allow_inf_nan=True):
     """A remedy of `replay.yaml`, whose header says what each field is."""
 
     title: str
     words: str
     lines: dict[str, Lines]
     correction: dict[str, Any] = Field(default_factory=dict)
-    settings: list[dict[str, Any]] = Field(default_factory=list)
-    threshold: str | None = None
+    tries: dict[float, dict[str, Any]] = Field(default_factory=dict)
     rho: list[str] = Field(default_factory=list)
 
-    def tries(self) -> Iterator[tuple[float, Correction | Vocabulary]]:
+    def settings(self) -> Iterator[tuple[float, Correction | Vocabulary]]:
         """Each threshold with the settings of the objective."""
         for rho in self.rho:
             vocabulary = Vocabulary(rule="min_p", rho=rho)
             yield float(f"{math.exp(vocabulary.threshold(1)):.12g}"), vocabulary
-        for setting in self.settings:
-            yield setting.get(self.threshold or "", math.inf), Correction(**self.correction, **setting)
+        for threshold, setting in self.tries.items():
+            yield threshold, Correction(**self.correction, **setting)
 
 
 class Catalogue(Record):
@@ -84,11 +83,12 @@ def configuration(name: str, threshold: float) -> tuple[Configured, ...]:
     numbers = {"C": threshold, "low": 1 / threshold}
     numbers |= {"exp": math.exp(min(threshold, 700.0)), "exp_low": math.exp(-threshold)}
     words = {key: f"{number:.10g}" for key, number in numbers.items()}
+    words |= {key: str(value) for key, value in remedy.tries.get(threshold, {}).items()}
     found = [
         Configured(framework, versions[framework], lines.text.strip().format(**words), lines.source)
         for framework, lines in remedy.lines.items()
     ]
-    given = next(settings for tried, settings in remedy.tries() if tried == threshold)
+    given = dict(remedy.settings())[threshold]
     block = "vocabulary" if isinstance(given, Vocabulary) else "correction"
     own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
     return (*found, Configured("tailrl", "", own.strip()[1:-1], "config/arm.py"))
@@ -145,7 +145,7 @@ class Replay:
     """
 
     def __init__(self) -> None:
-        self._tries = [(name, *tried) for name, remedy in catalogue().remedies.items() for tried in remedy.tries()]
+        self._tries = [(name, *tried) for name, remedy in catalogue().remedies.items() for tried in remedy.settings()]
         self._sums = [dict[str, float]() for _ in self._tries]
         self._whole: dict[str, float] = {}
         self._basis: str | None = None
