@@ -24,7 +24,7 @@ MOST_BYTES_A_LINE = 256_000_000
 Seen = Callable[[float], object]
 """Is told each time how many more bytes of a file were read."""
 
-Row = tuple[str, Mapping[str, Any]]
+GivenRow = tuple[str, Mapping[str, Any]]
 """Where it is, for messages, and its columns."""
 
 
@@ -79,7 +79,7 @@ def in_parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]
         yield title, pack(kept)
 
 
-def sequences(rows: Iterable[Row], file_name: str = "") -> Iterator[tuple[str, LoggedRow]]:
+def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[str, LoggedRow]]:
     """The sequences of rows, each with the title of the format, which the first row says.
 
     `file_name`: it may have the step.
@@ -106,7 +106,7 @@ def _jsonl(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     return sequences(_lines(file, seen), file.name)
 
 
-def _lines(file: Path, seen: Seen) -> Iterator[Row]:
+def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
     try:
         with file.open("rb") as opened:
             for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
@@ -125,7 +125,7 @@ def _parquet(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     return sequences(_parquet_rows(file, seen), file.name)
 
 
-def _parquet_rows(file: Path, seen: Seen) -> Iterator[Row]:
+def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.readers import Row, in_parts, read_log, sequences
+from tailrl.diagnosis.readers import GivenRow, in_parts, read_log, sequences
 from tailrl.runtime.errors import StudyError, one_line
 
 
@@ -24,7 +24,7 @@ def read_table(table: Any) -> Iterator[tuple[str, Log]]:
         raise StudyError("the table holds no sequence with a response")
 
 
-def _rows(table: Any) -> Iterator[Row]:
+def _rows(table: Any) -> Iterator[GivenRow]:
     for number, given in enumerate(_mappings(table)):
         if not isinstance(given, Mapping):
             raise StudyError(f"row {number}: is {type(given).__name__}, not a dictionary of columns: {one_line(given)}")

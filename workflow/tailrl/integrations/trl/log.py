@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tailrl.runtime.errors import StudyError
 
-SIDES = {
+LOGPROBS = {
     "sampling_per_token_logps": "the sampler's log-probs; use_vllm=True makes TRL keep them",
     "old_per_token_logps": "the trainer's log-probs from before the update; with use_vllm=True, "
     "vllm_importance_sampling_correction=True makes TRL compute them",
@@ -47,7 +47,7 @@ class LogMixin:
 
 def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The responses of a batch of TRL's in the plain schema. Tokens of tools are left out by the mask."""
-    for key, words in SIDES.items():
+    for key, words in LOGPROBS.items():
         if key not in batch:
             raise StudyError(f"with_log: TRL's batch has no {key}, {words}")
     texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
