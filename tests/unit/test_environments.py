@@ -72,8 +72,11 @@ def test_the_environment_is_the_cpu_list() -> None:
 def test_direct_needs_are_pinned_and_satisfied(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     listed = pins(name)
-    for text in [*project["project"]["dependencies"], *project["build-system"]["requires"]]:
+    extras = [text for needs in project["project"]["optional-dependencies"].values() for text in needs]
+    for text in [*project["project"]["dependencies"], *extras, *project["build-system"]["requires"]]:
         need = Requirement(text)
+        if need.name == "tailrl":
+            continue
         assert listed[canonicalize_name(need.name)] in need.specifier, text
 
 

@@ -49,10 +49,11 @@ def test_a_difference_is_seen() -> None:
         assert not same("k3 0.012 of 16", other)
 
 
-def test_there_are_two_notebooks_which_the_page_lists() -> None:
+def test_there_are_three_notebooks_which_the_page_lists() -> None:
     page = (ROOT / "examples/README.md").read_text(encoding="utf-8")
-    assert re.findall(r"\((\w+\.ipynb)\)", page) == ["training_loop.ipynb", "gradient_exam.ipynb"]
-    assert {path.name for path in NOTEBOOKS} == {"training_loop.ipynb", "gradient_exam.ipynb"}
+    listed = re.findall(r"\((\w+\.ipynb)\)", page)
+    assert listed == ["training_loop.ipynb", "gradient_exam.ipynb", "diagnose_a_log.ipynb"]
+    assert {path.name for path in NOTEBOOKS} == set(listed)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -14,7 +14,7 @@ from kinds import Kind
 from oracle import Finding, judge, limited
 
 CORPUS = Path(__file__).parents[1] / "fixtures" / "fuzz_corpus"
-SHARE = {"studies": 150, "results": 200, "rows": 400, "models": 50}
+SHARE = {"studies": 150, "results": 200, "rows": 400, "models": 50, "logs": 150}
 
 
 @pytest.fixture(scope="module", params=list(SHARE))

@@ -11,6 +11,7 @@ Objective       safe_set, token_logprobs: the safe set of a row of logits, and l
 Settings        read_study, Study, Arm, Vocabulary, Correction, Clip, SamplerSettings, Training
 Sampling        make_sampler, Decoding, Request, Rollout: vLLM, transformers and the trainer's own bits
 Training        train: one arm with one seed; load_policy, load_tokenizer
+Diagnosis       diagnose: the mismatch in a log of any framework, its causes, and each remedy replayed on it
 Results         read_results: what a study's runs left; StudyError: one sentence on what is wrong and where
 TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
 """
@@ -39,6 +40,7 @@ _MODULES = {
     "training.loop": ("train",),
     "model.policy": ("load_policy", "load_tokenizer"),
     "artifacts.results": ("read_results",),
+    "diagnosis.diagnosis": ("diagnose",),
     "runtime.errors": ("StudyError",),
     "integrations.trl": ("with_dvp",),
 }

@@ -1,5 +1,5 @@
-"""DVP and corrections for TRL's trainers: the public name of `tailrl.integrations.trl`."""
+"""DVP, corrections and logs for TRL's trainers: the public name of `tailrl.integrations.trl`."""
 
-from tailrl.integrations.trl import Correction, with_dvp
+from tailrl.integrations.trl import Correction, with_dvp, with_log
 
-__all__ = ["Correction", "with_dvp"]
+__all__ = ["Correction", "with_dvp", "with_log"]

@@ -66,6 +66,32 @@ def test_every_format_gives_the_same_tokens(write: Callable[[Path], Path], tmp_p
     assert log.has() >= {"token", "advantage", "step"} and "version" not in log.has()
 
 
+WRITTEN = Path(__file__).parents[2] / "fixtures/framework_logs"
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "prime_rl", "slime", "miles"])
+def test_files_that_the_frameworks_own_code_wrote(name: str) -> None:
+    """`tests/fixtures/make_framework_logs.py` names each writer's lines; log-probs went through float32."""
+    log = read(WRITTEN / name)
+    assert log.token_T.tolist() == [token for one in SEQUENCES for token in one["tokens"]]
+    np.testing.assert_allclose(log.trainer_T, np.concatenate([one["train"] for one in SEQUENCES]), rtol=1e-6)
+    np.testing.assert_allclose(log.sampler_T, np.concatenate([one["infer"] for one in SEQUENCES]), rtol=1e-6)
+    lengths = [len(one["tokens"]) for one in SEQUENCES]
+    assert log.advantage_T.tolist() == np.repeat([one["advantage"] for one in SEQUENCES], lengths).tolist()
+    assert log.step_S.tolist() == [3, 3, 3]
+    if name != "prime_rl":
+        assert log.reward_S.tolist() == [one["reward"] for one in SEQUENCES]
+    if name in ("slime", "miles"):
+        assert log.version_S.tolist() == [3, 3, 3]  # of two versions the last
+
+
+def test_a_dump_that_context_parallelism_cut_is_refused(tmp_path: Path) -> None:
+    dump = torch.load(WRITTEN / "miles/3_0.pt", weights_only=True)
+    torch.save(dump | {"cp_size": 2}, tmp_path / "cut.pt")
+    with pytest.raises(StudyError, match=r"cut\.pt: has a part of each response, for context parallelism cut them"):
+        list(read_log([tmp_path / "cut.pt"]))
+
+
 def test_parts_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "CHUNK", 4)
     prime_rl(tmp_path / "run"), plain(tmp_path / "run"), (tmp_path / "run" / "notes.txt").touch()

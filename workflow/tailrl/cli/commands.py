@@ -119,11 +119,11 @@ def diagnose(
     """Say what causes the mismatch in the logs of any framework, and what to do."""
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import html_page, terminal_page
-    from tailrl.diagnosis.readers import read_log
+    from tailrl.diagnosis.progress import read_with_progress
     from tailrl.pages.explorer import read_tokenizer, with_texts
 
     texts = read_tokenizer(tokenizer) if tokenizer else None
-    diagnosis = diagnose_parts(read_log(logs))
+    diagnosis = diagnose_parts(read_with_progress(logs))
     print(terminal_page(diagnosis, out), end="")
     if out is not None:
         if texts:

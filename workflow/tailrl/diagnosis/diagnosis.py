@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
 from tailrl.diagnosis.responses import Response, Worst
+from tailrl.diagnosis.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class Diagnosis:
     remedies: tuple[Replayed, ...]
     responses: tuple[Response, ...]
 
+    @property
+    def advice(self) -> Advice:
+        """Which remedy to use, if any."""
+        return advise(self.measured, self.causes, self.remedies)
+
 
 def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
     """The diagnosis of a log that comes in parts, each with the title of its format. One pass, bounded memory."""
@@ -35,3 +43,28 @@ def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
         replay.add(log)
         worst.add(log)
     return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses())
+
+
+def diagnose(table: Any) -> Diagnosis:
+    """What a run's log of sampled tokens tells of its training-inference mismatch: `tailrl diagnose`, from Python.
+
+    Args:
+        table: one response a row. A table of pandas or pyarrow, a dictionary of columns, an iterable of
+            dictionaries, or the path of a file or folder, or several. Needed are each token's log-probs in nats as
+            lists, `sampler_logprobs` and `trainer_logprobs`; docs/how-to/log-schema.md has the optional columns. A
+            framework's own names are known too.
+
+    Returns:
+        `measured` (numbers with intervals: `tailrl.diagnosis.metrics.named_metrics`), `causes`, `remedies` (one
+        `Replayed` for each threshold), `responses` (the worst) and `advice`.
+
+    Raises:
+        StudyError: one sentence on what is missing or wrong, and where. Odd log-probs (NaN, above 0) are no error but
+            findings: `measured.odd`.
+
+    Example:
+        >>> found = diagnose({"sampler_logprobs": [[-1.0, -0.1]], "trainer_logprobs": [[-1.01, -0.1]]})
+        >>> found.measured.tokens, found.advice.kind
+        (2, 'none')
+    """
+    return diagnose_parts(read_table(table))

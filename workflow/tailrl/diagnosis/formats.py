@@ -114,6 +114,11 @@ def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
         found = np.array(value, np.float64)
     except (TypeError, ValueError, OverflowError):
         found = np.empty((2, 2))
+    if found.ndim == 0 and name in SIDES:
+        raise StudyError(
+            f"{where}: {known.columns[name]} is one number, {one_line(value)}; a row is one response, with a list of "
+            "its tokens' numbers"
+        )
     if (found.ndim > 1 and len(found) != 1) or found.ndim > 2:
         raise StudyError(f"{where}: {known.columns[name]} is no list of numbers: {one_line(value)}")
     return found.reshape(-1)
@@ -121,6 +126,8 @@ def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
 
 def _one(value: Any, known: Format, name: str, where: str) -> float:
     """A number of the whole sequence; of several versions the last, which gave the last tokens."""
+    if hasattr(value, "tolist"):  # an array or a tensor
+        value = value.tolist()
     if isinstance(value, list | tuple):
         if not value:
             return np.nan

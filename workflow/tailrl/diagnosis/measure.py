@@ -54,15 +54,15 @@ TOKEN: dict[str, Both] = {
     "prob_train_squared": lambda train, _: np.exp(2 * train),
     "prob_infer_squared": lambda _, infer: np.exp(2 * infer),
     "prob_product": lambda train, infer: np.exp(train + infer),
-    "clamped": lambda train, infer: np.exp(np.clip(train - infer, -np.log(2), np.log(2))),
-    "clamped_squared": lambda train, infer: np.exp(2 * np.clip(train - infer, -np.log(2), np.log(2))),
+    "truncated": lambda train, infer: np.exp(np.minimum(train - infer, np.log(2))),
+    "truncated_squared": lambda train, infer: np.exp(2 * np.minimum(train - infer, np.log(2))),
     "outside_tenth": lambda train, infer: (np.abs(np.expm1(train - infer)) > 0.1).astype(np.float64),
     "above_two": lambda train, infer: (train - infer > np.log(2)).astype(np.float64),
     "below_half": lambda train, infer: (train - infer < -np.log(2)).astype(np.float64),
 }
 """Of each token, from log π_train and log π_infer [T], nats. k1 and k3 estimate KL(π_infer ‖ π_train); k3_reverse adds
 its terms with π_train and π_infer exchanged, as NeMo-RL's policy KL does, over the same sampled tokens; js compares
-each side with their mixture in this way. `clamped` is verl's weight at a threshold of 2."""
+each side with their mixture in this way. `truncated` is verl's weight at a threshold of 2."""
 
 
 @dataclass

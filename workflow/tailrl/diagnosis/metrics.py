@@ -131,7 +131,7 @@ OTHERS: dict[str, Callable[[Measured], Interval]] = {
     "chi2_token": lambda measured: _shifted(measured.token_mean("ratio_squared"), -1.0),
     "chi2_seq": _sequence_chi2,
     "ess_token": lambda measured: _ess(measured, "ratio"),
-    "ess_clamped": lambda measured: _ess(measured, "clamped"),
+    "ess_truncated": lambda measured: _ess(measured, "truncated"),
     "ess_seq": _sequence_ess,
     "training_ppl": _mean_of("logp_train", lambda mean_S: np.exp(-mean_S)),
     "rollout_ppl": _mean_of("logp_infer", lambda mean_S: np.exp(-mean_S)),

@@ -3,7 +3,7 @@
 import itertools
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,20 @@ from tailrl.runtime.errors import StudyError, few, reason
 CHUNK = 200_000
 """Tokens that a part of a log holds, or one longer sequence."""
 
+CHUNK_ROWS = 20_000
+"""Sequences that a part holds at most: each takes a kilobyte besides its tokens."""
+
 MOST_BYTES_A_LINE = 256_000_000
 """Of JSONL: a sequence of some million tokens."""
 
+Seen = Callable[[float], object]
+"""Is told each time how many more bytes of a file were read."""
 
-def read_log(paths: Sequence[Path]) -> Iterator[tuple[str, Log]]:
+GivenRow = tuple[str, Mapping[str, Any]]
+"""Where it is, for messages, and its columns."""
+
+
+def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, Log]]:
     """The logs in these files and folders, in parts of about CHUNK tokens, each with the title of its format.
 
     Of a folder all files with a known ending are read, sorted by name.
@@ -31,16 +40,18 @@ def read_log(paths: Sequence[Path]) -> Iterator[tuple[str, Log]]:
         StudyError: a file is missing, cannot be read, is of no known format or holds no sequence; or a row's columns
             differ in length.
     """
-    for path in paths:
-        files = _files(path)
-        for file in files:
-            rows = READERS[file.suffix](file)
-            found = False
-            for title, part in _parts(rows):
-                found = True
-                yield title, part
-            if not found:
-                raise StudyError(f"{file}: holds no sequence with a response")
+    for file in log_files(paths):
+        found = False
+        for title, part in in_parts(READERS[file.suffix](file, seen)):
+            found = True
+            yield title, part
+        if not found:
+            raise StudyError(f"{file}: holds no sequence with a response")
+
+
+def log_files(paths: Iterable[Path]) -> list[Path]:
+    """The files in these files and folders, in order; raises StudyError where there is none."""
+    return [file for path in paths for file in _files(path)]
 
 
 def _files(path: Path) -> list[Path]:
@@ -56,47 +67,54 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]:
+def in_parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]:
+    """Sequences, each with the title of its format, as parts of about CHUNK tokens; empty ones are left out."""
     kept: list[LoggedRow] = []
     title, size = "", 0
     for title, row in rows:
         if len(row.sampler_T):
             kept.append(row)
             size += len(row.sampler_T)
-        if size >= CHUNK:
+        if size >= CHUNK or len(kept) >= CHUNK_ROWS:
             yield title, pack(kept)
             kept, size = [], 0
     if kept:
         yield title, pack(kept)
 
 
-# --- kinds of files ------------------------------------------------------------------------------------
+def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[str, LoggedRow]]:
+    """The sequences of rows, each with the title of the format, which the first row says.
 
-
-def _step_of(file: Path, known: Format) -> float:
-    found = re.search(known.step_in_name, file.name) if known.step_in_name else None
-    return float(found[1]) if found else np.nan
-
-
-def _titled(rows: Iterable[tuple[str, Mapping[str, Any]]], file: Path) -> Iterator[tuple[str, LoggedRow]]:
-    """The sequences of a file's rows; the first row says of which format it is."""
-    known = None
+    `file_name`: it may have the step.
+    """
+    known, step = None, np.nan
     for where, given in rows:
-        known = known or recognise(given, where)
-        row = row_of(given, known, where, _step_of(file, known))
+        if known is None:
+            known = recognise(given, where)
+            step = _step_of(file_name, known)
+        row = row_of(given, known, where, step)
         if row is not None:
             yield known.title, row
 
 
-def _jsonl(file: Path) -> Iterator[tuple[str, LoggedRow]]:
-    return _titled(_lines(file), file)
+def _step_of(file_name: str, known: Format) -> float:
+    found = re.search(known.step_in_name, file_name) if known.step_in_name else None
+    return float(found[1]) if found else np.nan
 
 
-def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+# --- kinds of files ------------------------------------------------------------------------------------
+
+
+def _jsonl(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
+    return sequences(_lines(file, seen), file.name)
+
+
+def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
     try:
         with file.open("rb") as opened:
             for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
                 where = f"{file}, line {number}"
+                seen(len(line))
                 if len(line) == MOST_BYTES_A_LINE:
                     raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
                 if not line.strip():
@@ -106,19 +124,20 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, LoggedRow]]:
-    return _titled(_parquet_rows(file), file)
+def _parquet(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
+    return sequences(_parquet_rows(file, seen), file.name)
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             recognise(opened.schema_arrow.names, str(file))
-            number = 0
+            number, bytes_a_row = 0, file.stat().st_size / max(opened.metadata.num_rows, 1)
             for batch in opened.iter_batches(256):
+                seen(batch.num_rows * bytes_a_row)
                 for given in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", given
@@ -126,7 +145,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
-def _dump(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     """A dump of slime or miles: a dictionary with `samples`. Only tensors and plain values are unpickled."""
     import torch
 
@@ -142,17 +161,32 @@ def _dump(file: Path) -> Iterator[tuple[str, LoggedRow]]:
         if type(error).__name__ == "UnpicklingError":
             why = "it holds other objects than tensors and plain values, which could run code; they are not loaded"
         raise StudyError(f"{file}: cannot be read: {why}") from None
-    samples = loaded.get("samples") if isinstance(loaded, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
-        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
+    samples = _samples(loaded, file)
+    seen(file.stat().st_size)
     shared = {name: loaded[name] for name in ("rollout_id",) if name in loaded}
     rows = ((f"{file}, sample {number}", {**sample, **shared}) for number, sample in enumerate(samples))
-    return _titled(rows, file)
+    return sequences(rows, file.name)
 
 
-def _npz(file: Path) -> Iterator[tuple[str, LoggedRow]]:
+def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:
+    """slime dumps a list of samples; miles one dictionary of columns, each with a value a sample."""
+    found = loaded if isinstance(loaded, dict) else {}
+    samples, columns = found.get("samples"), found.get("rollout_data")
+    if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
+        return samples
+    if not isinstance(columns, dict) or not isinstance(columns.get("response_lengths"), list):
+        raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
+    if found.get("cp_size", 1) != 1:
+        raise StudyError(f"{file}: has a part of each response, for context parallelism cut them; log without it")
+    count = len(columns["response_lengths"])
+    whole = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
+    return [{name: values[i] for name, values in whole.items()} for i in range(count)]
+
+
+def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     """tokens.npz of a run of this project: unmasked log-probs, step after step."""
     arrays = parse_arrays(read_bytes(file), ARRAYS, file)
+    seen(file.stat().st_size)
     step_T, sequence_T = (arrays[name].astype(np.int64) for name in ("step", "sequence"))
     changes_T = np.flatnonzero((np.diff(step_T) != 0) | (np.diff(sequence_T) != 0)) + 1
     bounds = [0, *changes_T.tolist(), len(step_T)]

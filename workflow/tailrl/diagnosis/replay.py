@@ -1,8 +1,97 @@
-"""Remedies replayed on a log's tokens: what each would keep, weigh and drop, at several thresholds."""
+"""Remedies replayed on a log's tokens: what each would keep, weigh and drop, at several thresholds.
 
+The weights are those of `tailrl.objective`, which training uses; `replay.yaml` lists the remedies as its settings. One
+pass over the parts of a log, and a few sums for each row of the table. Tokens without two sound log-probs are left out.
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+import yaml
+from pydantic import Field
+
+from tailrl.artifacts.files import Record
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.config.arm import Correction, Vocabulary
 from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+from tailrl.objective.corrections import correct
+from tailrl.objective.safe_set import safe_set
+from tailrl.runtime.errors import StudyError
+
+P_TOP_UNKNOWN = "largest probabilities are not logged and taken for 1: an upper bound of what is dropped"
+
+
+class Lines(Record):
+    """What sets a remedy in a framework, with places for numbers; `source`: the file and line that was read."""
+
+    text: str
+    source: str
+
+
+class Remedy(Record, allow_inf_nan=True):
+    """A remedy of `replay.yaml`, whose header says what each field is."""
+
+    title: str
+    words: str
+    lines: dict[str, Lines]
+    correction: dict[str, Any] = Field(default_factory=dict)
+    tries: dict[float, dict[str, Any]] = Field(default_factory=dict)
+    rho: list[str] = Field(default_factory=list)
+
+    def settings(self) -> Iterator[tuple[float, Correction | Vocabulary]]:
+        """Each threshold with the settings of the objective."""
+        for rho in self.rho:
+            vocabulary = Vocabulary(rule="min_p", rho=rho)
+            yield float(f"{math.exp(vocabulary.threshold(1)):.12g}"), vocabulary
+        for threshold, setting in self.tries.items():
+            yield threshold, Correction(**self.correction, **setting)
+
+
+class Catalogue(Record):
+    """`replay.yaml`: the frameworks' versions, and the remedies by their key."""
+
+    versions: dict[str, str]
+    remedies: dict[str, Remedy]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The remedies that are replayed."""
+    return Catalogue.model_validate(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Lines of configuration of a framework at a version; `source`: the file and line of it that says so."""
+
+    framework: str
+    version: str
+    text: str
+    source: str
+
+
+def configuration(name: str, threshold: float) -> tuple[Configured, ...]:
+    """What sets a remedy of `replay.yaml` at a threshold, in each framework that has it, and in a study of tailrl."""
+    versions, remedy = catalogue().versions, catalogue().remedies[name]
+    numbers = {"C": threshold, "low": 1 / threshold}
+    numbers |= {"exp": math.exp(min(threshold, 700.0)), "exp_low": math.exp(-threshold)}
+    words = {key: f"{number:.10g}" for key, number in numbers.items()}
+    words |= {key: str(value) for key, value in remedy.tries.get(threshold, {}).items()}
+    found = [
+        Configured(framework, versions[framework], lines.text.strip().format(**words), lines.source)
+        for framework, lines in remedy.lines.items()
+    ]
+    given = dict(remedy.settings())[threshold]
+    block = "vocabulary" if isinstance(given, Vocabulary) else "correction"
+    own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
+    return (*found, Configured("tailrl", "", own.strip()[1:-1], "config/arm.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,11 +99,15 @@ class Replayed:
     """A remedy at a threshold, on the tokens of a log.
 
     Attributes:
-        name: the remedy's key; threshold: its setting.
+        name: the remedy's key in `replay.yaml`; threshold: its setting (of DVP ρ); inf: it has none.
         kept_tokens, kept_responses: shares that keep a weight above 0.
-        ess: effective sample size of the weights, as a share.
-        largest: the largest weight.
-        cosine: between the gradients in log-prob space with and without the remedy; NaN without advantages.
+        ess: effective sample size of the tokens' weights, (Σw)² / (T Σw²): a share of the tokens, 0 weights included.
+        largest: the largest weight; inf: it overflows float64.
+        cosine: between the gradients in log-prob space with and without the remedy, Σ w_t A_t e_t and Σ A_t e_t; NaN
+            without advantages or rewards.
+        dropped_prob: mean π_train of the dropped tokens; NaN if none is dropped.
+        kept_k3: nats, mean k3 over the kept tokens: what the remedy does not remove, but may weigh.
+        note: a limit of these numbers, in words.
     """
 
     name: str
@@ -24,14 +117,168 @@ class Replayed:
     ess: float
     largest: float
     cosine: float
+    dropped_prob: float = math.nan
+    kept_k3: float = math.nan
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The T sound tokens of a part, in N responses; `basis_T`: advantage or reward, 0 where there is none."""
+
+    train_T: FloatArray
+    infer_T: FloatArray
+    sequence_T: torch.Tensor
+    count: int
+    moved_T: FloatArray
+    basis_T: FloatArray
+    known_T: FloatArray
+    train_top_T: FloatArray
+    infer_top_T: FloatArray
 
 
 class Replay:
-    """Adds up what each remedy does to the parts of a log."""
+    """Adds up what each remedy does to the parts of a log.
+
+    Where the log has the trainer's log-probs from the update's begin (`recomputed`), Δ is of these, and a remedy may
+    judge how far the trainer moved since. Without advantages, a response's reward less the mean reward stands for them.
+    """
+
+    def __init__(self) -> None:
+        self._tries = [(name, *tried) for name, remedy in catalogue().remedies.items() for tried in remedy.settings()]
+        self._sums = [dict[str, float]() for _ in self._tries]
+        self._whole: dict[str, float] = {}
+        self._basis: str | None = None
+        self._top_unknown = False
 
     def add(self, log: Log) -> None:
         """Adds a part of a log."""
+        if self._basis is None and (found := [name for name in ("advantage", "reward") if name in log.has()]):
+            self._basis = found[0]
+        tokens = self._tokens(log)
+        if not len(tokens.train_T):
+            return
+        unknown_T = np.isnan(tokens.train_top_T) | np.isnan(tokens.infer_top_T)
+        self._top_unknown = self._top_unknown or bool(unknown_T.any())
+        delta_T = tokens.train_T - tokens.infer_T
+        k3_T = np.expm1(delta_T) - delta_T
+        prob_T = np.exp(tokens.train_T)
+        _add(self._whole, _sums(np.ones(len(k3_T)), tokens, k3_T, prob_T))
+        for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
+            weight_T = _weights(tokens, settings)
+            if weight_T is None:
+                sums["overflow"] = 1.0
+            else:
+                _add(sums, _sums(weight_T, tokens, k3_T, prob_T))
+
+    def _tokens(self, log: Log) -> _Tokens:
+        known_T = ~np.isnan(log.recomputed_T)
+        train_T = np.where(known_T, log.recomputed_T, log.trainer_T)
+        sound_T = np.ones(len(train_T), bool)
+        for values_T in (train_T, log.trainer_T, log.sampler_T):
+            sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
+        _, sequence_T = np.unique(log.sequence_T[sound_T], return_inverse=True)
+        basis_T = log.advantage_T if self._basis == "advantage" else log.reward_S[log.sequence_T]
+        basis_T = basis_T[sound_T]
+        return _Tokens(
+            train_T=np.minimum(train_T[sound_T], 0.0),
+            infer_T=np.minimum(log.sampler_T[sound_T], 0.0),
+            sequence_T=torch.from_numpy(sequence_T),
+            count=int(sequence_T.max(initial=-1)) + 1,
+            moved_T=log.trainer_T[sound_T] - train_T[sound_T],
+            basis_T=np.nan_to_num(basis_T),
+            known_T=(~np.isnan(basis_T)).astype(np.float64),
+            train_top_T=log.trainer_top_T[sound_T],
+            infer_top_T=log.sampler_top_T[sound_T],
+        )
 
     def table(self) -> tuple[Replayed, ...]:
-        """Each remedy at each threshold."""
-        return ()
+        """Each remedy at each threshold; empty without a sound token."""
+        if not self._whole:
+            return ()
+        return tuple(
+            self._row(name, threshold, isinstance(settings, Vocabulary), sums)
+            for (name, threshold, settings), sums in zip(self._tries, self._sums, strict=True)
+        )
+
+    def _row(self, name: str, threshold: float, prunes: bool, sums: dict[str, float]) -> Replayed:
+        if "overflow" in sums:
+            return Replayed(name, threshold, math.nan, math.nan, 0.0, math.inf, math.nan)
+        whole, dropped = self._whole, self._whole["tokens"] - sums["kept"]
+        return Replayed(
+            name=name,
+            threshold=threshold,
+            kept_tokens=sums["kept"] / whole["tokens"],
+            kept_responses=sums["responses"] / whole["responses"],
+            ess=_share(sums["weight"], sums["squared"], whole["tokens"]),
+            largest=sums["largest"],
+            cosine=self._cosine(sums),
+            dropped_prob=(whole["prob"] - sums["prob"]) / dropped if dropped else math.nan,
+            kept_k3=sums["k3"] / sums["kept"] if sums["kept"] else math.nan,
+            note=P_TOP_UNKNOWN if prunes and self._top_unknown else "",
+        )
+
+    def _cosine(self, sums: dict[str, float]) -> float:
+        """With the basis a, an advantage A = a − m: the sums of w A², w² A² and A² follow from those of a² and a."""
+        if not self._whole["known"]:
+            return math.nan
+        mean = self._whole["basis_responses"] / self._whole["known_responses"] if self._basis == "reward" else 0.0
+
+        def about(of: dict[str, float], kind: str) -> float:
+            return of[f"{kind}_aa"] - 2 * mean * of[f"{kind}_a"] + mean**2 * of[f"{kind}_1"]
+
+        both = about(sums, "squared") * about(self._whole, "weight")
+        return about(sums, "weight") / math.sqrt(both) if both > 0 and math.isfinite(both) else math.nan
+
+
+def _weights(tokens: _Tokens, settings: Correction | Vocabulary) -> FloatArray | None:
+    """The objective's own weight of each token; None: one overflows. DVP keeps what lies in both sides' sets."""
+    if isinstance(settings, Vocabulary):
+        kept_T = np.ones(len(tokens.train_T), bool)
+        for logp_T, top_T in ((tokens.train_T, tokens.train_top_T), (tokens.infer_T, tokens.infer_top_T)):
+            pair_T2 = torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1))
+            kept_T &= safe_set(pair_T2, settings.rule, settings.threshold(1))[:, 1].numpy()
+        return kept_T.astype(np.float64)
+    delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
+    outside_T = torch.zeros(len(delta_T), dtype=torch.bool)
+    moved_T = torch.from_numpy(tokens.moved_T)
+    try:
+        found = correct(delta_T, outside_T, tokens.sequence_T, tokens.count, settings, moved_T)
+    except StudyError:  # of a weight that overflows: all else was checked before
+        return None
+    weight_T: FloatArray = found.weight_T.numpy()
+    return weight_T
+
+
+def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: FloatArray) -> dict[str, float]:
+    kept_T = weight_T > 0
+    sequence_T = tokens.sequence_T.numpy()
+    basis_T, known_T = tokens.basis_T, tokens.known_T
+    squared_T = weight_T**2
+    first_T = np.diff(sequence_T, prepend=-1) != 0
+    found = {
+        "tokens": len(weight_T),
+        "responses": np.count_nonzero(np.bincount(sequence_T[kept_T], minlength=tokens.count)),
+        "kept": np.count_nonzero(kept_T),
+        "weight": weight_T.sum(),
+        "squared": squared_T.sum(),
+        "largest": weight_T.max(),
+        "k3": k3_T[kept_T].sum(),
+        "prob": prob_T[kept_T].sum(),
+        "known": known_T.sum(),
+        "basis_responses": basis_T[first_T].sum(),
+        "known_responses": known_T[first_T].sum(),
+    }
+    for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
+        found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _add(sums: dict[str, float], more: dict[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = max(value, sums.get(name, value)) if name == "largest" else sums.get(name, 0.0) + value
+
+
+def _share(weight: float, squared: float, count: float) -> float:
+    """Effective sample size as a share; a square that overflows leaves none."""
+    return weight / math.sqrt(squared) * (weight / math.sqrt(squared)) / count if squared > 0 else 0.0

@@ -1,5 +1,7 @@
 """DVP and corrections such as MIS for TRL: `with_dvp` adds them to RLOOTrainer and GRPOTrainer.
 
+`with_log` writes what a trainer samples as a log for `tailrl diagnose`.
+
 Trainer = with_dvp(RLOOTrainer, rho=math.exp(-13), correction=Correction(sequence="mis", veto=1e-4))
 Trainer(model, reward, args=RLOOConfig(min_p=math.exp(-13), beta=0.0, ...), train_dataset=problems).train()
 """
@@ -9,9 +11,10 @@ from typing import Any
 from tailrl.config.arm import Correction
 from tailrl.integrations.trl.base import GRPOTrainer, RLOOTrainer
 from tailrl.integrations.trl.checks import check_adapter
+from tailrl.integrations.trl.log import with_log
 from tailrl.integrations.trl.trainer import DVPMixin
 
-__all__ = ["Correction", "with_dvp"]
+__all__ = ["Correction", "with_dvp", "with_log"]
 
 
 def with_dvp(trainer: type, rho: float, correction: Correction | None = None) -> Any:

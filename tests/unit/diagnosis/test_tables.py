@@ -1,0 +1,141 @@
+"""`tailrl.diagnose` of every kind of table, without the libraries of a study."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from log_fixture import SEQUENCES, plain_rows, write_lines
+
+from tailrl import diagnose
+from tailrl.diagnosis.log import Log
+from tailrl.diagnosis.metrics import quantity
+from tailrl.diagnosis.progress import read_with_progress
+from tailrl.diagnosis.readers import read_log
+from tailrl.diagnosis.tables import read_table
+from tailrl.runtime.errors import StudyError
+
+ROWS = plain_rows()
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+TABLES: dict[str, Callable[[], Any]] = {
+    "rows": lambda: ROWS,
+    "a generator": lambda: (row for row in ROWS),
+    "columns": lambda: COLUMNS,
+    "arrays": lambda: (
+        COLUMNS | {name: [np.array(x) for x in COLUMNS[name]] for name in ("token_ids", "sampler_logprobs")}
+    ),
+    "tensors": lambda: (
+        COLUMNS | {"trainer_logprobs": [torch.tensor(x, dtype=torch.float64) for x in COLUMNS["trainer_logprobs"]]}
+    ),
+    "pandas": lambda: pd.DataFrame(COLUMNS),
+    "pyarrow": lambda: pa.Table.from_pylist(ROWS),
+    "a record batch's table": lambda: pa.table(COLUMNS),
+}
+
+
+def log_of(table: Any) -> Log:
+    ((title, log),) = read_table(table)
+    assert title == "the documented JSONL or Parquet"
+    return log
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_kind_of_table_gives_the_same_tokens(name: str) -> None:
+    log = log_of(TABLES[name]())
+    assert log.token_T.tolist() == [token for one in SEQUENCES for token in one["tokens"]]
+    np.testing.assert_array_equal(log.trainer_T, np.concatenate([one["train"] for one in SEQUENCES]))
+    assert log.reward_S.tolist() == [one["reward"] for one in SEQUENCES] and log.step_S.tolist() == [3, 3, 3]
+
+
+def test_paths(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", ROWS)
+    for paths in (log, str(log), [log], (str(tmp_path),)):
+        assert diagnose(paths).measured.tokens == 8
+
+
+def test_what_pandas_lacks_is_not_there() -> None:
+    table = pd.DataFrame(ROWS[:2])
+    table["text"] = ["a", None]
+    table["step"] = [1, float("nan")]
+    table["mask"] = [[1, 0, 0, 1], float("nan")]
+    log = log_of(table)
+    assert log.text_S == ("a", None) and log.step_S[0] == 1 and np.isnan(log.step_S[1]) and len(log.token_T) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ([], "the table holds no sequence with a response"),
+        ({}, "the table holds no sequence"),
+        (7, "a log is a table, a dictionary of columns, rows or paths, not int"),
+        ([1], "row 0: is int, not a dictionary of columns: 1"),
+        ({"sampler_logprobs": [[-1.0]]}, "row 0: has sampler_logprobs and no trainer_logprobs"),
+        ({"sampler_logprobs": [[-1.0]], "trainer_logprobs": []}, "the columns differ in length"),
+        (
+            {"sampler_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.0]},
+            "row 0: sampler_logprobs is one number, -1.0; a row is one response, with a list of its tokens' numbers",
+        ),
+        ([*ROWS, {"sampler_logprobs": [-1.0], "trainer_logprobs": None}], "row 3: trainer_logprobs is missing"),
+        ("nowhere.jsonl", "nowhere.jsonl: is missing"),
+    ],
+)
+def test_what_is_no_log_is_one_sentence(table: Any, sentence: str) -> None:
+    with pytest.raises(StudyError) as raised:
+        diagnose(table)
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_diagnosis() -> None:
+    found = diagnose(ROWS)
+    assert quantity(found.measured, "abs_logp").mean > 0
+    assert {one.name for one in found.remedies} >= {"token_tis", "mis", "dvp"} and found.advice.words
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import tailrl
+from tailrl.cli import main
+
+found = tailrl.diagnose({path!r})
+assert found.measured.tokens == 8 and found.remedies and found.advice.words
+sys.argv = ["tailrl", "diagnose", {path!r}]
+main()
+"""
+STUDY = {
+    "accelerate", "datasets", "lm_eval", "math_verify", "matplotlib", "pandas", "reasoning_gym", "safetensors",
+    "snakemake", "tokenizers", "transformers", "trl", "vllm", "wandb", "wandb_workspaces",
+}  # fmt: skip
+"""Modules of the extra `study`, of vLLM and of TRL."""
+
+
+def test_without_the_libraries_of_a_study(tmp_path: Path) -> None:
+    path = str(write_lines(tmp_path / "log.jsonl", ROWS))
+    script = BLOCKED.format(names=STUDY, path=path)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("# Diagnosis of a log") and ended.stderr == ""
+
+
+def test_a_file_is_read_with_progress(tmp_path: Path) -> None:
+    """Without a terminal there is no bar; every byte is counted once."""
+    log = write_lines(tmp_path / "log.jsonl", ROWS)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "log.parquet")
+    assert [len(part.token_T) for _, part in read_with_progress([tmp_path])] == [8, 8]
+    for file in (log, tmp_path / "log.parquet"):
+        seen: list[float] = []
+        assert list(read_log([file], seen.append))
+        assert sum(seen) == pytest.approx(file.stat().st_size)

@@ -1,0 +1,73 @@
+"""Writes what TRL's trainers sample as a log for `tailrl diagnose`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from tailrl.runtime.errors import StudyError
+
+LOGPROBS = {
+    "sampling_per_token_logps": "the sampler's log-probs; use_vllm=True makes TRL keep them",
+    "old_per_token_logps": "the trainer's log-probs from before the update; with use_vllm=True, "
+    "vllm_importance_sampling_correction=True makes TRL compute them",
+}
+"""Keys of TRL's batches, log-probs [N, C], with what a batch without them lacks."""
+
+
+def with_log(trainer: type, folder: str | Path) -> Any:
+    """A subclass of GRPOTrainer, or of what `with_dvp` made, that also logs each training batch that it samples.
+
+    Args:
+        trainer: the class.
+        folder: gets `rank_<n>.jsonl` from each process, one response a line, in the plain schema
+            (docs/how-to/log-schema.md). A file that is there is gone on with.
+
+    Raises:
+        StudyError: at the first batch, if it lacks one side's log-probs.
+    """
+    return type(f"Logged{trainer.__name__}", (LogMixin, trainer), {"folder": Path(folder), "__doc__": trainer.__doc__})
+
+
+class LogMixin:
+    """A base class to go before one of TRL's trainers, as `with_log` puts it."""
+
+    folder: Path
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        trainer = cast(Any, self)
+        if trainer.model.training:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"rank_{trainer.accelerator.process_index}.jsonl"
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in batch_rows(trainer, batch))
+        return batch
+
+
+def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The responses of a batch of TRL's in the plain schema. Tokens of tools are left out by the mask."""
+    for key, words in LOGPROBS.items():
+        if key not in batch:
+            raise StudyError(f"with_log: TRL's batch has no {key}, {words}")
+    texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    version = getattr(trainer, "_last_loaded_step", None)
+    for i, text in enumerate(texts):
+        real_C = batch["completion_mask"][i].bool()
+
+        def own(key: str, i: int = i, real_C: Any = real_C) -> Any:
+            return batch[key][i][real_C].tolist()
+
+        row = {
+            "token_ids": own("completion_ids"),
+            "sampler_logprobs": own("sampling_per_token_logps"),
+            "trainer_logprobs": own("old_per_token_logps"),
+            "advantage": batch["advantages"][i].item(),
+            "step": trainer.state.global_step,
+            "text": text,
+        }
+        if "tool_mask" in batch:
+            row["mask"] = own("tool_mask")
+        if trainer.use_vllm and version is not None:
+            row["version"] = version
+        yield row
