@@ -154,7 +154,7 @@ def probe(
         **{"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens},
         **{"samples": samples, "seed": seed},
     }
-    settings = validated(ProbeSettings, given, "tailrl probe")
+    settings = validated(ProbeSettings, given, "probe")
     take(1)
     from tailrl.diagnosis.log_files import check_log_name, write_log
     from tailrl.planning.fits import check_sampling

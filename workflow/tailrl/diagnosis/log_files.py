@@ -29,7 +29,8 @@ def write_log(rows: Sequence[LoggedRow], path: Path) -> None:
             import pyarrow  # type: ignore[import-untyped]
             import pyarrow.parquet  # type: ignore[import-untyped]
 
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), path)
+            names = dict.fromkeys(name for row in found for name in row)  # a row may lack some
+            pyarrow.parquet.write_table(pyarrow.table({name: [row.get(name) for row in found] for name in names}), path)
             return
         with path.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in found)

@@ -58,7 +58,9 @@ def encode_prompts(
     for where, ids in zip(texts, found, strict=True):
         if not ids:
             raise StudyError(f"{where}: the tokenizer makes no token of this prompt")
-        if len(ids) + (max_new_tokens or 1) > positions:
-            response = "" if max_new_tokens is None else f" and a response of {max_new_tokens}"
-            raise StudyError(f"{where}: a prompt of {len(ids)} tokens{response} exceeds the model's {positions}")
+        response = max_new_tokens or 1
+        if len(ids) + response > positions:
+            raise StudyError(
+                f"{where}: {len(ids)} tokens of prompt and {response} of response exceed the model's {positions}"
+            )
     return found, max_new_tokens or min(USUAL_NEW_TOKENS, positions - max(map(len, found)))
