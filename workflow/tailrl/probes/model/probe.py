@@ -86,6 +86,7 @@ def probe_model(path: str, settings: ProbeSettings, prompts_file: Path | None = 
     rule = "full" if settings.top_p == 1 else "top_p"
     decoding = Decoding(settings.temperature, longest, rule=rule, keep_every=compared.every)
     requests = [replace(request, threshold=settings.top_p) for request in make_requests(compared, prompts)]
+    say(f"tests the engine, then samples {len(requests)} responses of at most {longest} tokens")
     tested = self_tested(sampler, requests, decoding, compared)
     batches = list(_scored(model, sampler, requests, decoding, compared))
     rows = tuple(replace(row, text=tokenizer.decode(row.token_T)) for batch in batches for row in batch.rows)
