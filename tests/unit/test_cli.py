@@ -114,6 +114,43 @@ def test_a_policy_without_its_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert sentence == f"--policy {policy}: write it as SEED=FOLDER"
 
 
+def test_probe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page on standard output, progress on the other; and the log, which `diagnose` reads."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+2="}\n', encoding="utf-8")
+    options = ("--engine", "exact", "--samples", "2", "--max-new-tokens", "5", "--prompts", tmp_path / "prompts.jsonl")
+    call(monkeypatch, "probe", policy_folder, *options, "--log", tmp_path / "log.jsonl")
+    page, progress = capsys.readouterr()
+    assert page.startswith("# Diagnosis of a log\n") and "## Whole distributions" in page
+    assert "tailrl: 2 of 2 responses sampled and scored\n" in progress
+    call(monkeypatch, "diagnose", tmp_path / "log.jsonl", "--out", tmp_path / "page.md")
+    read = (tmp_path / "page.md").read_text(encoding="utf-8")
+    numbers = "## The numbers, by framework"
+    assert read.partition(numbers)[2].strip() == page.partition(numbers)[2].partition("## Whole")[0].strip() != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--engine", "vlm"), "probe: sampler.engine: must be one of vllm, transformers, exact (given: 'vlm')"),
+        (("--temperature", "3"), "probe: temperature: 3 is above 2, the largest that vLLM takes"),
+        (("--temperature", "0"), "probe: temperature: Input should be greater than or equal to 0.01"),
+        (("--top-p", "0"), "probe: top_p: Input should be greater than 0"),
+        (("--engine", "exact", "--dtype", "float16"), "probe: sampler: engine: exact computes as the trainer does"),
+        (("--engine", "exact", "--kv-cache-dtype", "fp8_e4m3"), "leave out kv_cache_dtype"),
+        (("--samples", "0"), "not a whole number from 1 on"),
+        (("--log", "log.csv"), "log.csv: a log's name must end in .jsonl or .parquet"),
+        (("--out", "nowhere/page.md"), "nowhere/page.md: there is no folder nowhere"),
+        (("--prompts", "nowhere.txt"), "nowhere.txt: is missing"),
+        (("--engine", "exact"), "tests: no tokenizer could be read from it: it holds no config.json"),
+    ],
+)
+def test_a_probe_that_cannot_be(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str) -> None:
+    monkeypatch.chdir(ROOT)
+    assert words in refusal(monkeypatch, "probe", "tests", *options)
+
+
 def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The whole probe of two arms, from settings to table and figure; a second time with the same bytes."""
     sizes = {"models": 2, "vocabulary_size": 4, "length": 2, "prompts": 2, "group_size": 3, "draws": 5}

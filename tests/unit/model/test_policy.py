@@ -19,6 +19,7 @@ from tailrl.model.policy import (
     load_config,
     load_policy,
     load_tokenizer,
+    local_folder,
     named_weights,
     required_length,
     save_policy,
@@ -205,6 +206,21 @@ def test_required_length(model: PreTrainedModel) -> None:
     assert required_length(problems, prompts, 40, model.config) == 64
     with pytest.raises(StudyError, match=r"problem 'long': 24 prompt tokens and max_new_tokens = 41 exceed the 64"):
         required_length(problems, prompts, 41, model.config)
+
+
+def test_the_folder_of_a_model_from_the_hub_is_that_of_the_cache(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of generation_config.json, which an engine reads too."""
+    model = tmp_path / "models--some--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc", encoding="utf-8")
+    shutil.copytree(policy_folder, model / "snapshots" / "abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert load_tokenizer("some/model").eos_token_id is not None
+    assert local_folder("some/model") == model / "snapshots" / "abc"
+    assert local_folder(policy_folder) == policy_folder
 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tailrl.cli.values import positive
-from tailrl.config.load import named_alike, parse_settings, read_study
+from tailrl.cli.values import positive, whole_number
+from tailrl.config.load import named_alike, parse_settings, read_study, validated
 from tailrl.config.study import Study
+from tailrl.runtime.devices import take
 from tailrl.runtime.errors import StudyError, writing
 
 StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
@@ -132,6 +133,63 @@ def diagnose(
             out.write_text(html_page(diagnosis), encoding="utf-8")
 
 
+def probe(
+    model: Annotated[
+        str, Argument(metavar="MODEL", help="a Hugging Face folder or a name on the hub", show_default=False)
+    ],
+    prompts: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="JSONL with `prompt`, or text with one a line; else a set that comes along"),
+    ] = None,
+    engine: Annotated[str, Option(help="vllm, transformers or exact")] = "vllm",
+    dtype: Annotated[str | None, Option(help="of the engine; else bfloat16, and float32 for exact")] = None,
+    kv_cache_dtype: Annotated[str, Option(help="of vLLM's keys and values: auto, fp8_e4m3 or fp8_e5m2")] = "auto",
+    temperature: Annotated[float, Option(help="divides both sides' logits")] = 1.0,
+    top_p: Annotated[float, Option(help="the engine samples from the fewest tokens with this mass")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None,
+        Option(parser=positive, metavar="N", help="tokens of a response; else 64, or what the model has room for"),
+    ] = None,
+    samples: Annotated[int, Option(parser=positive, metavar="N", help="responses; the prompts take turns")] = 64,
+    seed: Annotated[int, Option(parser=whole_number, metavar="N", help="of the responses")] = 0,
+    out: Annotated[Path | None, Option(metavar="FILE", help="for the whole page, such as page.html")] = None,
+    log: Annotated[
+        Path | None, Option(metavar="FILE", help="for the tokens: .jsonl or .parquet, which `tailrl diagnose` reads")
+    ] = None,
+) -> None:
+    """Measure the mismatch of a model: an engine samples, the trainer scores."""
+    from tailrl.config.probe import ProbeSettings
+
+    dtype = dtype or ("float32" if engine == "exact" else "bfloat16")
+    given = {
+        "sampler": {"engine": engine, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype},
+        **{"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens},
+        **{"samples": samples, "seed": seed},
+    }
+    settings = validated(ProbeSettings, given, "probe")
+    take(1)
+    from tailrl.diagnosis.log_files import check_log_name, write_log
+    from tailrl.diagnosis.page import terminal_page
+    from tailrl.planning.fits import check_sampling
+    from tailrl.probes.model.page import diagnose_probe, probe_page
+    from tailrl.probes.model.probe import probe_model
+
+    for path in filter(None, (out, log)):
+        if not path.absolute().parent.is_dir():
+            raise StudyError(f"{path}: there is no folder {path.parent}")
+    if log is not None:
+        check_log_name(log)
+    check_sampling(settings.sampler, Path(model))
+    probed = probe_model(model, settings, prompts)
+    if log is not None:
+        write_log(probed.rows, log)
+    diagnosis = diagnose_probe(probed)
+    print(terminal_page(diagnosis, out), end="")
+    if out is not None:
+        with writing(out):
+            out.write_text(probe_page(probed, diagnosis), encoding="utf-8")
+
+
 def mirror(results: Folder) -> None:
     """Send a study's runs to a W&B server, without those that it has."""
     from tailrl.tracking.wandb_mirror import mirror as mirror_runs
@@ -155,6 +213,7 @@ def unlock() -> None:
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download, unlock),
-    "Results": (diagnose, across, card, claims, mirror, dashboard),
+    "Mismatch": (diagnose, probe),
+    "Results": (across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""

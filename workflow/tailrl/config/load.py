@@ -22,10 +22,15 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 def parse_study(config: Mapping[str, Any], source: str = "the study") -> Study:
     """A validated study from plain data; raises StudyError, which names `source` and key."""
+    return validated(Study, copy.deepcopy(dict(config)), source)
+
+
+def validated(model: type[SettingsT], values: Mapping[str, Any], source: str) -> SettingsT:
+    """A block of settings from plain data; raises StudyError, which names `source` and key."""
     try:
-        return Study.model_validate(copy.deepcopy(dict(config)))
+        return model.model_validate(values)
     except ValidationError as error:
-        raise StudyError(f"{source}: {sentences(error, Study)}") from None
+        raise StudyError(f"{source}: {sentences(error, model)}") from None
 
 
 LARGEST_FILE, MOST_VALUES = 200_000, 10_000

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from tailrl.config.policy import ScratchPolicy, lacking, lies
 from tailrl.model.checks import check_loaded, refuse_endless, refuse_oversized, refuse_pickle
@@ -110,6 +111,13 @@ def load_config(path: str | Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise StudyError(f"{path}: no configuration could be read from it: {_why(path, error)}") from None
+
+
+def local_folder(path: str | Path) -> Path:
+    """The folder of a model that was loaded: the path itself, or where the hub's files lie in the cache."""
+    if lies(Path.is_dir, path):
+        return Path(path)
+    return Path(cached_file(path, CONFIG_NAME)).parent
 
 
 def check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:

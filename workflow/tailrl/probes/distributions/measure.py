@@ -6,8 +6,7 @@ in packed micro-batches, as in training. For the noise floor it scores them twic
 
 import math
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
 from tailrl.objective.disturbance import computing_with, disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
-from tailrl.rollout import Decoding, is_kept, make_sampler
+from tailrl.rollout import Decoding, Sampler, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -45,6 +44,9 @@ HELD_LOGITS = 2**26
 COMPARED_LOGITS = 2**21
 """Logits compared at once: 16 MiB in float64; a comparison holds about twelve such tensors."""
 
+TESTED_REQUESTS = 8
+"""Requests of an engine's self-test."""
+
 
 def write_distributions(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
     """Writes out/positions.npz (`artifacts.probes.Positions`), and out/run.json with settings and provenance.
@@ -59,26 +61,17 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
     vocabulary = model.config.vocab_size
-    in_time = partial(guarded, settings.rollout_timeout)
-    with in_time("the engine's start"):
-        sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
-    with in_time("the hand-over of the weights"):
-        WeightSync(sampler, settings.engine.disturbance)(model)
+    sampler = start_sampler(settings, policy_folder, model, length)
     every, disturbance = 0 if settings.engine.rescored else settings.every, settings.engine.disturbance
     decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
-    with in_time("the engine's self-test"):
-        tested = sampler.self_test(requests[:8], decoding)
-    at_once = max(1, HELD_LOGITS // (vocabulary * -(-settings.max_new_tokens // settings.every)))
+    tested = self_tested(sampler, requests, decoding, settings)
     compared, where, tokens = [], [], 0
-    for start in range(0, len(requests), at_once):
-        chosen = requests[start : start + at_once]
-        with in_time(f"a batch of {len(chosen)} responses"):
-            rollouts = sampler.generate(chosen, decoding)
+    for start, chosen, rollouts in sampled(sampler, requests, decoding, settings, vocabulary):
         compared.append(compare_rollouts(model, chosen, rollouts, settings, log_rhos))
         tokens += sum(len(rollout.tokens) for rollout in rollouts)
         for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):
-            kept = _kept(request, rollout, settings.every)
+            kept = kept_positions(request, rollout, settings.every)
             where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
     if not where:
         raise StudyError(
@@ -100,6 +93,36 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     )
     write_record(out, record)
     write_manifest(out / MANIFEST, [out / "positions.npz", out / "run.json"], inputs=inputs, sources=sources)
+
+
+def start_sampler(settings: Distributions, policy_folder: Path, model: PreTrainedModel, length: int) -> Sampler:
+    """The engine, with the policy's weights; `length`: most tokens of prompt and response together.
+
+    Raises StudyError as `make_sampler` does.
+    """
+    with guarded(settings.rollout_timeout, "the engine's start"):
+        sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
+    with guarded(settings.rollout_timeout, "the hand-over of the weights"):
+        WeightSync(sampler, settings.engine.disturbance)(model)
+    return sampler
+
+
+def self_tested(sampler: Sampler, requests: Sequence[Request], decoding: Decoding, settings: Distributions) -> float:
+    """The error of the engine's log-probs, nats: see `Sampler.self_test`."""
+    with guarded(settings.rollout_timeout, "the engine's self-test"):
+        return sampler.self_test(requests[:TESTED_REQUESTS], decoding)
+
+
+def sampled(
+    sampler: Sampler, requests: Sequence[Request], decoding: Decoding, settings: Distributions, vocabulary: int
+) -> Iterator[tuple[int, Sequence[Request], list[Rollout]]]:
+    """Batches of responses, each with the number of its first request: as many as HELD_LOGITS allows."""
+    at_once = max(1, HELD_LOGITS // (vocabulary * -(-decoding.max_new_tokens // settings.every)))
+    for start in range(0, len(requests), at_once):
+        chosen = requests[start : start + at_once]
+        with guarded(settings.rollout_timeout, f"a batch of {len(chosen)} responses"):
+            rollouts = sampler.generate(chosen, decoding)
+        yield start, chosen, rollouts
 
 
 def _check_temperature(settings: Distributions) -> None:
@@ -147,6 +170,24 @@ def compare_rollouts(
     log_rhos: Sequence[float],
 ) -> Positions:
     """The comparison at every kept position of the rollouts, in order; raises StudyError as `write_distributions`."""
+    tokens_P = torch.tensor(
+        [r.tokens[t] for q, r in zip(requests, rollouts, strict=True) for t in kept_positions(q, r, settings.every)],
+        dtype=torch.int64,
+    )
+    return compare_in_parts(*both_logits(model, requests, rollouts, settings), tokens_P, log_rhos)
+
+
+def both_logits(
+    model: PreTrainedModel, requests: Sequence[Request], rollouts: Sequence[Rollout], settings: Distributions
+) -> tuple[Tensor, Tensor]:
+    """The trainer's and the engine's logits at every kept position of the rollouts, in order.
+
+    Returns:
+        Two tensors on the CPU, float32 [P, V], after the temperature.
+
+    Raises:
+        StudyError: the engine kept none, or a logit is not finite.
+    """
     train_PV = trainer_logits(model, requests, rollouts, settings, settings.token_budget).cpu()
     if settings.engine.rescored:
         infer_PV = trainer_logits(model, requests, rollouts, settings, settings.engine.rescored).cpu()
@@ -159,13 +200,19 @@ def compare_rollouts(
         infer_PV = torch.from_numpy(np.stack(kept)) if kept else train_PV
     if not (train_PV.isfinite().all() and infer_PV.isfinite().all()):
         raise StudyError("the policy's logits are not finite")
-    tokens_P = torch.tensor(
-        [r.tokens[t] for q, r in zip(requests, rollouts, strict=True) for t in _kept(q, r, settings.every)],
-        dtype=torch.int64,
-    )
-    rows = max(1, COMPARED_LOGITS // model.config.vocab_size)
-    parts = [slice(start, start + rows) for start in range(0, max(1, len(tokens_P)), rows)]
+    return train_PV, infer_PV
+
+
+def compare_in_parts(train_PV: Tensor, infer_PV: Tensor, tokens_P: Tensor, log_rhos: Sequence[float]) -> Positions:
+    """See `compare`; so many positions at a time as COMPARED_LOGITS allows."""
+    parts = row_chunks(train_PV)
     return Positions.joined([compare(train_PV[p], infer_PV[p], tokens_P[p], log_rhos) for p in parts])
+
+
+def row_chunks(logits_PV: Tensor) -> list[slice]:
+    """Slices of P positions with at most COMPARED_LOGITS logits, or one position; a single slice if P is 0."""
+    rows = max(1, COMPARED_LOGITS // logits_PV.shape[1])
+    return [slice(start, start + rows) for start in range(0, max(1, len(logits_PV)), rows)]
 
 
 @torch.no_grad()
@@ -189,7 +236,7 @@ def trainer_logits(
         for group in micro_batches(prompts, lengths, token_budget):
             chosen = [rollouts[i] for i in group]
             batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
-            positions = [_kept(requests[i], rollouts[i], settings.every) for i in group]
+            positions = [kept_positions(requests[i], rollouts[i], settings.every) for i in group]
             starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
             kept = [start + position for start, own in zip(starts, positions, strict=True) for position in own]
             hidden_PH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T[kept]]
@@ -203,5 +250,6 @@ def trainer_logits(
     return torch.cat([found[i] for i in range(len(rollouts))])
 
 
-def _kept(request: Request, rollout: Rollout, every: int) -> list[int]:
+def kept_positions(request: Request, rollout: Rollout, every: int) -> list[int]:
+    """The positions of a response at which logits are kept (`rollout.is_kept`)."""
     return [position for position in range(len(rollout.tokens)) if is_kept(request.seed, position, every)]

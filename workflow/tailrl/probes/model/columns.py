@@ -1,0 +1,50 @@
+"""What a log says of each sampled token, from whole distributions: log-probs, largest log-probs, rank."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tailrl.probes.distributions.measure import row_chunks
+
+
+class TokenColumns(NamedTuple):
+    """Of T sampled tokens, float64 on the CPU. `diagnosis.log.LoggedRow` says what each is; logs are in nats."""
+
+    trainer_T: Tensor
+    trainer_top_T: Tensor
+    sampler_T: Tensor
+    sampler_top_T: Tensor
+    again_T: Tensor
+    rank_T: Tensor
+
+
+def token_columns(
+    train_TV: Tensor, infer_TV: Tensor, again_TV: Tensor, tokens_T: Tensor, log_kept_T: Tensor
+) -> TokenColumns:
+    """The columns of the sampled tokens, computed in float64. Equal logits give equal numbers, bit for bit.
+
+    Args:
+        train_TV: float32, finite, after the temperature: the trainer's logits.
+        infer_TV: likewise, the engine's.
+        again_TV: likewise, the trainer's with its sequences packed in another way.
+        tokens_T: int64, the sampled tokens.
+        log_kept_T: float64, nats: log Z' of the tokens that the engine samples from. The sampler's log-probs are those
+            of its distribution within them.
+    """
+    parts = []
+    for rows in row_chunks(train_TV):
+        chosen_R1 = tokens_T[rows, None]
+        trainer_R, trainer_top_R = _log_probs(train_TV[rows], chosen_R1)
+        sampler_R, sampler_top_R = (logp_R - log_kept_T[rows] for logp_R in _log_probs(infer_TV[rows], chosen_R1))
+        again_R, _ = _log_probs(again_TV[rows], chosen_R1)
+        rank_R = (train_TV[rows] > train_TV[rows].gather(-1, chosen_R1)).sum(-1).double()
+        parts.append(TokenColumns(trainer_R, trainer_top_R, sampler_R, sampler_top_R, again_R, rank_R))
+    return TokenColumns(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _log_probs(logits_RV: Tensor, chosen_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-prob of the chosen token and the largest log-prob, float64 [R]."""
+    exact_RV = logits_RV.double()
+    norm_R = exact_RV.logsumexp(-1)
+    return exact_RV.gather(-1, chosen_R1)[:, 0] - norm_R, exact_RV.amax(-1) - norm_R

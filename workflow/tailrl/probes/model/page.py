@@ -1,0 +1,45 @@
+"""A probe's page: that of a log's diagnosis, with what whole distributions add."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from tailrl.analysis.distributions import distance, set_overlaps, signature
+from tailrl.analysis.format import count
+from tailrl.diagnosis.diagnosis import Diagnosis, diagnose_parts
+from tailrl.diagnosis.log import pack
+from tailrl.diagnosis.page import cell, html_page
+from tailrl.pages.explorer import with_texts
+from tailrl.probes.model.probe import Probed
+from tailrl.runtime.templates import renderer
+
+TITLE = "tailrl probe"
+"""The format's name on the page."""
+
+render = renderer(Path(__file__).parent / "templates", cell, count)
+
+
+def diagnose_probe(probed: Probed) -> Diagnosis:
+    """The diagnosis of the probe's log; its responses have the text of each token."""
+    found = diagnose_parts([(TITLE, pack(probed.rows))])
+    return replace(found, responses=with_texts(found.responses, probed.tokenizer.backend_tokenizer))
+
+
+def probe_page(probed: Probed, diagnosis: Diagnosis) -> str:
+    """The diagnosis of a probe as a page, with what whole distributions add."""
+    return html_page(diagnosis, f"Probe of {probed.model}", whole_section(probed))
+
+
+def whole_section(probed: Probed) -> str:
+    """The part of the page on whole distributions, in Markdown."""
+    signatures = signature(probed.engine)
+    return render(
+        "probe.md.j2",
+        vocabulary=probed.vocabulary,
+        self_test=probed.self_test,
+        distances=[distance(probed.engine), distance(probed.floor)],
+        signatures=signatures,
+        mass=sum(row.mass for row in signatures),
+        overlaps=set_overlaps(probed.engine),
+        inf=math.inf,
+    )
