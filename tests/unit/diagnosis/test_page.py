@@ -14,6 +14,7 @@ from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.metrics import frameworks
+from tailrl.diagnosis.replay import configuration
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_causes(*causes: Cause) -> Diagnosis:
-    return replace(noisy(), causes=causes)
+    return replace(noisy(noise=0.3), causes=causes)
 
 
 class Reader(HTMLParser):
@@ -52,14 +53,27 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.usefixtures("words")
-def test_the_verdict_comes_first_and_follows_the_cause() -> None:
+def test_the_verdict_comes_first_and_follows_cause_and_advice() -> None:
     sure = with_causes(Cause("rounding", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
     read = Reader(page.html_page(sure))
-    assert read.text.index("This is rounding. Do what rounding needs.") < read.text.index("mean |Δ|, nats a token")
-    assert page.terminal_page(sure).splitlines()[2] == "**This is rounding. Do what rounding needs.**"
+    answer = f"This is rounding. {sure.advice.words}"
+    assert sure.advice.kind == "remedy" and read.text.index(answer) < read.text.index("mean |Δ|, nats a token")
+    assert page.terminal_page(sure).splitlines()[2] == f"**{answer}**"
     assert read.text.index("k3 is small.") < read.text.index("It fits.") and "90% sure" in read.text
+    mistake = with_causes(Cause("temperature", 0.9, ()))
+    assert page.verdict(mistake) == "This is temperature. Do what temperature needs."
     unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
-    assert unsure == "No cause is sure; the most probable one (30%): title of temperature. Do what temperature needs."
+    assert unsure.startswith("No cause is sure; the most probable one (30%): title of temperature. Token TIS")
+
+
+def test_the_advised_remedy_has_its_lines_in_each_framework() -> None:
+    diagnosis = noisy(noise=0.3)
+    text = Reader(page.html_page(diagnosis)).text
+    assert diagnosis.advice.name == "token_tis"
+    for one in configuration("token_tis", 2.0):
+        assert " ".join(one.text.split()) in text and one.source in text
+    exact = diagnosis_of(pack([LoggedRow("", np.array([-1.0]), np.array([-1.0]))]))
+    assert "in each framework" not in Reader(page.html_page(exact)).text
 
 
 def test_the_verdict_without_a_cause() -> None:

@@ -9,10 +9,12 @@ import yaml
 
 from tailrl.analysis.format import count, short
 from tailrl.artifacts.files import Record
+from tailrl.diagnosis.advice import SURE
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
+from tailrl.diagnosis.replay import catalogue, configuration
 from tailrl.pages import TEMPLATES, scales
 from tailrl.pages.explorer import explorer_data
 from tailrl.pages.markdown import markdown_html, markdown_tokens
@@ -45,14 +47,15 @@ SUMMARY = {
 }
 """The numbers that the page begins with."""
 
-PROBABLE = 0.5
-"""From this probability on a cause is named as the cause."""
-
 
 class CauseWords(Record):
-    """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer."""
+    """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
+
+    `fault`: a fault of the log itself, not of the sampler or the trainer.
+    """
 
     title: str
+    fault: bool = False
     verdict: str
     do: str
     log: str | None = None
@@ -85,7 +88,17 @@ def cause_words() -> dict[str, CauseWords]:
     return {name: CauseWords.model_validate(given) for name, given in yaml.safe_load(text).items()}
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, short)
+def blank(value: float) -> str:
+    """A number in three digits; nothing where there is none, or no limit."""
+    return short(value) if math.isfinite(value) else ""
+
+
+def share(value: float) -> str:
+    """A share in percent; nothing where there is none."""
+    return f"{value:.2%}" if math.isfinite(value) else ""
+
+
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, share, short)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
@@ -119,14 +132,18 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
 
 def _values(diagnosis: Diagnosis) -> dict[str, object]:
     """What both pages say."""
-    measured = diagnosis.measured
+    measured, advice = diagnosis.measured, diagnosis.advice
     return {
         "measured": measured,
         "verdict": verdict(diagnosis),
         "numbers": [_summary(measured, name) for name in SUMMARY],
         "odd": {name: number for name, number in measured.odd.items() if number},
         "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
-        "remedies": diagnosis.remedies,
+        "remedies": [(one, catalogue().remedies[one.name]) for one in diagnosis.remedies],
+        "titles": {name: remedy.title for name, remedy in catalogue().remedies.items()},
+        "notes": sorted({one.note for one in diagnosis.remedies if one.note}),
+        "advice": advice,
+        "configured": configuration(advice.name, advice.threshold) if advice.name else (),
         "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
     }
 
@@ -137,15 +154,16 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not measured.tokens:
         return "No token of this log has log-probs of both sides. Log both, for the same tokens."
     size = short(quantity(measured, "abs_logp").mean)
+    advice = diagnosis.advice
     if not diagnosis.causes:
         if measured.extremes["abs_logp_max"] == 0:
             return "Sampler and trainer agree to the last bit. No correction is needed."
-        return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. No correction is needed."
+        return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. {advice.words}"
     cause = diagnosis.causes[0]
     words = cause_words()[cause.name]
-    if cause.sure >= PROBABLE:
-        return f"{words.verdict} {words.do}"
-    return f"No cause is sure; the most probable one ({cause.sure:.0%}): {words.title}. {words.do}"
+    if cause.sure >= SURE:
+        return f"{words.verdict} {words.do if advice.kind == 'fix' else advice.words}"
+    return f"No cause is sure; the most probable one ({cause.sure:.0%}): {words.title}. {advice.words}"
 
 
 def cell(value: Interval) -> str:
