@@ -49,6 +49,49 @@ def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:
     assert "8 days of training on eight GPUs, and 3 days of evaluating on one" in words("tutorials/reproduce.md")
 
 
+def test_times_are_published_or_said_to_be_estimates() -> None:
+    """Times of fuzz.csv, chaos.csv and plans have tests of their own; Slurm's are settings."""
+    time = re.compile(r"\b(?:\d+|ten|two|half an?|an?) (?:minutes?|hours?)\b")
+    pages = ["../README.md", "../CONTRIBUTING.md", "quickstart.md", "performance.md"]
+    pages += [
+        path.relative_to(DOCS).as_posix() for folder in ("tutorials", "how-to") for path in DOCS.glob(f"{folder}/*")
+    ]
+    pages.remove("how-to/slurm.md")
+    assert [page for page in pages if time.search(words(page)) and "estimate" not in words(page)] == []
+    assert time.search(words("quickstart.md")) and time.search(words("../README.md"))
+    (hours,) = re.findall(r"Wall time of the jobs: .*? each, ([\d.]+) h in all", words("results/default/summary.md"))
+    assert f"the training jobs of the published run took {hours} h, added up" in words("quickstart.md")
+
+
+def test_the_tutorial_adds_its_minutes_up() -> None:
+    page = (DOCS / "tutorials/reproduce.md").read_text(encoding="utf-8")
+    minutes = [int(found) for found in re.findall(r"^\|.*\| \d+ \| (\d+) \|$", page, re.MULTILINE)]
+    assert len(minutes) == 24
+    assert f"all studies together take about {sum(minutes) / 60:.0f} hours" in words("tutorials/reproduce.md")
+
+
+def test_what_fuzzing_found_is_in_its_file() -> None:
+    with (DOCS / "results/fuzz.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def total(column: str, own: list[dict[str, str]]) -> int:
+        return sum(int(row[column]) for row in own)
+
+    page = words("reliability.md")
+    for kind in ("studies", "rows", "results", "models"):
+        own = [row for row in rows if row["kind"] == kind]
+        counts = [f"{total(column, own):,}" for column in ("cases", "accepted", "refused", "failed")]
+        timed = [row for row in own if row["processor"]]
+        assert (
+            f"| {kind} | {' | '.join(counts)} | {1000 * total('processor', timed) / total('cases', timed):.1f} ms |"
+            in page
+        )
+    assert f"tried {total('cases', rows):,} inputs in {total('seconds', rows) / 60:.0f} minutes" in page
+    last = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    assert total("failed", last) == 0 and f"The last {total('cases', last):,} found nothing" in page
+    assert f"The slowest took {max(float(row['slowest']) for row in rows)} s" in page
+
+
 def test_sizes_of_k3_are_those_of_published_studies() -> None:
     found = k3("ablate_engine", "vllm"), k3("smollm2", "naive")
     assert f"near {found[0].bare} with the small policy" in words("concepts/mismatch.md")
