@@ -59,15 +59,25 @@ def test_times_are_published_or_said_to_be_estimates() -> None:
     pages.remove("how-to/slurm.md")
     assert [page for page in pages if time.search(words(page)) and "estimate" not in words(page)] == []
     assert time.search(words("quickstart.md")) and time.search(words("../README.md"))
-    (hours,) = re.findall(r"Wall time of the jobs: .*? each, ([\d.]+) h in all", words("results/default/summary.md"))
+    summary = words("results/default/summary.md")
+    (hours,) = re.findall(r"Wall time of the jobs: .*? each, ([\d.]+) h in all", summary)
+    (memory,) = re.findall(r"Hardware: .*? cores, (\d+ GB)", summary)
+    assert f"The published run had {memory} of memory" in words("quickstart.md")
     assert f"the training jobs of the published run took {hours} h, added up" in words("quickstart.md")
 
 
-def test_the_tutorial_adds_its_minutes_up() -> None:
+def test_the_tutorial_counts_each_studys_runs_and_adds_their_minutes_up() -> None:
     page = (DOCS / "tutorials/reproduce.md").read_text(encoding="utf-8")
-    minutes = [int(found) for found in re.findall(r"^\|.*\| \d+ \| (\d+) \|$", page, re.MULTILINE)]
-    assert len(minutes) == 24
-    assert f"all studies together take about {sum(minutes) / 60:.0f} hours" in words("tutorials/reproduce.md")
+    rows = re.findall(r"^\| `([\w ]+)` \|.*\| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 24
+    for name, runs, _ in rows[1:]:
+        files = [*(ROOT / "studies").glob(f"{name}.yaml"), *(ROOT / "studies").glob(f"{name}_[a-z0-9]*.yaml")]
+        own = [path for path in files if path.stem == name] or files
+        assert sum(len(seeds) for path in own for seeds in read_study(path).arm_seeds().values()) == int(runs), name
+    default = read_study(ROOT / "config.yaml")
+    assert rows[0][1] == str(sum(len(default.arm_seeds()[arm]) for arm in default.arms)), "without its ablation"
+    hours = sum(int(minutes) for *_, minutes in rows) / 60
+    assert f"all studies together take about {hours:.0f} hours" in words("tutorials/reproduce.md")
 
 
 def test_what_fuzzing_found_is_in_its_file() -> None:
@@ -98,6 +108,12 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     assert f"{found[1].bare} with SmolLM2-135M. From 0.1 on" in words("concepts/mismatch.md")
     harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
     assert 0.1 < min(size.mean for size in harmed) < 0.2
+    rounding = found[0].mean
+    assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
+    assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
+    assert "10,000 to 100,000 times larger" in words("../README.md") and "10,000 to 100,000" in words(
+        "findings/index.md"
+    )
 
 
 def test_thresholds_and_floors() -> None:
