@@ -66,6 +66,18 @@ def test_times_are_published_or_said_to_be_estimates() -> None:
     assert f"the training jobs of the published run took {hours} h, added up" in words("quickstart.md")
 
 
+def test_versions_are_those_of_the_pins() -> None:
+    pins = "".join((ROOT / f"envs/{name}.txt").read_text(encoding="utf-8") for name in ("cpu", "slurm", "kubernetes"))
+
+    def pin(name: str) -> str:
+        return re.findall(rf"^{name}==([\d.]+)", pins, re.MULTILINE)[0]
+
+    page, slurm = words("how-to/slurm.md"), pin("snakemake-executor-plugin-slurm")
+    assert f"The plugin ({slurm})" in page and f"the plugin {slurm} and Snakemake {pin('snakemake')}" in page
+    assert f"The plugin ({pin('snakemake-executor-plugin-kubernetes')})" in page
+    assert f'"trl=={pin("trl").rpartition(".")[0]}.*"' in words("tutorials/train-with-trl.md")
+
+
 def test_the_tutorial_counts_each_studys_runs_and_adds_their_minutes_up() -> None:
     page = (DOCS / "tutorials/reproduce.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w ]+)` \|.*\| (\d+) \| (\d+) \|$", page, re.MULTILINE)
