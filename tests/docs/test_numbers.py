@@ -49,12 +49,83 @@ def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:
     assert "8 days of training on eight GPUs, and 3 days of evaluating on one" in words("tutorials/reproduce.md")
 
 
+def test_times_are_published_or_said_to_be_estimates() -> None:
+    """Times of fuzz.csv, chaos.csv and plans have tests of their own; Slurm's are settings."""
+    time = re.compile(r"\b(?:\d+|ten|two|half an?|an?) (?:minutes?|hours?)\b")
+    pages = ["../README.md", "../CONTRIBUTING.md", "quickstart.md", "performance.md"]
+    pages += [
+        path.relative_to(DOCS).as_posix() for folder in ("tutorials", "how-to") for path in DOCS.glob(f"{folder}/*")
+    ]
+    pages.remove("how-to/slurm.md")
+    assert [page for page in pages if time.search(words(page)) and "estimate" not in words(page)] == []
+    assert time.search(words("quickstart.md")) and time.search(words("../README.md"))
+    summary = words("results/default/summary.md")
+    (hours,) = re.findall(r"Wall time of the jobs: .*? each, ([\d.]+) h in all", summary)
+    (memory,) = re.findall(r"Hardware: .*? cores, (\d+ GB)", summary)
+    assert f"The published run had {memory} of memory" in words("quickstart.md")
+    assert f"the training jobs of the published run took {hours} h, added up" in words("quickstart.md")
+
+
+def test_versions_are_those_of_the_pins() -> None:
+    pins = "".join((ROOT / f"envs/{name}.txt").read_text(encoding="utf-8") for name in ("cpu", "slurm", "kubernetes"))
+
+    def pin(name: str) -> str:
+        return re.findall(rf"^{name}==([\d.]+)", pins, re.MULTILINE)[0]
+
+    page, slurm = words("how-to/slurm.md"), pin("snakemake-executor-plugin-slurm")
+    assert f"The plugin ({slurm})" in page and f"the plugin {slurm} and Snakemake {pin('snakemake')}" in page
+    assert f"The plugin ({pin('snakemake-executor-plugin-kubernetes')})" in page
+    assert f'"trl=={pin("trl").rpartition(".")[0]}.*"' in words("tutorials/train-with-trl.md")
+
+
+def test_the_tutorial_counts_each_studys_runs_and_adds_their_minutes_up() -> None:
+    page = (DOCS / "tutorials/reproduce.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w ]+)` \|.*\| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 24
+    for name, runs, _ in rows[1:]:
+        files = [*(ROOT / "studies").glob(f"{name}.yaml"), *(ROOT / "studies").glob(f"{name}_[a-z0-9]*.yaml")]
+        own = [path for path in files if path.stem == name] or files
+        assert sum(len(seeds) for path in own for seeds in read_study(path).arm_seeds().values()) == int(runs), name
+    default = read_study(ROOT / "config.yaml")
+    assert rows[0][1] == str(sum(len(default.arm_seeds()[arm]) for arm in default.arms)), "without its ablation"
+    hours = sum(int(minutes) for *_, minutes in rows) / 60
+    assert f"all studies together take about {hours:.0f} hours" in words("tutorials/reproduce.md")
+
+
+def test_what_fuzzing_found_is_in_its_file() -> None:
+    with (DOCS / "results/fuzz.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def total(column: str, own: list[dict[str, str]]) -> int:
+        return sum(int(row[column]) for row in own)
+
+    page = words("reliability.md")
+    for kind in ("studies", "rows", "results", "models"):
+        own = [row for row in rows if row["kind"] == kind]
+        counts = [f"{total(column, own):,}" for column in ("cases", "accepted", "refused", "failed")]
+        timed = [row for row in own if row["processor"]]
+        assert (
+            f"| {kind} | {' | '.join(counts)} | {1000 * total('processor', timed) / total('cases', timed):.1f} ms |"
+            in page
+        )
+    assert f"tried {total('cases', rows):,} inputs in {total('seconds', rows) / 60:.0f} minutes" in page
+    last = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    assert total("failed", last) == 0 and f"The last {total('cases', last):,} found nothing" in page
+    assert f"The slowest took {max(float(row['slowest']) for row in rows)} s" in page
+
+
 def test_sizes_of_k3_are_those_of_published_studies() -> None:
     found = k3("ablate_engine", "vllm"), k3("smollm2", "naive")
     assert f"near {found[0].bare} with the small policy" in words("concepts/mismatch.md")
     assert f"{found[1].bare} with SmolLM2-135M. From 0.1 on" in words("concepts/mismatch.md")
     harmed = k3("default", "naive_stressed"), k3("dose_response", "naive+floor=0.03"), k3("stale", "stale")
     assert 0.1 < min(size.mean for size in harmed) < 0.2
+    rounding = found[0].mean
+    assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
+    assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
+    assert "10,000 to 100,000 times larger" in words("../README.md") and "10,000 to 100,000" in words(
+        "findings/index.md"
+    )
 
 
 def test_thresholds_and_floors() -> None:

@@ -15,7 +15,9 @@ from tailrl.analysis.format import short
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
-from tailrl.claims.evidence import COMMANDS
+from tailrl.claims.catalogue import STATEMENTS, Statement
+from tailrl.claims.evidence import COMMANDS, answers, read_shown, verdicts_of_statements
+from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
 from tailrl.config.study import BASE_ARM, Study
@@ -87,6 +89,12 @@ def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
     if len(found) != 1:
         raise StudyError(f"docs/results/{study}: {len(found)} lines say {name} of {arms or 'its arms'}")
     return found[0]
+
+
+def contradicted() -> list[Statement]:
+    """The papers' statements that the studies made for them contradict, at least in part."""
+    verdicts = verdicts_of_statements(answers(read_shown([RESULTS])))
+    return [s for s in STATEMENTS if s.id.startswith("statement.") and CONTRADICTED in verdicts.get(s.id, "")]
 
 
 def effect(line: Verdict) -> Number:
@@ -212,7 +220,7 @@ def _as_number(value: Number | float) -> Number:
 
 
 LOOKUPS: tuple[Callable[..., object], ...] = (
-    *(score, gain, difference, collapsed, k3, rejected, cell, claim, effect, pooled, over_one_minus_p),
+    *(score, gain, difference, collapsed, k3, rejected, cell, claim, contradicted, effect, pooled, over_one_minus_p),
     *(run_of, rate, steps, samples, endpoints, floor, seeds, ran, command, smallest, largest, ratio),
 )
 """What a template calls, by the functions' own names."""

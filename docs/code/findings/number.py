@@ -33,8 +33,12 @@ class Number:
     @property
     def tested(self) -> str:
         """With interval and p."""
-        sign = "" if self.chance.startswith("<") else "= "
-        return f"{self}, p {sign}{self.chance}"
+        return f"{self}, {self.probability}"
+
+    @property
+    def probability(self) -> str:
+        """p alone, as `p = 0.012`."""
+        return f"p {self.chance}" if self.chance.startswith("<") else f"p = {self.chance}"
 
     @property
     def chance(self) -> str:

@@ -54,11 +54,16 @@ def test_the_figure_draws_every_arm_or_says_that_no_run_collapsed() -> None:
         d=made(NAIVE),
     )
     (ax,) = survival_figure(some).axes
-    drawn = [line.get_xydata().tolist() for line in ax.lines]
+    drawn = [line.get_xydata().tolist() for line in ax.lines[::2]]
     assert drawn[0] == [[0, 1], [23, pytest.approx(2 / 3)], [33, pytest.approx(1 / 3)], [STEPS, pytest.approx(1 / 3)]]
     assert drawn[1] == [[0, 1], [STEPS, 1]]
     assert drawn[2] == [[0, 1], [13, 0], [STEPS, 0]]
     assert np.isnan(np.array(drawn[3])[:, 1]).all()  # nothing is known of d
+    for curve, marks in zip(drawn[:3], ax.lines[1::2], strict=False):
+        at = marks.get_xydata()[list(marks.get_markevery())]
+        assert len(at) >= 5 and {step for step, _ in curve[:-1]} <= set(marks.get_xdata())
+        assert all(share == [height for step, height in curve if step <= place][-1] for place, share in at)
+    assert not np.isfinite(ax.lines[7].get_ydata()).any()
     (ax,) = survival_figure(results_of(b=made(NAIVE, reward=falling(None, None)))).axes
     assert not ax.lines
     assert [text.get_text() for text in ax.texts] == ["No run of this study collapsed."]

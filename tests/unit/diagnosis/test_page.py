@@ -100,7 +100,7 @@ def test_every_framework_has_its_numbers_rules_and_sources() -> None:
 def test_remedies_charts_and_what_is_lacking() -> None:
     diagnosis = replace(noisy(), remedies=REMEDIES)
     read = Reader(page.html_page(diagnosis))
-    assert "91.00%" in read.text and "0.9300" in read.text
+    assert "91.00%" in read.text and "0.9995" in read.text
     ids = [attributes["id"] for tag, attributes in read.tags if tag == "figure"]
     assert ids == [f"chart-{name}" for name in ("size", "sign", "joint", "position", "length", "response")]
     assert "versions of the sampler's weights. It would tell: stale weights." in read.text

@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from tailrl.analysis.ablation import points_of
+from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.scores import Gain, PolicyScore
 from tailrl.analysis.tables import NATS, Curve, DeltaBin, TimeShare, lacking
 from tailrl.artifacts.results import read_results
@@ -160,6 +161,42 @@ def test_curves_have_a_band_and_scores_an_interval() -> None:
     lines = [part for part in ax.collections if isinstance(part, LineCollection)]
     ends = {tuple(np.round(np.sort(segment[:, 0]), 9)) for part in lines for segment in part.get_segments()}
     assert (0.5, 1.1) in ends, "of an arm: its score less 0.1 to its score plus 0.5"
+
+
+def hidden(figure: Figure, ax: Axes, arms: Sequence[str], least: int = 10) -> list[str]:
+    """The arms' colours that fewer than `least` pixels of a panel have."""
+    figure.set_dpi(200)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3].astype(int)
+    box = ax.get_window_extent()
+    inside = pixels[int(box.y0) : int(box.y1), int(box.x0) : int(box.x1)]
+    colours = {
+        look.colour: [int(look.colour[at : at + 2], 16) for at in (1, 3, 5)] for look in arm_styles(arms).values()
+    }
+    return [colour for colour, own in colours.items() if (abs(inside - own).max(axis=-1) < 8).sum() < least]
+
+
+@pytest.mark.parametrize("steps", [1, 5, 40, 200])
+@pytest.mark.parametrize("arms", [ARMS, tuple(f"arm{number}" for number in range(9))], ids=len)
+def test_equal_curves_all_show(arms: tuple[str, ...], steps: int) -> None:
+    """Exact zeros, for example: the panel has each arm's colour, and each arm its own steps for markers."""
+    table = [flat_curve(arm, metric, 0.0, steps) for arm in arms for metric in figures.TRAINING]
+    figure = figures.training_figure(table, arms)
+    assert hidden(figure, figure.axes[1], arms) == []
+    if steps >= len(arms):
+        places = [line.get_markevery() for line in figure.axes[1].lines]
+        assert len(set(itertools.chain(*places))) == sum(map(len, places))
+
+
+@pytest.mark.parametrize("bases", [ARMS[:2], ARMS, tuple(f"arm{number}" for number in range(7))], ids=len)
+def test_equal_values_of_an_ablation_all_show(bases: tuple[str, ...]) -> None:
+    zero = Interval(0.0, 0.0, 0.0, 3)
+    gain = paired_difference([1, 0.5], [0, 0.4])
+    rest = (zero, gain, gain, 1.0, *[zero] * 5, 3, 0)
+    points = [Point(base, base, value, *rest) for base in bases for value in "012345"]
+    figure = ablation_figure(points, Interval(0.4, 0.3, 0.5, 30), "dose", 8, bases)
+    assert hidden(figure, figure.axes[2], bases, 200) == [], "of each, six markers of 74 pixels"
 
 
 def test_the_delta_figure_leaves_out_bins_with_few_tokens_but_counts_them() -> None:

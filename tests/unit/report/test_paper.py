@@ -182,6 +182,19 @@ def test_every_link_of_the_page_leads_somewhere(roots: list[Path], tmp_path: Pat
     assert (out / "claims.md").read_text(encoding="utf-8") == claims_page(read_shown(roots), out)
 
 
+def test_a_study_is_short_until_it_is_opened(roots: list[Path], tmp_path: Path) -> None:
+    """Figures and tables are folded: the page over thirty studies would be a hundred screens long."""
+    write_paper(roots, CAPTIONS, tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    for study in text.split("<h2 id=")[2:]:
+        shown = re.sub(r"(?s)<details>.*?</details>", "", study)
+        assert "<details" not in shown and "<figure" not in shown and "<table" not in shown and "<svg" not in shown
+        assert len(re.sub(r"<[^>]*>", "", shown)) < 400
+    assert (
+        text.count("<figure") == 4 and "<summary>3 figures</summary>" in text and "<summary>1 figure</summary>" in text
+    )
+
+
 def test_what_results_say_is_text(tmp_path: Path) -> None:
     """Cells of a table, a page in Markdown, the name of a folder: none brings HTML or loads an image."""
     hostile = '<script>alert("1")</script> ![x](http://a/b.png)'

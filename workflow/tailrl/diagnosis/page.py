@@ -89,8 +89,8 @@ def cause_words() -> dict[str, CauseWords]:
 
 
 def blank(value: float) -> str:
-    """A number in three digits; nothing where there is none, or no limit."""
-    return short(value) if math.isfinite(value) else ""
+    """A number in four digits; nothing where there is none, or no limit."""
+    return f"{value:.4g}" if math.isfinite(value) else ""
 
 
 def share(value: float) -> str:

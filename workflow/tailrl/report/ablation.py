@@ -105,7 +105,7 @@ def ablation_figure(
         for ax, (name, title) in zip(panels, titles.items(), strict=True):
             for i, base in enumerate(bases):
                 own = [p for p in points_A if p.base == base]
-                shift = 0.12 * (i - (len(bases) - 1) / 2) / max(len(bases) - 1, 1)
+                shift = min(0.12, 0.6 / len(bases)) * (i - (len(bases) - 1) / 2)
                 _draw(ax, [getattr(p, name) for p in own], looks[base], shift=shift)
             ax.set_title(title)
             ax.set_xticks(range(len(values)), values)

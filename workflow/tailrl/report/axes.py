@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -46,6 +47,12 @@ DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":", (0, (8, 2, 2, 2, 2, 2)))
 
 ARM_MARKERS = ("o", "s", "^", "D", "v")
 """One for each of the dashes."""
+
+MARKS_EACH = 5
+"""A curve has about this many markers."""
+
+MARK = 3.5
+"""Points, the size of a curve's marker."""
 
 
 class Look(NamedTuple):
@@ -118,6 +125,24 @@ def _known_colour(arm: str) -> str:
     return next((colour for name, colour in COLOUR_OF.items() if f"_{name}_" in words), "")
 
 
+def mark_places(points: int, number: int, arms: int) -> range:
+    """The points of a curve that get a marker, for the arm of this number among all.
+
+    No two arms have a marker at the same point if there are as many points as arms. So every arm shows, also where
+    curves lie on each other.
+    """
+    stride = max(arms, math.ceil(points / MARKS_EACH))
+    return range(number * stride // arms % max(points, 1), points, stride)
+
+
+def set_marks(line: Line2D, marker: str, number: int, arms: int) -> None:
+    """Put an arm's markers on its curve, at `mark_places` of its finite points. With fewer points than arms they nest:
+    the first arm, which is drawn first, has the largest."""
+    known = np.flatnonzero(np.isfinite(np.asarray(line.get_ydata(), dtype=float)))
+    nested = 1.5 * (arms - 1 - number) if known.size < arms else 0.0
+    line.set(marker=marker, markersize=MARK + nested, markevery=known[mark_places(known.size, number, arms)].tolist())
+
+
 def make_panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of text width and `height` inches with rows x columns panels, in reading order."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -130,7 +155,10 @@ def arm_legend(figure: Figure, arms: Sequence[str], shown: Sequence[str] | None 
     so that panels keep their height."""
     names = [arm for arm in arms if shown is None or arm in shown]
     looks = arm_styles(arms)
-    lines = [Line2D([], [], color=looks[arm].colour, linestyle=looks[arm].dash) for arm in names]
+    lines = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=MARK)
+        for look in map(looks.__getitem__, names)
+    ]
     # About 14 characters of the legend's type fit an inch; a line and its gaps take 8.
     columns = min(len(names), max(1, int(14 * figure.get_figwidth()) // (max(map(len, names)) + 8)))
     figure.legend(lines, names, loc="outside upper center", ncols=columns, handlelength=1.6)

@@ -25,16 +25,13 @@ from tailrl.pages.scales import (
     linear_axis,
     magnitude_axis,
 )
-from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look
+from tailrl.report.axes import ARM_COLOURS, ARM_MARKERS, DASHES, Look, mark_places
 from tailrl.stats.intervals import Interval
 
 ROW_HEIGHT, EDGE = 36, 10
 
 MOST_POINTS = 200
 """A longer curve is drawn by the means of as many stretches, its band by their extremes."""
-
-MARKS_EACH = 5
-"""A curve has this many markers."""
 
 DASH_ARRAYS = ("", "7 3", "9 3 2 3", "2 3", "12 3 3 3 3 3")
 """The strokes of DASHES in SVG."""
@@ -185,10 +182,7 @@ def _line(curve: Curve, key: Key, arms: int, x_at: Place, y_at: Place) -> DrawnL
         for run in runs
         if all(math.isfinite(end[at]) for end in (low, high) for at in run)
     )
-    # Arms whose curves lie on each other have their marks at different steps.
-    share = (key.number + 1) / (arms + 1)
-    places = {min(known.size - 1, int((part + share) * known.size / MARKS_EACH)) for part in range(MARKS_EACH)}
-    marks = tuple((x[known[place]], mean[known[place]]) for place in sorted(places))
+    marks = tuple((x[known[place]], mean[known[place]]) for place in mark_places(known.size, key.number, arms))
     told = [(curve.step_N[at], x[at], short(float(curve.mean_N[at]))) for at in known]
     steps, places_x, values = (" ".join(str(one[part]) for one in told) for part in range(3))
     return DrawnLine(key, path, band, marks, steps, places_x, values)

@@ -28,6 +28,7 @@ from tailrl.report.axes import (
     say_in_the_middle,
     say_nothing_to_show,
     set_magnitude_scale,
+    set_marks,
     set_percent_axis,
     style,
 )
@@ -266,7 +267,8 @@ def _values(curves: Sequence[Curve]) -> list[float]:
 
 
 def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash: Dash | None = None) -> None:
-    """Draw mean lines and seed bands, or a note if no run has the metric; `dash` replaces the arms' own dashes."""
+    """Draw mean lines and seed bands, or a note if no run has the metric. `dash` replaces the arms' own dashes and
+    markers."""
     if dash is None and all(isnan(value) for value in _values(curves)):
         say_in_the_middle(ax)
         ax.set(xticks=[], yticks=[])
@@ -274,10 +276,11 @@ def draw_curves(ax: Axes, curves: Sequence[Curve], arms: Sequence[str], *, dash:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     styles = arm_styles(arms)
     for curve in curves:
-        colour, own_dash, own_marker = styles[curve.arm]
+        colour, own_dash, marker = styles[curve.arm]
+        (line,) = ax.plot(curve.step_N, curve.mean_N, color=colour, linestyle=dash or own_dash)
         # A single step is a point: a line through it would be invisible.
-        marker = own_marker if curve.step_N.size == 1 else ""
-        ax.plot(curve.step_N, curve.mean_N, color=colour, linestyle=dash or own_dash, marker=marker, markersize=4)
+        if dash is None or curve.step_N.size == 1:
+            set_marks(line, marker, list(styles).index(curve.arm), len(styles))
         ax.fill_between(curve.step_N, curve.low_N, curve.high_N, color=colour, alpha=0.15, linewidth=0)
 
 

@@ -13,7 +13,7 @@ from tailrl.claims.catalogue import Statement, words_of
 from tailrl.claims.evidence import Answer, Shown, answers, made_for, read_shown, verdicts_of_statements
 from tailrl.report.page import Drawing, fragment, render
 
-MOST_SHOWN = 4
+MOST_SHOWN = 2
 """The page shows this many lines of a statement, and folds the rest if there is more than one more."""
 
 

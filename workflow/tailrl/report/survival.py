@@ -2,11 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from tailrl.analysis.survival import collapses, survival_curve
 from tailrl.artifacts.results import Results
-from tailrl.report.axes import arm_legend, arm_styles, make_panels, say_nothing_to_show, set_percent_axis, style
+from tailrl.report.axes import (
+    arm_legend,
+    arm_styles,
+    make_panels,
+    say_nothing_to_show,
+    set_marks,
+    set_percent_axis,
+    style,
+)
 
 
 def survival_figure(results: Results) -> Figure:
@@ -18,12 +27,17 @@ def survival_figure(results: Results) -> Figure:
         if not collapsed:
             say_nothing_to_show(ax, "No run of this study collapsed.")
             return figure
-        for arm, (colour, dash, _) in arm_styles(results.arms).items():
+        for number, (arm, (colour, dash, marker)) in enumerate(arm_styles(results.arms).items()):
             end = max(collapses(results.runs[arm])[1], default=0)
             drawn = [*curves[arm], replace(curves[arm][-1], step=end)]
             step = [row.step for row in drawn]
             ax.step(step, [row.share for row in drawn], where="post", color=colour, linestyle=dash)
             band = [row.low for row in drawn], [row.high for row in drawn]
+            # Most curves have few corners and lie on each other at 100 %: their markers stand at whole steps.
+            whole = np.arange(end + 1)
+            share = np.array([row.share for row in drawn])[np.searchsorted(step, whole, side="right") - 1]
+            (marks,) = ax.plot(whole, share, color=colour, linestyle="none")
+            set_marks(marks, marker, number, len(results.arms))
             ax.fill_between(step, *band, step="post", color=colour, alpha=0.15, linewidth=0)
         ax.set_ylim(-0.03, 1.03)
         set_percent_axis(ax, axis="y")
