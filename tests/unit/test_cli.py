@@ -122,12 +122,13 @@ def test_probe(
     options = ("--engine", "exact", "--samples", "2", "--max-new-tokens", "5", "--prompts", tmp_path / "prompts.jsonl")
     call(monkeypatch, "probe", policy_folder, *options, "--log", tmp_path / "log.jsonl")
     page, progress = capsys.readouterr()
-    assert page.startswith("# Diagnosis of a log\n") and "## Whole distributions" in page
+    assert "**Sampler and trainer agree to the last bit. No correction is needed.**" in page
     assert "tailrl: 2 of 2 responses sampled and scored\n" in progress
-    call(monkeypatch, "diagnose", tmp_path / "log.jsonl", "--out", tmp_path / "page.md")
-    read = (tmp_path / "page.md").read_text(encoding="utf-8")
-    numbers = "## The numbers, by framework"
-    assert read.partition(numbers)[2].strip() == page.partition(numbers)[2].partition("## Whole")[0].strip() != ""
+    call(monkeypatch, "diagnose", tmp_path / "log.jsonl", "--out", tmp_path / "page.html")
+    read, _ = capsys.readouterr()
+    answer = "**Sampler"
+    assert read.partition(answer)[2].partition("\n\n")[0] == page.partition(answer)[2].partition("\n\n")[0]
+    assert "<h1>Diagnosis of a log</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,6 @@ def unlock() -> None:
 
 HELP_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Study": (check, plan, schema, metrics, download, unlock),
-    "Mismatch": (diagnose, probe),
-    "Results": (across, card, claims, mirror, dashboard),
+    "Results": (diagnose, probe, across, card, claims, mirror, dashboard),
 }
 """The help's groups of commands, in order."""
