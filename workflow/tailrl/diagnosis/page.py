@@ -15,7 +15,7 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.pages import TEMPLATES, scales
 from tailrl.pages.explorer import explorer_data
-from tailrl.pages.markdown import markdown_html, markdown_tokens
+from tailrl.pages.markdown import markdown_html, markdown_tokens, prose
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval
 
@@ -44,6 +44,9 @@ SUMMARY = {
     "ess_seq": "effective sample size of responses' weights",
 }
 """The numbers that the page begins with."""
+
+MOST_CARDS = 3
+"""The page shows this many causes, and folds the others."""
 
 PROBABLE = 0.5
 """From this probability on a cause is named as the cause."""
@@ -85,7 +88,7 @@ def cause_words() -> dict[str, CauseWords]:
     return {name: CauseWords.model_validate(given) for name, given in yaml.safe_load(text).items()}
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, short)
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, prose, short)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
@@ -105,6 +108,7 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
         more=markdown_html(markdown_tokens(more)),
         metrics=_metrics(measured),
         charts=charts(measured),
+        shown=MOST_CARDS,
         size={
             "width": scales.WIDTH_OF_PHONE,
             "height": scales.CURVES_HEIGHT,
