@@ -62,6 +62,8 @@ def test_the_verdict_comes_first_and_follows_cause_and_advice() -> None:
     assert read.text.index("k3 is small.") < read.text.index("It fits.") and "90% sure" in read.text
     mistake = with_causes(Cause("temperature", 0.9, ()))
     assert page.verdict(mistake) == "This is temperature. Do what temperature needs."
+    many = page.html_page(with_causes(*[Cause("rounding", 0.2, ("`a` <b>",))] * 5))
+    assert "2 less probable causes" in many and many.count("<code>a</code> &lt;b&gt;") == 5
     unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
     assert unsure.startswith("No cause is sure; the most probable one (30%): title of temperature. Token TIS")
 
@@ -100,6 +102,7 @@ def test_every_framework_has_its_numbers_rules_and_sources() -> None:
 def test_remedies_charts_and_what_is_lacking() -> None:
     diagnosis = replace(noisy(), remedies=REMEDIES)
     read = Reader(page.html_page(diagnosis))
+    assert [a.get("class") for tag, a in read.tags if tag == "tr"].count("rest") == 0, "one threshold each"
     assert "91.00%" in read.text and "0.9995" in read.text
     ids = [attributes["id"] for tag, attributes in read.tags if tag == "figure"]
     assert ids == [f"chart-{name}" for name in ("size", "sign", "joint", "position", "length", "response")]

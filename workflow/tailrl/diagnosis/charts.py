@@ -269,8 +269,8 @@ def _dots(
     plain: Callable[[float], str] = lambda value: f"{value:g}"  # noqa: E731
     x_at, x_ticks = _axis(x, LEFT, PLANE_END) if logs else linear_axis(x, LEFT, PLANE_END, plain, whole=True)
     y = [one.mean for one in means] + [y for _, y in law] + ([0.0] if zero else [])
-    # An interval may reach below 0, where a size has no place: it is cut at the smallest mean.
-    floor = -math.inf if zero else min(y)
+    # An interval may reach below 0, where a size has no place: it is cut below the smallest mean.
+    floor = -math.inf if zero else min(y) / 2
     ends = [max(floor, end) for one in means for end in (one.low, one.high) if math.isfinite(end)]
     y_at, y_ticks = linear_axis(y + ends, FOOT, TOP, lambda v: f"{v:.2g}") if zero else _axis(y + ends, FOOT, TOP)
     points = []

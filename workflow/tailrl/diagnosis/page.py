@@ -17,7 +17,7 @@ from tailrl.diagnosis.metrics import Rule, named_metrics, quantity
 from tailrl.diagnosis.replay import catalogue, configuration
 from tailrl.pages import TEMPLATES, scales
 from tailrl.pages.explorer import explorer_data
-from tailrl.pages.markdown import markdown_html, markdown_tokens
+from tailrl.pages.markdown import markdown_html, markdown_tokens, prose
 from tailrl.runtime.templates import renderer
 from tailrl.stats.intervals import Interval
 
@@ -46,6 +46,9 @@ SUMMARY = {
     "ess_seq": "effective sample size of responses' weights",
 }
 """The numbers that the page begins with."""
+
+MOST_CARDS = 3
+"""The page shows this many causes, and folds the others."""
 
 
 class CauseWords(Record):
@@ -98,7 +101,7 @@ def share(value: float) -> str:
     return f"{value:.2%}" if math.isfinite(value) else ""
 
 
-render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, share, short)
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), blank, count, prose, share, short)
 
 
 def terminal_page(diagnosis: Diagnosis, out: Path | None = None) -> str:
@@ -118,6 +121,7 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
         more=markdown_html(markdown_tokens(more)),
         metrics=_metrics(measured),
         charts=charts(measured),
+        shown=MOST_CARDS,
         size={
             "width": scales.WIDTH_OF_PHONE,
             "height": scales.CURVES_HEIGHT,

@@ -22,6 +22,11 @@ def markdown_tokens(markdown: str) -> list[Token]:
     return found
 
 
+def prose(text: str) -> Markup:
+    """A sentence with marks of Markdown, such as code, as HTML."""
+    return Markup(MARKDOWN.renderInline(text))
+
+
 def markdown_html(tokens: Sequence[Token]) -> Markup:
     """The tokens as HTML."""
     return Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))
