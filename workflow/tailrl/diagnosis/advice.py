@@ -23,10 +23,10 @@ HEALTHY_ESS = 0.3
 CLEANED = 0.1
 """Share of the mean k3 that may be left on the tokens that DVP keeps."""
 
-NOISE = frozenset({"rounding", "quantised", "routing", "stale", "none_of_these"})
+NOISE = frozenset({"rounding", "quantised", "routing", "stale", "unknown"})
 """Causes that no setting removes at once: both sides compute the right thing, with noise or with older weights."""
 
-TAIL = "tail_floor"
+TAIL = "floor"
 """The cause whose random tokens DVP keeps from being sampled."""
 
 
