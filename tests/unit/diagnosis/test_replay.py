@@ -174,6 +174,7 @@ CLEAN = [response(8, 0.01) for _ in range(30)]
     ("rows", "causes", "kind", "name"),
     [
         (CLEAN, [], "none", None),
+        ([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))], [], "fix", None),
         (CLEAN, [Cause("temperature", 0.9, ())], "fix", None),
         (ROWS, [Cause("shift", 0.9, ()), Cause("stale", 0.8, ())], "fix", None),
         (ROWS, [Cause("temperature", 0.4, ())], "remedy", "token_tis"),
