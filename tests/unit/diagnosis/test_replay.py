@@ -174,12 +174,13 @@ CLEAN = [response(8, 0.01) for _ in range(30)]
     ("rows", "causes", "kind", "name"),
     [
         (CLEAN, [], "none", None),
+        ([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))], [], "fix", None),
         (CLEAN, [Cause("temperature", 0.9, ())], "fix", None),
-        (ROWS, [Cause("shifted", 0.9, ()), Cause("stale", 0.8, ())], "fix", None),
+        (ROWS, [Cause("shift", 0.9, ()), Cause("stale", 0.8, ())], "fix", None),
         (ROWS, [Cause("temperature", 0.4, ())], "remedy", "token_tis"),
         (ROWS, [], "remedy", "token_tis"),
         (ROWS, [Cause("stale", 0.9, ())], "remedy", "token_tis"),
-        (ROWS, [Cause("tail_floor", 0.9, ())], "remedy", "token_tis"),  # no ρ takes this mismatch away
+        (ROWS, [Cause("floor", 0.9, ())], "remedy", "token_tis"),  # no ρ takes this mismatch away
         (
             [LoggedRow("here", np.full(1, -9.0 * (i == 0)), np.full(1, -9.0 * (i > 0))) for i in range(50)],
             [],
@@ -201,7 +202,7 @@ def test_dvp_is_advised_where_it_takes_the_mismatch_away() -> None:
     top = np.full(200, np.log(0.5))
     rows = [LoggedRow("here", infer, train, trainer_top_T=top, sampler_top_T=top)]
     measured, table = measure([("a", pack(rows))]), tuple(replayed(rows).values())
-    found = advise(measured, [Cause("tail_floor", 0.9, ())], table)
+    found = advise(measured, [Cause("floor", 0.9, ())], table)
     assert (found.kind, found.name, found.threshold) == ("remedy", "dvp", 1e-4)
     assert "keeps 90.0% of the tokens" in found.words
     assert HEALTHY_ESS > 0 and NO_HARM > 0

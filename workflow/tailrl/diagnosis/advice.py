@@ -35,9 +35,9 @@ class Advice:
     """What to do.
 
     Attributes:
-        kind: none: no correction is needed; fix: remove the cause first; remedy: use `name` at `threshold`; beyond: no
-            remedy that was replayed keeps enough of the sample.
-        words: the same with its reason, in one or two sentences.
+        kind: `none`, no correction is needed; `fix`, remove the cause first; `remedy`, use `name` at `threshold`;
+            `beyond`, no weight keeps enough of the sample.
+        words: the same with its reason.
         name, threshold: the remedy's key in `replay.yaml` and its setting.
     """
 
@@ -62,9 +62,11 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
     cause = causes[0].name if causes and causes[0].sure >= SURE else None
     if cause is not None and cause not in {*NOISE, TAIL}:
         return Advice("fix", "Fix the cause first: a correction would hide it, and not remove it.")
+    if not measured.tokens:
+        return Advice("fix", "No token has sound log-probs of both sides: log them first.")
     size = quantity(measured, "k3").mean
-    if math.isnan(size) or size <= NO_HARM:
-        return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and at most {NO_HARM:g} is harmless.")
+    if size <= NO_HARM:
+        return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")
     if cause == TAIL:
         cleaning = [one for one in remedies if one.name == "dvp" and one.kept_k3 <= CLEANED * size]
         if cleaning:

@@ -254,7 +254,8 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
     kept_T = weight_T > 0
     sequence_T = tokens.sequence_T.numpy()
     basis_T, known_T = tokens.basis_T, tokens.known_T
-    squared_T = weight_T**2
+    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
+        squared_T = weight_T**2
     first_T = np.diff(sequence_T, prepend=-1) != 0
     found = {
         "tokens": len(weight_T),
@@ -270,7 +271,8 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
         "known_responses": known_T[first_T].sum(),
     }
     for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
-        found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
+        with np.errstate(invalid="ignore"):
+            found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
     return {name: float(value) for name, value in found.items()}
 
 
