@@ -35,8 +35,8 @@ from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import say
 
-WHOLE_LOGITS = 2**24
-"""Logits of the positions whose whole distributions are compared: about ten seconds of a core."""
+WHOLE_LOGITS = 2**23
+"""Logits of the positions whose whole distributions are compared: about eight seconds of a core."""
 
 ENGINE, FLOOR = "engine", "noise floor"
 
