@@ -1,4 +1,4 @@
-"""The block of an arm: its vocabulary, correction and clip; and an ablation, which varies one field of base arms.
+"""The block of an arm: its vocabulary, correction and clip.
 
 Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profiles and command line.
 """
@@ -6,7 +6,7 @@ Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profi
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -231,41 +231,3 @@ class Arm(Settings):
                 "an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
                 "sample with another engine and without verify"
             )
-
-
-class Ablation(Settings):
-    """One or more base arms, one of their fields, and the values that it takes."""
-
-    base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="the base arm's name; a list: each of these arms with each value"
-    )
-    field: str = Field(description="dotted path of the field, such as vocabulary.rho")
-    values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
-    contrast: tuple[str, str] | None = Field(
-        None,
-        description="two of the base arms: tests if the field changes the difference of their scores, first arm minus "
-        "second, at each value against the first value",
-    )
-    margin: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="non-inferiority: how much lower a value's score may be than the base arm's (than the first "
-        "value's, if the base arm's is not listed); 0.05 tests if the interval of the change lies above -5 points",
-    )
-
-    @model_validator(mode="after")
-    def _contrasted(self) -> Self:
-        if self.contrast is None:
-            return self
-        for arm in self.contrast:
-            if arm not in self.bases:
-                raise ValueError(f"contrast: {arm!r} is none of the base arms")
-        if self.contrast[0] == self.contrast[1] or len(self.values) < 2:
-            raise ValueError("contrast: needs two different base arms and two values")
-        return self
-
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """The names of the base arms."""
-        return (self.base,) if isinstance(self.base, str) else self.base

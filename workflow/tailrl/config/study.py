@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from tailrl.config.arm import Ablation, Arm, log_rho
+from tailrl.config.ablation import Ablation
+from tailrl.config.arm import Arm, log_rho
 from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
