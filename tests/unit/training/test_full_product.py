@@ -18,9 +18,10 @@ from sampler_fixture import PlainSampler
 from step_fixture import run_of
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tailrl.config.arm import Arm, Vocabulary
+from tailrl.config.arm import Arm
 from tailrl.config.jobs import Run
 from tailrl.config.policy import ScratchPolicy
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.model.policy import create_policy, encode_prompt, save_policy
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS

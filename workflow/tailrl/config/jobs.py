@@ -5,13 +5,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.arm import Clip, Correction, Vocabulary, log_rho
+from tailrl.config.arm import Clip, Correction
 from tailrl.config.base import Settings
 from tailrl.config.policy import Policy
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.tasks import Generated, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
+from tailrl.config.vocabulary import Vocabulary, log_rho
 from tailrl.runtime.timeouts import MONTH
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import Clip, Correction, Vocabulary
+from tailrl.config.arm import Clip, Correction
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import token_logprobs
