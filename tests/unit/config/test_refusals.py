@@ -298,6 +298,13 @@ def test_a_rho_over_one_for_the_vocabulary(key: str) -> None:
         ({"sequence": "is", "sequence_threshold": 2.0}, "sequence: is does not use sequence_threshold"),
         ({"sequence": "geometric", "sequence_threshold": 1.0}, "sequence_threshold must exceed 1"),
         ({"sequence": "geometric", "sequence_threshold": 0.001}, "sequence_threshold must exceed 1"),
+        ({"token": "is", "token_lower": 0.5}, "token: is does not use token_lower"),
+        ({"sequence": "is", "sequence_lower": 0.5}, "sequence: is does not use sequence_lower"),
+        (
+            {"sequence": "mis", "sequence_threshold": 0.5, "sequence_lower": 0.5},
+            "sequence_lower must be less than C, 0.5",
+        ),
+        ({"normalise": True, "sequence": "reject_k3"}, "normalise divides by the mean of the weights by the ratio"),
     ],
 )
 def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], words: str) -> None:

@@ -4,12 +4,15 @@ Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profi
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tailrl.config.base import Seeds, Settings
+from tailrl.config.presets import expanded, presets
+from tailrl.config.rejection import Rejection
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import Vocabulary
@@ -23,17 +26,33 @@ REMEDIES = tuple(sorted(file.stem for file in Path(__file__).parents[1].glob("ob
 
 if TYPE_CHECKING:
     SequenceWeight = str
+    PresetName = str
 else:
+    PresetName = Literal[tuple(presets())]
     SequenceWeight = Literal[("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)]
 
 
 class Correction(Settings):
-    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence, and a veto."""
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence; rejections; a
+    veto."""
 
-    token: Literal["none", "tis", "mask"] = Field(
-        "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
+    preset: PresetName | None = Field(
+        None,
+        exclude=True,
+        description="a framework's own mode or default, by its name there, such as verl/decoupled_token_is; it stands "
+        "for the settings in config/presets.yaml, over which those given here count",
+    )
+    token: Literal["none", "is", "tis", "mask"] = Field(
+        "none",
+        description="is: exp(Δ_t); tis: min(exp(Δ_t), C); mask (IcePop): exp(Δ_t) where within [1/C, C], else 0",
     )
     token_threshold: float = Field(2.0, gt=1, description="C of the token weight")
+    token_lower: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="lower bound of the token weight; null: none for tis, 1/C for mask, of which 0 takes it off",
+    )
     sequence: SequenceWeight = Field(
         "none",
         description="is: exp(Δ_y); tis: min(exp(Δ_y), C); mis: exp(Δ_y), but 0 above C; geometric: 1 if exp(mean Δ_t) "
@@ -42,14 +61,35 @@ class Correction(Settings):
     sequence_threshold: float | None = Field(
         None, gt=0, description="C of the sequence weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
     )
+    sequence_lower: float | None = Field(
+        None, gt=0, le=1, description="lower bound of tis, mis and geometric; null: none, 1/C for geometric"
+    )
     rejects: Literal["r_corr", "r_ppo"] = Field(
         "r_corr",
         description="the ratio that reject_k1 and reject_k3 judge: r_corr = π_train_old/π_rollout_old, the mismatch; "
         "r_ppo = π_θ/π_train_old, the policy's move in earlier updates on the same rollouts",
     )
+    reject: tuple[Rejection, ...] = Field((), description="rules that drop tokens or responses; each must be met")
     veto: float | None = Field(
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
     )
+    veto_above: float | None = Field(
+        None, gt=1, description="discard a sequence with a token ratio above this; null: no such veto"
+    )
+    normalise: bool = Field(
+        False,
+        description="divide the weights by their mean over the update's tokens, or responses where these are weighted",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expanded(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("preset") is None:
+            return data
+        settings, clip = expanded(data)
+        if clip is not None:
+            raise ValueError(f"preset: {data['preset']} sets an arm's clip too, and there is no arm here")
+        return settings
 
     @model_validator(mode="after")
     def _useful(self) -> Self:
@@ -59,6 +99,14 @@ class Correction(Settings):
             raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
         if self.rejects == "r_ppo" and self.sequence not in ("reject_k1", "reject_k3"):
             raise ValueError(f"rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: {self.sequence}")
+        if self.token_lower is not None and self.token not in ("tis", "mask"):
+            raise ValueError(f"token: {self.token} does not use token_lower")
+        if self.sequence_lower is not None and self.sequence not in ("tis", "mis", "geometric"):
+            raise ValueError(f"sequence: {self.sequence} does not use sequence_lower")
+        if self.sequence_lower is not None and self.sequence_lower >= self.limit:
+            raise ValueError(f"sequence_lower must be less than C, {self.limit:g}")
+        if self.normalise and not self.ratio:
+            raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
         return self
 
     @property
@@ -68,14 +116,28 @@ class Correction(Settings):
 
     @property
     def weighted(self) -> bool:
-        """Whether any weight (not only a veto) is in use."""
-        return self.token != "none" or self.sequence != "none"
+        """Whether any weight or rejection (not only a veto) is in use."""
+        return self.token != "none" or self.sequence != "none" or bool(self.reject)
+
+    @property
+    def vetoes(self) -> bool:
+        """Whether a single token's ratio discards a response."""
+        return self.veto is not None or self.veto_above is not None
+
+    @property
+    def sequence_ratio(self) -> bool:
+        """Whether the sequence weight is a probability ratio, not only 0 or 1."""
+        return self.sequence in {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
 
     @property
     def ratio(self) -> bool:
         """Whether a weight is a probability ratio, not only 0 or 1."""
-        ratios = {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
-        return self.token != "none" or self.sequence in ratios
+        return self.token != "none" or self.sequence_ratio
+
+    @property
+    def judges_moves(self) -> bool:
+        """Whether a rejection judges r_ppo alone, which is 1 in the first update on a step's rollouts."""
+        return self.rejects == "r_ppo" or any(rule.ratio == "r_ppo" for rule in self.reject)
 
 
 class Clip(Settings):
@@ -102,9 +164,24 @@ class Arm(Settings):
     seeds: Seeds | None = Field(None, description="the seeds of this arm's runs; null: the study's")
     deliberate: bool = Field(False, description="accept an arm that is biased by construction")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        given = data.get("correction") if isinstance(data, Mapping) else None
+        if not isinstance(given, Mapping):
+            return data
+        settings, clip = expanded(given)
+        if clip is None:
+            return data
+        if data.get("clip") is not None:
+            raise ValueError(f"correction.preset: {given['preset']} sets clip: leave it out, or the preset")
+        return {**data, "correction": settings, "clip": clip}
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.vocabulary.outside == "paper_fill" and (self.correction.weighted or self.correction.veto or self.clip):
+        if self.vocabulary.outside == "paper_fill" and (
+            self.correction.weighted or self.correction.vetoes or self.clip
+        ):
             raise ValueError(
                 "vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
                 "which give a sequence with an outside token weight 0"
@@ -113,6 +190,11 @@ class Arm(Settings):
             raise ValueError(
                 f"clip.ratio: {self.clip.ratio} already divides by the sampler's probability; a weight by the ratio "
                 "would do so twice"
+            )
+        if self.correction.token != "none" and self.correction.sequence_ratio and not self.deliberate:
+            raise ValueError(
+                f"correction: token: {self.correction.token} and sequence: {self.correction.sequence} both weigh by "
+                "the ratio, which counts the mismatch twice; use one of them, or say deliberate: true"
             )
         if self.disturbance.weights == self.sampler.dtype and self.disturbance.side == "sampler":
             raise ValueError(
@@ -138,7 +220,9 @@ class Arm(Settings):
                 "clip or a weight by the ratio, or say deliberate: true"
             )
         scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
-        if self.correction.rejects == "r_ppo" and not scored_before:
+        if self.correction.normalise and training.loss_mean == "kept":
+            raise ValueError("correction.normalise and training.loss_mean: kept each rescale the mean: use one of them")
+        if self.correction.judges_moves and not scored_before:
             raise ValueError(
                 "correction.rejects: r_ppo is 1 in the first update on a step's rollouts; it needs "
                 "training.minibatches above 1 and clip.ratio: recompute or decoupled"

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
-from tailrl.objective.corrections import Weights, check_logprobs, check_packed, correct
+from tailrl.objective.corrections import Weights, correct
 from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.objective.sequences import check_logprobs, check_packed
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -105,7 +106,10 @@ def surrogate(
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
     logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
     delta_T = logp_old_T - logp_infer_T
-    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, logp_T.detach() - logp_old_T)
+    moved_T = logp_T.detach() - logp_old_T
+    weights = correct(
+        delta_T, outside_T, sequence_T, sequences, correction, moved_T, logp_infer_T, advantage_T.to(delta_T.dtype)
+    )
     if clip is None:
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))

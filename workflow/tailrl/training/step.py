@@ -16,6 +16,7 @@ from tailrl.kernels.logprobs import constrained_logprobs
 from tailrl.kernels.packing import Batch, micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import named_weights
+from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
@@ -226,12 +227,15 @@ def update(
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
         if run.training.loss_mean == "kept":
             losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
+        if run.correction.normalise:
+            losses[-1] *= scale_gradient(
+                model, 1 / normaliser(run.correction, record.of("weights.ratio_X", since=done))
+            )
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
 
 
-@torch.no_grad()
 def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
     """Rescale the gradient of a mean over all responses to a mean over the responses that the weights keep.
 
@@ -243,7 +247,12 @@ def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
         The factor: all responses over those with a weight above 0.
     """
     kept_responses = int((used_N > 0).sum())
-    factor = len(used_N) / kept_responses if kept_responses else 1.0
+    return scale_gradient(model, len(used_N) / kept_responses if kept_responses else 1.0)
+
+
+@torch.no_grad()
+def scale_gradient(model: PreTrainedModel, factor: float) -> float:
+    """Multiply the model's gradient by a factor, which is returned."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
