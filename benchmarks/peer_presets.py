@@ -156,11 +156,11 @@ def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
         **known,
     )
     for kind, delta in (("binary_tv", 0.2), ("binary_kl", 0.05)):
-        own = SimpleNamespace(
+        loss_settings = SimpleNamespace(
             dppo=SimpleNamespace(dppo_type=kind, delta_low=delta, delta_high=delta), off_policy_correction=off
         )
 
-        def gradient(batch: Batch, own: Any = own) -> Tensor:
+        def gradient(batch: Batch, own: Any = loss_settings) -> Tensor:
             train_NL = batch.train_NL.clone().requires_grad_()
             advantage_NL = batch.advantage_N[:, None].expand_as(train_NL)
             loss, _ = losses.dppo_policy_loss(

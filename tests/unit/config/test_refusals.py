@@ -317,6 +317,10 @@ def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], wor
         ({"estimator": "ppo"}, "arms.a.estimator: must be one of rloo, reinforce, grpo"),
         ({"clip": {}}, "arms.a.clip.ratio is missing"),
         ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
+        (
+            {"clip": {"ratio": "decoupled", "loss": "vespo"}},
+            "arms.a.clip: loss: vespo with ratio: bypass weighs by the",
+        ),
         ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),
         ({"clip": {"ratio": "bypass", "high": 0.0}}, "arms.a.clip.high: Input should be greater than 0"),
         ({"correction": {"token_threshold": 1.0}}, "arms.a.correction.token_threshold: Input should be greater than 1"),

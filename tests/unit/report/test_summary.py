@@ -151,7 +151,12 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
     (
         {"clip": {"ratio": "recompute"}},
-        {"clip.ratio": ("bypass", "decoupled"), "clip.low": (0.1,), "clip.high": (0.3,)},
+        {
+            "clip.ratio": ("bypass", "decoupled"),
+            "clip.loss": ("free", "gspo", "cispo", "sapo", "vespo"),
+            "clip.low": (0.1,),
+            "clip.high": (0.3,),
+        },
     ),
     (
         {"correction": {"sequence": "mis"}},

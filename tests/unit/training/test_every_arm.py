@@ -22,6 +22,7 @@ from step_fixture import run_of
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.tokens import read_tokens
 from tailrl.config.load import parse_study
+from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.safe_set import RULES
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
@@ -49,14 +50,15 @@ def covering(**factors: tuple[Any, ...]) -> list[Choice]:
 
 COVERING = covering()
 LATER = covering(
-    extra=tuple(EXTRAS)[1:],
+    extra=tuple(EXTRAS),
+    clip=(None, "recompute", "decoupled gspo", *(f"bypass {loss}" for loss in RATIO_LOSSES)),
     token=("none",),
     sequence=("none",),
     vocabulary=("full", "min_p", "top_p"),
     disturbance=("none", "all"),
     deliberate=(True,),
 )
-"""Those of the corrections in EXTRAS, which have fewer partners."""
+"""Those of the corrections in EXTRAS and of the ratio's losses, which have fewer partners."""
 
 
 def name_of(choice: Choice) -> str:
@@ -74,6 +76,7 @@ def test_the_factors_are_those_of_the_schema() -> None:
         return set(schema[block]["properties"][key]["enum"])
 
     assert choices("Arm", "estimator") == set(FACTORS["estimator"])
+    assert choices("Clip", "loss") == set(RATIO_LOSSES)
     assert choices("Clip", "ratio") == set(FACTORS["clip"]) - {None}
     assert choices("Correction", "token") == set(FACTORS["token"])
     assert choices("Correction", "sequence") == set(FACTORS["sequence"])

@@ -71,9 +71,13 @@ def rejects_by(name: str, ratio: str = "r_corr") -> Role:
 
 def clips_by(ratio: str) -> Role:
     """PPO's clip of this convention on all tokens, without weight or veto."""
-    rest = {f"correction.{name}": value for name, value in (("token", "none"), ("sequence", "none"), ("veto", None))}
-    wanted = {"vocabulary.rule": "full", "clip.ratio": ratio, **rest}
-    return lambda settings: all(settings.get(key) == value for key, value in wanted.items())
+
+    def clips(settings: Mapping[str, Any]) -> bool:
+        loss = settings.get("clip.ratio"), settings.get("clip.loss", "ppo")
+        weights = settings["correction.token"], settings["correction.sequence"], settings["vocabulary.rule"]
+        return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and _plain(settings)
+
+    return lambda settings: clips(settings) and not has_veto(settings)
 
 
 def is_scored_first(settings: Mapping[str, Any]) -> bool:

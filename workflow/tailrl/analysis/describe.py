@@ -100,6 +100,8 @@ def _clip(left: dict[str, Any]) -> list[str]:
     if not left.get("clip.ratio"):
         return []
     ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
+    if (loss := left.pop("clip.loss", "ppo")) != "ppo":
+        return [f"{loss} of the ratio, {ratio}, from 1 - {low} to 1 + {high}"]
     return [f"clipped ratio, {ratio}, from 1 - {low} to 1 + {high}"]
 
 

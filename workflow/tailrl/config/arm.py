@@ -141,7 +141,15 @@ class Correction(Settings):
 
 
 class Clip(Settings):
-    """PPO's clipped ratio in place of the plain log-prob, for several updates on the same rollouts."""
+    """A loss of the ratio in place of the plain log-prob, PPO's clipped ratio and its relatives, for several updates on
+    the same rollouts."""
+
+    loss: Literal["ppo", "free", "gspo", "cispo", "sapo", "vespo"] = Field(
+        "ppo",
+        description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
+        "response's ratios; cispo: stopped clip(r) times A log-prob; sapo: a sigmoid of r, times A; vespo: a stopped "
+        "weight of a response's ratio, times A log-prob",
+    )
 
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
@@ -149,6 +157,12 @@ class Clip(Settings):
     )
     low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
     high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient if the advantage is > 0")
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if self.loss == "vespo" and self.ratio == "decoupled":
+            raise ValueError("loss: vespo with ratio: bypass weighs by the whole ratio; decoupled would do so twice")
+        return self
 
 
 class Arm(Settings):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
 from tailrl.objective.corrections import Weights, correct
+from tailrl.objective.ratio_losses import OF_RESPONSES, RATIO_LOSSES, RatioTokens
 from tailrl.objective.safe_set import TokenLogprobs
-from tailrl.objective.sequences import check_logprobs, check_packed
+from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -30,35 +31,39 @@ def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_
     return -(weight_T.detach() * advantage_T * logp_T).sum() / step_sequences
 
 
-def clipped_ratio(
+def ratio_loss(
+    loss: str,
     logp_T: Tensor,
     logp_old_T: Tensor,
     advantage_T: Tensor,
     weight_T: Tensor,
+    sequence_T: Tensor,
+    sequences: int,
     clip: tuple[float, float],
     step_sequences: int,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's surrogate −(1/B) Σ_t w_t min(r_t A_t, clip(r_t, 1 − low, 1 + high) A_t), r = π_θ/π_old.
+    """−(1/B) Σ_t w_t term_t, with the terms of one of `RATIO_LOSSES` on the ratio r = π_θ/π_old.
 
     At r = 1 it has the gradient of `policy_gradient`.
 
     Args:
+        loss: key of `RATIO_LOSSES`.
         logp_T: float32 [T] with gradient.
         logp_old_T: float32 [T], log π_old, stop-gradient. recompute, decoupled: the trainer's before the first update
             on these rollouts, r = r_train. bypass: the sampler's, r = r_rollout (arXiv 2605.14220).
         advantage_T: float32 [T].
         weight_T: float32 [T], stop-gradient; decoupled: times r_corr = π_train_old/π_rollout_old.
+        sequence_T: int64 [T], each token's sequence.
+        sequences: N.
         clip: (low, high).
         step_sequences: B.
 
     Returns:
-        A scalar with gradient, and bool [T]: where the clipped branch is taken and no gradient flows.
+        A scalar with gradient, and bool [T]: where the clip acts.
     """
-    ratio_T = (logp_T - logp_old_T.detach()).exp()
-    free_T = ratio_T * advantage_T
-    clipped_T = ratio_T.clamp(1 - clip[0], 1 + clip[1]) * advantage_T
-    loss = -(weight_T.detach() * torch.minimum(free_T, clipped_T)).sum() / step_sequences
-    return loss, (clipped_T < free_T).detach()
+    ratio_T = logp_T - logp_old_T.detach()
+    term_T, clipped_T = RATIO_LOSSES[loss](RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip))
+    return -(weight_T.detach() * term_T).sum() / step_sequences, clipped_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def surrogate(
     clip: Clip | None,
     logp_old_T: Tensor | None = None,
 ) -> Surrogate:
-    """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `clipped_ratio`.
+    """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `ratio_loss`.
 
     Args:
         logprobs: the trainer's, of T tokens.
@@ -119,5 +124,8 @@ def surrogate(
         # Not 0 × exp(Δ): a rejected token's ratio may overflow.
         weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
     reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
-    loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, (clip.low, clip.high), step_sequences)
+    if clip.loss in OF_RESPONSES:
+        weight_T = weight_T.masked_fill(sequence_any(outside_T, sequence_T, sequences)[sequence_T], 0.0)
+    tokens = (logp_T, reference_T, advantage_T, weight_T, sequence_T, sequences)
+    loss, clipped_T = ratio_loss(clip.loss, *tokens, (clip.low, clip.high), step_sequences)
     return Surrogate(loss, weights, clipped_T & ~outside_T)
