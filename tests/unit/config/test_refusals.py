@@ -304,6 +304,13 @@ def test_a_rho_over_one_for_the_vocabulary(key: str) -> None:
             {"sequence": "mis", "sequence_threshold": 0.5, "sequence_lower": 0.5},
             "sequence_lower must be less than C, 0.5",
         ),
+        ({"centering": "top_k"}, "centering: top_k needs k"),
+        ({"centering": "full", "centering_k": 5}, "centering: full does not use k"),
+        ({"centering": "full", "sequence": "mis"}, "centering subtracts the expectation of a token's own term"),
+        (
+            {"centering": "full", "reject": [{"of": "k2", "by": "token", "above": 1.0}]},
+            "centering subtracts the expectation of a token's own term",
+        ),
         ({"normalise": True, "sequence": "reject_k3"}, "normalise divides by the mean of the weights by the ratio"),
     ],
 )
@@ -334,6 +341,42 @@ def test_values_that_there_are_not(arm: dict[str, Any], words: str) -> None:
 def test_a_budget_needs_a_trainer_that_prunes() -> None:
     vocabulary = {"rule": "min_p", "rho": "e-13", "adapt": "budget", "budget": 0.01, "side": "sampler"}
     assert "budget is measured in the trainer" in refusal({"vocabulary": vocabulary, "deliberate": True})
+
+
+def test_ratios_count_a_mismatch_once() -> None:
+    twice = {"correction": {"token": "tis", "sequence": "mis"}}
+    assert refusal(twice) == (
+        "arms.a: correction: token: tis and sequence: mis both weigh by the ratio, which counts the mismatch twice; use "
+        "one of them, or say deliberate: true"
+    )
+    assert study_with({**twice, "deliberate": True}).arms["a"].correction.token == "tis"
+    normalised = {"correction": {"sequence": "mis", "normalise": True}}
+    assert "normalise and training.loss_mean: kept each rescale the mean" in refusal(normalised, loss_mean="kept")
+    rule = {"of": "k3", "by": "mean", "above": 0.1, "ratio": "r_ppo"}
+    assert "r_ppo is 1 in the first update" in refusal({"correction": {"reject": [rule]}})
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"clip": {"ratio": "bypass"}}, "correction.centering is of the plain policy gradient: leave out clip"),
+        ({"sampler": {"verify": True}}, "correction.centering need a mismatch, which this arm has not"),
+        (
+            {"disturbance": {"noise": 0.1, "side": "both"}},
+            "correction.centering need a mismatch, which this arm has not",
+        ),
+    ],
+)
+def test_centering_needs_a_mismatch_and_the_plain_gradient(arm: dict[str, Any], words: str) -> None:
+    assert words in refusal({**arm, "correction": {"centering": "full"}})
+    assert "set minibatches: 1" in refusal({"correction": {"centering": "full", "token": "tis"}}, minibatches=2)
+
+
+def test_a_replayed_set_is_the_samplers() -> None:
+    replay = {"vocabulary": {**MIN_P, "side": "replay"}}
+    assert study_with(replay).run("a").needs_distributions
+    assert "which this arm has not" in refusal({**replay, "sampler": {"verify": True}})
+    assert "outside says nothing with side: replay" in refusal({"vocabulary": {**FILL, "side": "replay"}})
 
 
 # --- what the exact engine cannot meet ---------------------------------------------------------------

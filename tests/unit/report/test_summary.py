@@ -133,6 +133,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "correction.sequence": ("is", "tis", "mis", "geometric", "reject_k1", "reject_k3"),
             "correction.veto": (1e-4, 1e-5),
             "correction.veto_above": (100.0, 1000.0),
+            "correction.centering": ("full",),
             "correction.reject": (
                 ({"of": "k3", "by": "max", "above": 0.01},),
                 ({"of": "k3", "by": "token", "above": 0.01},),
@@ -167,6 +168,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         },
     ),
     ({"correction": {"token": "tis"}}, {"correction.token_lower": (0.5, 0.25)}),
+    ({"correction": {"centering": "top_k", "centering_k": 5}}, {"correction.centering_k": (6,)}),
     ({"correction": {"sequence": "reject_k3"}}, {"correction.rejects": ("r_ppo",)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
     ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
@@ -177,7 +179,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         {
             "vocabulary.rule": ("entropy",),
             "vocabulary.rho": ("e-6", "0.3/V", 1e-5),
-            "vocabulary.side": ("sampler", "trainer"),
+            "vocabulary.side": ("sampler", "trainer", "replay"),
             "vocabulary.outside": ("paper_fill",),
         },
     ),

@@ -54,7 +54,7 @@ LATER = covering(
     clip=(None, "recompute", "decoupled gspo", *(f"bypass {loss}" for loss in RATIO_LOSSES)),
     token=("none",),
     sequence=("none",),
-    vocabulary=("full", "min_p", "top_p"),
+    vocabulary=("full", "min_p", "top_p", "replay"),
     disturbance=("none", "all"),
     deliberate=(True,),
 )
@@ -120,8 +120,9 @@ def test_the_subset_holds_every_pair_that_is_admitted() -> None:
     for (a, v), (b, w) in every - admitted:
         one_sided = v in ("sampler", "trainer", "fill_trainer") and (b, w) == ("deliberate", False)
         delayed = (v, w) == ("delayed", 2)
+        matched = v == "replay" and w in ("delayed", "matched")
         twice = (a, b) == ("token", "sequence")
-        assert v in ("bypass", "decoupled") or w in fill or one_sided or delayed or twice, ((a, v), (b, w))
+        assert v in ("bypass", "decoupled") or w in fill or one_sided or delayed or twice or matched, ((a, v), (b, w))
 
 
 # --- what is admitted trains -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ _SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", 
 _REJECTS = ("reject_k1", "reject_k3")
 """Rejection of sequences by their mean K1 or K3 of the mismatch."""
 
-_LATER = ("correction.token_lower", "correction.sequence_lower", "correction.reject", "correction.normalise")
+_LATER = tuple(f"correction.{name}" for name in ("token_lower", "sequence_lower", "reject", "normalise", "centering"))
 """Settings that make another remedy of a named weight."""
 
 CAUSES = ("staleness", "weights", "bias", "noise", "floor")
@@ -252,7 +252,7 @@ def _unweighted(settings: Mapping[str, Any]) -> bool:
 
 
 def _plain(settings: Mapping[str, Any]) -> bool:
-    """Whether the correction has none of what came after the first studies: rejections, lower bounds, a normaliser."""
+    """Whether the correction has none of what came after the first studies: rejections, lower bounds, centering."""
     return all(settings[key] == DEFAULTS[key] for key in _LATER)
 
 

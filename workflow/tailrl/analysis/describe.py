@@ -89,7 +89,7 @@ def _vocabulary(left: dict[str, Any]) -> str:
     elif adapt == "difficulty":
         details.append(f"adapted to the difficulty, up to rho = {left.pop('vocabulary.rho_easy', None)}")
     if (side := left.pop("vocabulary.side", "both")) != "both":
-        details.append(f"in the {side} only")
+        details.append("the sampler's set on both sides" if side == "replay" else f"in the {side} only")
     if left.get("vocabulary.outside") == "paper_fill":
         del left["vocabulary.outside"]
         details.append("paper's fill outside")
@@ -120,6 +120,9 @@ def _weights(left: dict[str, Any]) -> list[str]:
         by = " by r_ppo" if left.pop("correction.rejects", "r_corr") == "r_ppo" else ""
         clauses.append(f"sequence weights {sequence}{by}, C = {_number(limit)}{_lower(left, 'sequence')}")
     clauses += [_rejection(rule) for rule in left.pop("correction.reject", ())]
+    if (form := left.pop("correction.centering", "none")) != "none":
+        k = left.pop("correction.centering_k", None)
+        clauses.append("scores centred over " + ("all tokens" if form == "full" else f"the sampler's {k} likeliest"))
     if left.pop("correction.normalise", False):
         clauses.append("normalised to a mean weight of 1")
     clauses = clauses or [UNWEIGHTED]

@@ -81,6 +81,13 @@ class Correction(Settings):
         description="divide the weights by their mean over the update's tokens, or responses where these are weighted",
     )
 
+    centering: Literal["none", "full", "top_k"] = Field(
+        "none",
+        description="subtract the expected gradient of a sampled token's log-prob under the sampler; full: over all "
+        "tokens; top_k: over the sampler's most probable ones, with a tail like the trainer's",
+    )
+    centering_k: int | None = Field(None, ge=1, description="tokens of centering: top_k")
+
     @model_validator(mode="before")
     @classmethod
     def _expanded(cls, data: Any) -> Any:
@@ -105,6 +112,13 @@ class Correction(Settings):
             raise ValueError(f"sequence: {self.sequence} does not use sequence_lower")
         if self.sequence_lower is not None and self.sequence_lower >= self.limit:
             raise ValueError(f"sequence_lower must be less than C, {self.limit:g}")
+        if (self.centering == "top_k") != (self.centering_k is not None):
+            raise ValueError(f"centering: {self.centering} {'needs' if self.centering_k is None else 'does not use'} k")
+        if self.centering != "none" and (self.sequence_ratio or any(rule.by == "token" for rule in self.reject)):
+            raise ValueError(
+                "centering subtracts the expectation of a token's own term: sequence weights by the ratio and "
+                "rejections by token are no part of it"
+            )
         if self.normalise and not self.ratio:
             raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
         return self
@@ -215,7 +229,12 @@ class Arm(Settings):
                 f"disturbance.weights: {self.sampler.dtype} has no effect beside sampler.dtype: {self.sampler.dtype}, "
                 "in which the engine holds its weights anyway"
             )
-        if self.vocabulary.side != "both" and not self.deliberate:
+        whole = self.vocabulary.side == "replay" or self.correction.centering != "none"
+        if whole and (self.sampler.verify or (self.disturbance.side == "both" and self.disturbance.on_logits)):
+            raise ValueError("vocabulary.side: replay and correction.centering need a mismatch, which this arm has not")
+        if self.clip and self.correction.centering != "none":
+            raise ValueError("correction.centering is of the plain policy gradient: leave out clip")
+        if self.vocabulary.side in ("sampler", "trainer") and not self.deliberate:
             raise ValueError(
                 f"vocabulary.side: {self.vocabulary.side} samples from one distribution and trains another, which "
                 "multiplies every ratio by the kept mass; prune on both sides, or say deliberate: true"
@@ -232,6 +251,10 @@ class Arm(Settings):
             raise ValueError(
                 f"with {training.minibatches} minibatches all but the first train on responses of an older policy; add "
                 "clip or a weight by the ratio, or say deliberate: true"
+            )
+        if several and self.correction.centering != "none":
+            raise ValueError(
+                "correction.centering is of the policy that the rollouts were scored by: set minibatches: 1"
             )
         scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
         if self.correction.normalise and training.loss_mean == "kept":

@@ -86,6 +86,11 @@ class Run(Settings):
         """
         return "bfloat16" if self.training.dtype == self.sampler.dtype == "bfloat16" else "float32"
 
+    @property
+    def needs_distributions(self) -> bool:
+        """Whether the objective needs the sampler's whole distribution at every token."""
+        return self.vocabulary.side == "replay" or self.correction.centering != "none"
+
     def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
         """Whether the disturbance's floor lifts every token over the threshold in every state: nothing is pruned.
 

@@ -40,8 +40,10 @@ class Vocabulary(Settings):
     )
     budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
     rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
-    side: Literal["both", "sampler", "trainer"] = Field(
-        "both", description="which side prunes; one side alone is biased"
+    side: Literal["both", "sampler", "trainer", "replay"] = Field(
+        "both",
+        description="which side prunes; one side alone is biased; replay: the sampler prunes, and the trainer "
+        "renormalises over the sampler's set",
     )
     outside: Literal["drop", "paper_fill"] = Field(
         "drop",
@@ -75,9 +77,21 @@ class Vocabulary(Settings):
             raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
         if self.adapt == "budget" and self.side == "sampler":
             raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
+        if self.side == "replay" and self.outside != "drop":
+            raise ValueError("outside says nothing with side: replay, whose set every sampled token is in")
         if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
             raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self
+
+    @property
+    def trainer_rule(self) -> str:
+        """The rule by which the trainer prunes its own logits; full where it does not, or takes the sampler's set."""
+        return self.rule if self.side in ("both", "trainer") else "full"
+
+    @property
+    def sampler_rule(self) -> str:
+        """The rule by which the sampler prunes."""
+        return "full" if self.side == "trainer" else self.rule
 
     def threshold(self, vocabulary_size: int) -> float:
         """The rule's number: ln ρ, k or p; 0 for the full vocabulary."""

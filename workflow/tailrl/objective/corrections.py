@@ -127,6 +127,7 @@ class Weights:
     """Weights of T tokens in N sequences; float32 or bool, without gradient."""
 
     weight_T: Tensor  # factor of each token's term in the loss: the token's weight times its sequence's
+    sequence_N: Tensor  # its sequence's part of it; 0 where the sequence is dropped
     raw_N: Tensor  # exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside V_S
     used_N: Tensor  # mean of `weight_T` over a sequence; the sequence's own weight where it has no token
     rejected_N: Tensor  # sequences rejected by a threshold; a weight that underflows in float32 is not a rejection
@@ -195,7 +196,7 @@ def correct(
         raise StudyError(_overflow(correction, largest, delta_T.dtype))
     tokens_N = sequence_sum(torch.ones_like(token_T), sequence_T, count)
     used_N = torch.where(tokens_N > 0, sequence_mean(weight_T, sequence_T, count), sequence_N)
-    return Weights(weight_T, raw_N, used_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
+    return Weights(weight_T, sequence_N, raw_N, used_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
 
 
 def normaliser(correction: Correction, ratio_X: Tensor) -> float:

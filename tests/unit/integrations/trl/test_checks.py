@@ -68,6 +68,8 @@ def test_a_weight_of_a_token_where_the_loss_has_none() -> None:
         with_dvp(RLOOTrainer, RHO, Correction(sequence="reject_k3", rejects="r_ppo"))
     with pytest.raises(StudyError, match=r"^correction.reject: by: token: RLOOTrainer's ratio is a whole response's"):
         with_dvp(RLOOTrainer, RHO, Correction(reject=(Rejection(of="k3", by="token", above=1.0),)))
+    with pytest.raises(StudyError, match=r"^correction.centering: it needs the sampler's whole distribution"):
+        with_dvp(RLOOTrainer, RHO, Correction(centering="full"))
     with pytest.raises(StudyError, match=r"^correction.normalise: TRL computes the loss in parts"):
         with_dvp(RLOOTrainer, RHO, Correction(sequence="mis", normalise=True))
 
