@@ -346,8 +346,8 @@ def test_a_budget_needs_a_trainer_that_prunes() -> None:
 def test_ratios_count_a_mismatch_once() -> None:
     twice = {"correction": {"token": "tis", "sequence": "mis"}}
     assert refusal(twice) == (
-        "arms.a: correction: token: tis and sequence: mis both weigh by the ratio, which counts the mismatch twice; use "
-        "one of them, or say deliberate: true"
+        "arms.a: correction: token: tis and sequence: mis both weigh by the ratio, which counts the mismatch twice; "
+        "use one of them, or say deliberate: true"
     )
     assert study_with({**twice, "deliberate": True}).arms["a"].correction.token == "tis"
     normalised = {"correction": {"sequence": "mis", "normalise": True}}
