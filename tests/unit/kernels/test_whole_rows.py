@@ -42,7 +42,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], float]] = [
 def test_chunks_are_the_definition(
     vocabulary: dict[str, Any], correction: dict[str, Any], threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_rows, "CHUNK", 5 * V)
+    monkeypatch.setattr(whole_rows, "LOGITS_AT_ONCE", 5 * V)
     given, sets, own = tensors(), Vocabulary(**vocabulary), Correction(**correction)
     threshold_T1 = torch.full((T, 1), threshold)
     found, expected = whole_row_scores(

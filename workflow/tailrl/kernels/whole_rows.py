@@ -16,13 +16,13 @@ from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.centering import expected_score
 from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
 
-CHUNK = 2**21
+LOGITS_AT_ONCE = 2**21
 """Logits in a chunk: 8 MiB of float32, of which the backward holds some ten."""
 
 
 def rows_at_once(vocabulary_size: int) -> int:
     """Rows of a chunk."""
-    return max(1, CHUNK // vocabulary_size)
+    return max(1, LOGITS_AT_ONCE // vocabulary_size)
 
 
 def whole_row_scores(

@@ -112,7 +112,7 @@ MISMATCHES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
 DOSES = {"noise": (1e-5, 10.0), "floor": (1e-8, 0.99), "bias": (1e-5, 10.0), "rounding": (1e-4, 2.0)}
 """The smallest and the largest dose that `dose_at` tries."""
 
-TRIED, NARROWED = 64, 3
+DOSES_TRIED, TIMES_NARROWED = 64, 3
 """Doses of a search, and how often it is repeated between the neighbours of the best."""
 
 
@@ -129,11 +129,11 @@ def dose_at(model: SequenceModel, mismatch: str, nats: float, *seed: object) -> 
     """
     low, high = DOSES[mismatch]
     best = low
-    for _ in range(NARROWED):
-        doses = torch.logspace(math.log10(low), math.log10(high), TRIED, dtype=torch.float64).tolist()
+    for _ in range(TIMES_NARROWED):
+        doses = torch.logspace(math.log10(low), math.log10(high), DOSES_TRIED, dtype=torch.float64).tolist()
         apart = [abs(divergence(model, sampler_logits(model.logits_SV, mismatch, d, *seed)) - nats) for d in doses]
-        place = min(range(TRIED), key=apart.__getitem__)
-        best, low, high = doses[place], doses[max(place - 1, 0)], doses[min(place + 1, TRIED - 1)]
+        place = min(range(DOSES_TRIED), key=apart.__getitem__)
+        best, low, high = doses[place], doses[max(place - 1, 0)], doses[min(place + 1, DOSES_TRIED - 1)]
     return best
 
 
