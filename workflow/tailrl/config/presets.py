@@ -17,7 +17,7 @@ class Preset(Settings):
     correction: dict[str, Any] = Field(default_factory=dict, description="the weights and rejections")
     clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
     source: str = Field(description="the file and line that was read")
-    lacks: str = Field("", description="what the preset leaves out")
+    note: str = Field("", description="whose it is, or what it leaves out")
 
 
 class Framework(Settings):
