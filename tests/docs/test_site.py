@@ -20,6 +20,9 @@ from docsite.source import NotThereError, definition, functions_of, signature
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import answers, read_shown
 from tailrl.cli import app
+from tailrl.config.presets import presets
+from tailrl.objective.ratio_losses import RATIO_LOSSES
+from tailrl.objective.rejections import STATISTICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -114,6 +117,7 @@ def test_the_page_of_corrections_has_every_name_that_a_study_may_give(pages: dic
     asked = [("Correction", "sequence"), ("Correction", "token"), ("Vocabulary", "rule"), ("Arm", "estimator")]
     for block, key in asked:
         assert set(schema[block]["properties"][key]["enum"]) - {"none"} <= named
+    assert {*STATISTICS, *RATIO_LOSSES, *presets()} <= named
     assert ["`mis`", "2"] in [[row[0], row[-1]] for row in rows(pages["reference/corrections.md"])]
 
 

@@ -3,6 +3,7 @@
 # Studies that train nothing are about one page.
 PROBES = {
     "gradient_quality": rules.gradients.output.page,
+    "gradient_catalogue": rules.gradients.output.page,
     "smollm2_checks": rules.distributions.output.page,
 }
 

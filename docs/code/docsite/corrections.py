@@ -17,8 +17,12 @@ a response; T is a response's number of tokens.
 def corrections_page(root: Path) -> str:
     """The page: a table for each key that names a remedy."""
     from tailrl.config.arm import REMEDIES, Correction
+    from tailrl.config.presets import frameworks
+    from tailrl.config.rejection import Rejection
+    from tailrl.config.vocabulary import Vocabulary
 
     corrections = "objective.corrections"
+    rules = Rejection.model_fields
     sequence = functions_of(root, corrections, "SEQUENCE_WEIGHTS")
     sequence |= {name: _weigh(root, name) for name in REMEDIES}
     rows = [
@@ -37,13 +41,46 @@ def corrections_page(root: Path) -> str:
             f"What a rejection judges, `rejects`: {rejects}.\n",
             "## Weights of a token\n\n`correction: {token: NAME, token_threshold: C}`\n",
             table(("name", "weight", "default C"), ((f"`{n}`", first_sentence(t), threshold) for n, t in tokens)),
-            f"## Veto\n\n`correction: {{veto: 1e-4}}`: {veto}.\n",
+            f"`token_lower`: {Correction.model_fields['token_lower'].description}. `sequence_lower`: "
+            f"{Correction.model_fields['sequence_lower'].description}. `normalise`: "
+            f"{Correction.model_fields['normalise'].description}.\n",
+            "## Rejections\n\n`correction: {reject: [{of: NAME, by: mean, above: x, below: y}]}`, with r = p/q\n",
+            _names(functions_of(root, "objective.rejections", "STATISTICS")),
+            "\n".join(f"- `{name}`: {rules[name].description}." for name in ("by", "ratio", "when")) + "\n",
+            "## Vetoes\n\n`correction: {veto: 1e-4, veto_above: 100}`: "
+            f"{veto}; {Correction.model_fields['veto_above'].description}.\n",
+            "## Score centering\n\n`correction: {centering: full}`: "
+            f"{Correction.model_fields['centering'].description}.\n",
+            "## Losses of the ratio\n\n`clip: {ratio: bypass, loss: NAME}`\n",
+            _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
             "## Safe sets\n\n`vocabulary: {rule: NAME}`\n",
             _names(functions_of(root, "objective.safe_set", "RULES")),
+            f"`side`: {Vocabulary.model_fields['side'].description}.\n",
             "## Estimators\n\n`estimator: NAME`\n",
             _names(functions_of(root, "objective.advantages", "ESTIMATORS")),
+            "## Presets\n\n`correction: {preset: NAME}`; `default` is what a framework ships. Versions: "
+            + "; ".join(f"{name} {own.version}" for name, own in frameworks().items())
+            + ".\n",
+            _presets(),
         ]
     )
+
+
+def _presets() -> str:
+    """Every preset with its settings as YAML has them, and where it was read."""
+    import yaml
+
+    from tailrl.config.presets import frameworks
+
+    lines = []
+    for name, framework in frameworks().items():
+        for mode, preset in framework.modes.items():
+            settings = {"correction": preset.correction} if preset.correction else {}
+            settings |= {"clip": preset.clip} if preset.clip else {}
+            words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
+            note = f"; {preset.note}" if preset.note else ""
+            lines.append((f"`{name}/{mode}`", f"`{words}`" if words else "nothing", f"{preset.source}{note}"))
+    return table(("name", "settings", "read in"), lines)
 
 
 def _names(of: dict[str, str]) -> str:

@@ -4,27 +4,10 @@ import math
 from typing import Any
 
 import pytest
+from refusal_fixture import FILL, MIN_P, refusal, study_with
 
 from tailrl.config.load import parse_study
-from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
-
-MIN_P = {"rule": "min_p", "rho": "e-13"}
-FILL = {**MIN_P, "outside": "paper_fill"}
-
-
-def study_with(arm: dict[str, Any], **training: Any) -> Study:
-    return parse_study({"name": "s", "arms": {"a": arm}, "training": training}, "my.yaml")
-
-
-def refusal(arm: dict[str, Any], **training: Any) -> str:
-    """The one sentence that an arm is refused with."""
-    with pytest.raises(StudyError) as caught:
-        study_with(arm, **training)
-    sentence = str(caught.value)
-    assert sentence.startswith("my.yaml: arms.a") and "\n" not in sentence and "Value error" not in sentence
-    return sentence.removeprefix("my.yaml: ")
-
 
 # --- what is biased ----------------------------------------------------------------------------------
 
@@ -292,24 +275,15 @@ def test_a_rho_over_one_for_the_vocabulary(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("correction", "words"),
-    [
-        ({"sequence": "none", "sequence_threshold": 2.0}, "sequence: none does not use sequence_threshold"),
-        ({"sequence": "is", "sequence_threshold": 2.0}, "sequence: is does not use sequence_threshold"),
-        ({"sequence": "geometric", "sequence_threshold": 1.0}, "sequence_threshold must exceed 1"),
-        ({"sequence": "geometric", "sequence_threshold": 0.001}, "sequence_threshold must exceed 1"),
-    ],
-)
-def test_thresholds_that_do_not_fit_their_weight(correction: dict[str, Any], words: str) -> None:
-    assert words in refusal({"correction": correction})
-
-
-@pytest.mark.parametrize(
     ("arm", "words"),
     [
         ({"estimator": "ppo"}, "arms.a.estimator: must be one of rloo, reinforce, grpo"),
         ({"clip": {}}, "arms.a.clip.ratio is missing"),
         ({"clip": {"ratio": "old"}}, "arms.a.clip.ratio: "),
+        (
+            {"clip": {"ratio": "decoupled", "loss": "vespo"}},
+            "arms.a.clip: loss: vespo with ratio: bypass weighs by the",
+        ),
         ({"clip": {"ratio": "bypass", "low": 1.0}}, "arms.a.clip.low: Input should be less than 1"),
         ({"clip": {"ratio": "bypass", "high": 0.0}}, "arms.a.clip.high: Input should be greater than 0"),
         ({"correction": {"token_threshold": 1.0}}, "arms.a.correction.token_threshold: Input should be greater than 1"),

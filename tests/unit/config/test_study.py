@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tailrl.config.arm import log_rho as read_log_rho
 from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
 from tailrl.config.load import parse_settings, parse_study, read_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.study import Study
 from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.config.vocabulary import log_rho as read_log_rho
 from tailrl.runtime.errors import StudyError
 
 WHOLE: dict[str, Any] = {

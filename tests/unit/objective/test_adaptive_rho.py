@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tailrl.config.arm import Vocabulary
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.adaptive_rho import LOWEST_LOG_RHO, TOLERANCE, Thresholds
 
 BUDGET = Vocabulary(rule="min_p", rho="e-13", adapt="budget", budget=0.02)

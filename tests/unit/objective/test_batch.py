@@ -18,8 +18,9 @@ from tailrl import (
     surrogate,
     token_logprobs,
 )
-from tailrl.config.arm import Clip, Correction, Vocabulary
+from tailrl.config.arm import Clip, Correction
 from tailrl.config.sampler import Disturbance
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.runtime.errors import StudyError
 
 MIN_P = Vocabulary(rule="min_p", rho="e-2")

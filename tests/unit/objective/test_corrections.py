@@ -8,19 +8,29 @@ import pytest
 import torch
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import Weights, correct, sequence_any, sequence_mean, sequence_sum
+from tailrl.objective.corrections import Weights, correct, normaliser
+from tailrl.objective.sequences import sequence_any, sequence_mean, sequence_sum
 from tailrl.runtime.errors import StudyError
 
 NONE = Correction()
 MIS = Correction(sequence="mis", sequence_threshold=2.0)
 SEQUENCE = ("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3")
-TOKEN = ("none", "tis", "mask")
+TOKEN = ("none", "is", "tis", "mask")
 EVERY = [Correction(token=token, sequence=sequence) for token in TOKEN for sequence in SEQUENCE]  # type: ignore[arg-type]
+LOWER = [
+    Correction(token="tis", token_lower=0.9),
+    Correction(token="mask", token_threshold=5.0, token_lower=0.8),
+    Correction(sequence="tis", sequence_lower=0.9),
+    Correction(sequence="mis", sequence_lower=0.9),
+    Correction(sequence="geometric", sequence_lower=0.99),
+]
+EVERY += LOWER
 WEIGHTED = [correction for correction in EVERY if correction.weighted]
 
 
 def name(correction: Correction) -> str:
-    return f"{correction.token}-{correction.sequence}"
+    lower = [str(bound) for bound in (correction.token_lower, correction.sequence_lower) if bound]
+    return "-".join([correction.token, correction.sequence, *lower])
 
 
 def weigh(
@@ -44,10 +54,13 @@ def weigh(
 
 def token_weight(delta: float, correction: Correction) -> float:
     ratio, most = math.exp(delta), correction.token_threshold
+    lower = correction.token_lower
+    if correction.token == "is":
+        return ratio
     if correction.token == "tis":
-        return min(ratio, most)
+        return max(lower or 0.0, min(ratio, most))
     if correction.token == "mask":
-        return ratio if 1 / most <= ratio <= most else 0.0
+        return ratio if (lower or 1 / most) <= ratio <= most else 0.0
     return 1.0
 
 
@@ -56,12 +69,13 @@ def sequence_weight(deltas: list[float], correction: Correction) -> float:
     ratio, most = math.prod(math.exp(delta) for delta in deltas), correction.limit
     if correction.sequence == "is":
         return ratio
+    lower = correction.sequence_lower
     if correction.sequence == "tis":
-        return min(ratio, most)
+        return max(lower or 0.0, min(ratio, most))
     if correction.sequence == "mis":
-        return ratio if ratio <= most else 0.0
+        return ratio if (lower or 0.0) <= ratio <= most else 0.0
     if correction.sequence == "geometric":
-        return float(1 / most <= ratio ** (1 / len(deltas)) <= most)
+        return float((lower or 1 / most) <= ratio ** (1 / len(deltas)) <= most)
     if correction.sequence == "reject_k1":
         return float(abs(np.mean([-delta for delta in deltas])) <= most)
     if correction.sequence == "reject_k3":
@@ -88,6 +102,9 @@ def test_sums_and_means_are_over_sequences() -> None:
 def test_which_corrections_weigh_by_the_ratio(correction: Correction) -> None:
     """These divide by the sampler's probability, and only one of them may be used at a time."""
     assert correction.ratio == (0 < weigh([[0.0005]], correction).weight_T.item() != 1)
+    assert correction.sequence_ratio == (
+        0 < weigh([[0.0005]], correction.model_copy(update={"token": "none"})).used_N.item() != 1
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.045, 0.5])
@@ -106,6 +123,15 @@ def test_every_weight_is_the_definition(correction: Correction, scale: float) ->
     assert found.rejected_N.tolist() == [w == 0 for w in sequences]
     assert found.masked_T.tolist() == [w == 0 for row in tokens for w in row]
     assert not found.vetoed_N.any()
+    plain = [[math.exp(delta) if correction.token != "none" else 1.0 for delta in row] for row in deltas]
+    cut_T = [w not in (0.0, r) for row, free in zip(tokens, plain, strict=True) for w, r in zip(row, free, strict=True)]
+    whole = [w not in (0.0, math.prod(map(math.exp, row))) for w, row in zip(sequences, deltas, strict=True)]
+    cut_N = [cut and correction.sequence == "tis" for cut in whole]
+    lengths = [len(row) for row in deltas]
+    spread = [cut for cut, length in zip(cut_N, lengths, strict=True) for _ in range(length)]
+    expected_T = [a or b for a, b in zip(cut_T, spread, strict=True)]
+    # A weight that is exactly the ratio may be one unit in the last place off.
+    assert found.truncated_T.tolist() == expected_T or correction.sequence == "is"
 
 
 @pytest.mark.parametrize(
@@ -286,3 +312,47 @@ def test_weights_carry_no_gradient(correction: Correction) -> None:
     delta = torch.tensor([0.1, 0.2], requires_grad=True)
     found = correct(delta, torch.zeros(2, dtype=torch.bool), torch.tensor([0, 1]), 2, correction, delta)
     assert not any(getattr(found, field).requires_grad for field in Weights.__slots__)
+
+
+# --- vetoes on both sides, and a mean weight of 1 -------------------------------------------------------
+
+
+def test_a_veto_above_discards_what_one_below_keeps() -> None:
+    """As SkyRL's `compute_outlier_token_mask` (a9564572e): any token's ratio outside the bounds, ends included."""
+    limit = torch.tensor(100.0).log()
+    beyond = torch.nextafter(limit, torch.tensor(9.0)).item()
+    deltas = [[limit.item(), -12.0], [beyond, 0.0], [0.1, -0.1]]
+    above = weigh(deltas, Correction(veto_above=100.0), dtype=torch.float32)
+    assert above.vetoed_N.tolist() == [False, True, False] and above.used_N.tolist() == [1.0, 0.0, 1.0]
+    both = weigh(deltas, Correction(veto=1e-4, veto_above=100.0), dtype=torch.float32)
+    assert both.vetoed_N.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        Correction(token="tis", normalise=True),
+        Correction(token="mask", token_lower=0.8, normalise=True, veto=0.5),
+        Correction(sequence="tis", normalise=True),
+        Correction(sequence="mis", normalise=True),
+    ],
+    ids=name,
+)
+def test_the_normaliser_is_the_mean_weight_of_tokens_or_of_responses(correction: Correction) -> None:
+    """Over parts of a batch as over all of it; a veto does not change it."""
+    deltas = random_deltas(0.5)
+    parts = [weigh(deltas[:5], correction), weigh(deltas[5:], correction)]
+    found = normaliser(correction, torch.cat([part.ratio_X for part in parts]))
+    if correction.token != "none":
+        values = [token_weight(delta, correction) for row in deltas for delta in row]
+    else:
+        values = [sequence_weight(row, correction) for row in deltas]
+    assert found == pytest.approx(np.mean(values), rel=1e-12)
+    assert normaliser(correction.model_copy(update={"normalise": False}), parts[0].ratio_X) == 1.0
+    assert normaliser(correction, torch.zeros(3)) == 1.0
+
+
+def test_a_token_outside_the_set_has_weight_zero_in_the_mean() -> None:
+    for correction in (Correction(token="is", normalise=True), Correction(sequence="is", normalise=True)):
+        found = weigh([[0.5], [0.0]], correction, [[True], [False]])
+        assert normaliser(correction, found.ratio_X) == 0.5

@@ -9,7 +9,8 @@ import torch
 
 from tailrl.config.arm import Correction
 from tailrl.objective.corrections import correct
-from tailrl.objective.loss import clipped_ratio, policy_gradient
+from tailrl.objective.loss import policy_gradient, ratio_loss
+from tailrl.objective.ratio_losses import RATIO_LOSSES, VESPO_BOUNDS
 
 MIS = Correction(sequence="mis", sequence_threshold=2.0)
 LOW, HIGH = 0.2, 0.3
@@ -51,7 +52,12 @@ def test_micro_batches_add_up_to_one_batch() -> None:
         torch.testing.assert_close(gradient(groups), whole, rtol=0, atol=1e-14)
 
 
-# --- the clipped ratio -------------------------------------------------------------------------------
+# --- the ratio's losses -------------------------------------------------------------------------------
+
+
+def alone(logp: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Each token in a sequence of its own."""
+    return torch.arange(len(logp)), len(logp)
 
 
 def ratios_and_advantages() -> list[tuple[float, float]]:
@@ -70,7 +76,7 @@ def test_the_clipped_ratio_is_the_definition() -> None:
     reference = torch.tensor(old, requires_grad=True)
     weight = torch.tensor(weights, requires_grad=True)
     advantage = torch.tensor([a for _, a in pairs], dtype=torch.float64)
-    loss, clipped = clipped_ratio(logp, reference, advantage, weight, (LOW, HIGH), step_sequences=9)
+    loss, clipped = ratio_loss("ppo", logp, reference, advantage, weight, *alone(logp), (LOW, HIGH), step_sequences=9)
     loss.backward()
     value, gradient, flags = 0.0, [], []
     for z, o, (_, a), w in zip(logp.tolist(), old, pairs, weights, strict=True):
@@ -90,19 +96,72 @@ def test_a_ratio_that_moves_the_wrong_way_is_not_clipped() -> None:
     """PPO's minimum is pessimistic: far off on the losing side, the gradient is the whole one."""
     logp = torch.tensor([math.log(5.0), math.log(0.1)], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor([-1.0, 1.0], dtype=torch.float64)
-    loss, clipped = clipped_ratio(logp, torch.zeros(2), advantage, torch.ones(2), (LOW, HIGH), 1)
+    loss, clipped = ratio_loss("ppo", logp, torch.zeros(2), advantage, torch.ones(2), *alone(logp), (LOW, HIGH), 1)
     (gradient,) = torch.autograd.grad(loss, logp)
     assert not clipped.any()
     assert gradient.tolist() == pytest.approx([5.0, -0.1])
 
 
-def test_at_ratio_one_it_is_the_policy_gradient() -> None:
+@pytest.mark.parametrize("name", RATIO_LOSSES)
+def test_at_ratio_one_it_is_the_policy_gradient(name: str) -> None:
     rng = np.random.default_rng(4)
     logp = torch.tensor(rng.normal(-3, 1, 20), requires_grad=True)
     advantage, weight = torch.tensor(rng.normal(size=20)), torch.tensor(rng.uniform(0, 2, 20))
-    loss, clipped = clipped_ratio(logp, logp.detach(), advantage, weight, (LOW, HIGH), 7)
+    where = torch.arange(20) // 3, 7
+    loss, clipped = ratio_loss(name, logp, logp.detach(), advantage, weight, *where, (LOW, HIGH), 7)
     plain = policy_gradient(logp, advantage, weight, 7)
     assert not clipped.any()
     torch.testing.assert_close(
         torch.autograd.grad(loss, logp)[0], torch.autograd.grad(plain, logp)[0], rtol=0, atol=1e-15
     )
+
+
+def by_hand(name: str, logp: list[float], old: list[float], advantage: list[float], sequence: list[int]) -> list[float]:
+    """Each token's term times the derivative of its log-prob, from the papers' formulas."""
+    gradient = []
+    for z, o, a, n in zip(logp, old, advantage, sequence, strict=True):
+        own = [zz - oo for zz, oo, m in zip(logp, old, sequence, strict=True) if m == n]
+        r = math.exp(z - o)
+        if name == "gspo":
+            r = math.exp(sum(own) / len(own))
+        if name in ("ppo", "gspo"):
+            gradient.append(0.0 if (a > 0 and r > 1 + HIGH) or (a < 0 and r < 1 - LOW) else r * a)
+        elif name == "free":
+            gradient.append(r * a)
+        elif name == "cispo":
+            gradient.append(min(max(r, 1 - LOW), 1 + HIGH) * a)
+        elif name == "sapo":
+            tau = 1.0 if a > 0 else 1.05
+            gate = 1 / (1 + math.exp(-tau * (r - 1)))
+            gradient.append(4 * gate * (1 - gate) * r * a)
+        else:
+            k, decay = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+            w = math.exp(min(max(sum(own), VESPO_BOUNDS[0]), VESPO_BOUNDS[1]))
+            gradient.append(w**k * math.exp(decay * (1 - w)) * a)
+    return gradient
+
+
+@pytest.mark.parametrize("name", RATIO_LOSSES)
+def test_every_loss_of_the_ratio_has_the_gradient_of_its_formula(name: str) -> None:
+    """With responses of several tokens, ratios on both sides of the bounds, and advantages of both signs and zero."""
+    rng = np.random.default_rng(6)
+    lengths = (1, 4, 2, 7, 3, 1, 5, 2)
+    sequence = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)])
+    old = rng.normal(-3, 1, len(sequence))
+    moved = rng.normal(0, 0.3, len(old)) + 0.5 * rng.normal(size=len(lengths))[sequence]
+    logp = torch.tensor(old + moved, requires_grad=True)
+    advantage = torch.tensor([0.8, -1.0, 0.0, 0.5, -0.2, -3.0, 1.0, -0.7], dtype=torch.float64)[sequence]
+    weight = torch.tensor(rng.uniform(0, 2, len(old)))
+    where = sequence, len(lengths)
+    loss, clipped = ratio_loss(name, logp, torch.tensor(old), advantage, weight, *where, (LOW, HIGH), 11)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    terms = by_hand(name, logp.tolist(), old.tolist(), advantage.tolist(), sequence.tolist())
+    np.testing.assert_allclose(gradient, [-w * t / 11 for w, t in zip(weight.tolist(), terms, strict=True)], rtol=1e-9)
+    assert bool(clipped.any()) == (name in ("ppo", "gspo", "cispo"))
+
+
+def test_vespo_is_bounded_where_a_response_has_moved_far() -> None:
+    logp = torch.tensor([-1.0, -80.0], requires_grad=True)
+    old, advantage = torch.tensor([-60.0, -1.0]), torch.tensor([1.0, -1.0])
+    loss, _ = ratio_loss("vespo", logp, old, advantage, torch.ones(2), *alone(logp), (LOW, HIGH), 1)
+    assert torch.autograd.grad(loss, logp)[0].abs().max() < 1e-6 and loss.isfinite()

@@ -14,7 +14,7 @@ from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
-from tailrl.report.gradients import LOWEST, gradient_figure
+from tailrl.report.gradients import LOWEST, gradient_figure, trade_figure
 from tailrl.report.study import write_gradients
 from tailrl.runtime.errors import StudyError
 
@@ -124,3 +124,20 @@ def test_what_cannot_be_used_is_named(results: Path, text: str, words: str) -> N
     with pytest.raises(StudyError, match=words) as caught:
         write_gradients(results, results / "out")
     assert str(caught.value).startswith(str(results / "quality.jsonl"))
+
+
+def test_causes_at_equal_k3_are_titled_and_drawn_by_k3(results: Path) -> None:
+    """A number an arm in each panel, at its bias and its standard deviation; a bias of 0 at the axis' lower end."""
+    record = json.loads((results / "run.json").read_text(encoding="utf-8"))
+    record["settings"]["quality"]["nats"] = [0.01]
+    (results / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    equal = [row | {"dose": 0.01} if row["mismatch"] != "none" else row for row in LINES]
+    (results / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in equal), encoding="utf-8")
+    write_manifest(results / MANIFEST, files_in(results))
+    write_gradients(results, results / "out")
+    page = (results / "out" / "gradient_quality.md").read_text(encoding="utf-8")
+    assert "## Noise at a k3 of 0.01\n" in page and "## Floor at a k3 of 0.01\n" in page
+    figure = trade_figure(summarise(read_quality(results)))
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["1", "2"], ["1", "2"]]
+    assert all(text.xy[0] == LOWEST["bias"] for ax in figure.axes for text in ax.texts)  # type: ignore[attr-defined]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 naive", "2 dvp"]

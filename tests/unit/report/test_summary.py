@@ -1,8 +1,10 @@
 """The words: each verdict for its intervals, arms from their settings, and what ran."""
 
+# Long because one table varies every field of an arm.
+
 import dataclasses
 import math
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -70,6 +72,17 @@ def test_describe() -> None:
     ]
     other = {**full, "correction.sequence": "tis", "correction.sequence_threshold": 3.0}
     assert describe(other)[1] == "sequence weights tis, C = 3"
+    rules = [{"of": "k2", "by": "max", "above": 0.1}, {"of": "tv", "by": "token", "above": 0.2, "below": -0.2}]
+    rules[1] |= {"ratio": "r_rollout", "when": "outward"}
+    later = {**full, "correction.token": "tis", "correction.token_threshold": 2.0, "correction.token_lower": 0.5}
+    later |= {"correction.reject": rules, "correction.normalise": True, "correction.veto_above": 100.0}
+    assert describe(later)[1:6] == [
+        "token weights tis, C = 2, from 0.5",
+        "rejected: a response's max of k2 above 0.1",
+        "rejected: tv of a token by r_rollout above 0.2 or below -0.2 where A widens it",
+        "normalised to a mean weight of 1",
+        "veto above a token ratio of 100.0",
+    ]
     both = {**other, "correction.token": "mask", "correction.token_threshold": 1.5, "clip.ratio": "decoupled"}
     both |= {"clip.low": 0.2, "clip.high": 0.28}
     assert describe(both)[1:4] == [
@@ -117,10 +130,20 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "sampler.gpu_memory_utilization": (0.5, 0.50000001),
             "sampler.tensor_parallel": (2, 4),
             "sampler.enforce_eager": (True, False),
-            "correction.token": ("tis", "mask"),
+            "correction.token": ("is", "tis", "mask"),
             "correction.token_threshold": (3.0, 3.0000001),
             "correction.sequence": ("is", "tis", "mis", "geometric", "reject_k1", "reject_k3"),
             "correction.veto": (1e-4, 1e-5),
+            "correction.veto_above": (100.0, 1000.0),
+            "correction.centering": ("full",),
+            "correction.reject": (
+                ({"of": "k3", "by": "max", "above": 0.01},),
+                ({"of": "k3", "by": "token", "above": 0.01},),
+                ({"of": "k1", "by": "mean", "above": 0.01},),
+                ({"of": "k1", "by": "mean", "above": 0.01, "below": -0.01},),
+                ({"of": "k1", "by": "mean", "above": 0.01, "when": "negative"},),
+                ({"of": "k1", "by": "mean", "above": 0.01, "ratio": "r_rollout"},),
+            ),
             "disturbance.staleness": (1, 2),
             "disturbance.weights": ("float16", "float8_e4m3"),
             "disturbance.bias": (0.1, 0.2),
@@ -131,9 +154,23 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
     (
         {"clip": {"ratio": "recompute"}},
-        {"clip.ratio": ("bypass", "decoupled"), "clip.low": (0.1,), "clip.high": (0.3,)},
+        {
+            "clip.ratio": ("bypass", "decoupled"),
+            "clip.loss": ("free", "gspo", "cispo", "sapo", "vespo"),
+            "clip.low": (0.1,),
+            "clip.high": (0.3,),
+        },
     ),
-    ({"correction": {"sequence": "mis"}}, {"correction.sequence_threshold": (3.0, 3.0000001)}),
+    (
+        {"correction": {"sequence": "mis"}},
+        {
+            "correction.sequence_threshold": (3.0, 3.0000001),
+            "correction.sequence_lower": (0.5,),
+            "correction.normalise": (True,),
+        },
+    ),
+    ({"correction": {"token": "tis"}}, {"correction.token_lower": (0.5, 0.25)}),
+    ({"correction": {"centering": "top_k", "centering_k": 5}}, {"correction.centering_k": (6,)}),
     ({"correction": {"sequence": "reject_k3"}}, {"correction.rejects": ("r_ppo",)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),
     ({"sampler": {"dtype": "float32"}}, {"sampler.engine": ("exact", "transformers")}),
@@ -144,7 +181,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         {
             "vocabulary.rule": ("entropy",),
             "vocabulary.rho": ("e-6", "0.3/V", 1e-5),
-            "vocabulary.side": ("sampler", "trainer"),
+            "vocabulary.side": ("sampler", "trainer", "replay"),
             "vocabulary.outside": ("paper_fill",),
         },
     ),
@@ -158,8 +195,9 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     ),
 ]
 """Arms, and other values of some of their fields: every field of an arm is in one of them."""
-COMPARED = {"training", "seeds"}
-"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own."""
+COMPARED = {"training", "seeds", "correction.preset"}
+"""What is compared between arms and not described by itself; an arm's seeds are in a column of their own, and a preset
+is replaced by its settings."""
 
 
 def every_arm() -> list[Arm]:
@@ -184,7 +222,8 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     """The dotted names of a block's fields, down to those that are no blocks."""
     found = set()
     for name, field in model.model_fields.items():
-        blocks = [b for b in (field.annotation, *get_args(field.annotation)) if isinstance(b, type)]
+        parts = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
+        blocks = [b for b in (field.annotation, *parts) if isinstance(b, type)]
         blocks = [b for b in blocks if issubclass(b, BaseModel)]
         found |= set().union(*(leaves(b, f"{prefix}{name}.") for b in blocks)) if blocks else {prefix + name}
     return found

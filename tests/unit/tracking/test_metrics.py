@@ -48,6 +48,7 @@ KEYS = [
     ("rollout_corr_unmasked", LOG_PERPLEXITIES),
     ("rollout_corr_verl", VERL),
     ("rollout_corr", "c_positive_advantage c_negative_advantage"),
+    ("rollout_corr", "truncated_fraction rollout_is_batch_norm_factor"),
     ("rollout_corr", "rollout_rs_masked_fraction rollout_rs_seq_masked_fraction veto_seq_fraction"),
     ("dvp", "kept_mass_train_mean kept_mass_train_min kept_mass_rollout_mean kept_mass_rollout_min"),
     ("dvp", "lost_mass_per_response bias_bound_paper total_variation threshold"),

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arms_fixture import DISTURBANCES, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
+from arms_fixture import DISTURBANCES, EXTRAS, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
 from sampler_fixture import PlainSampler
 from step_fixture import run_of
 
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.tokens import read_tokens
 from tailrl.config.load import parse_study
+from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.safe_set import RULES
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
@@ -29,10 +30,11 @@ from tailrl.tracking.metrics import METRICS
 from tailrl.training.loop import train
 
 
-def covering() -> list[Choice]:
+def covering(**factors: tuple[Any, ...]) -> list[Choice]:
     """Few admitted combinations that hold every pair of choices which any admitted combination holds, greedily."""
-    admitted = [choice for choice in every_combination() if not reasons(choice)]
-    places = {(name, value): i for i, (name, value) in enumerate((n, v) for n in FACTORS for v in FACTORS[n])}
+    admitted = [choice for choice in every_combination(**factors) if not reasons(choice)]
+    values = FACTORS | factors
+    places = {(name, value): i for i, (name, value) in enumerate((n, v) for n in values for v in values[n])}
     has = np.array([[places[item] for item in choice.items()] for choice in admitted])
     pairs = [has[:, i] * len(places) + has[:, j] for i, j in itertools.combinations(range(len(FACTORS)), 2)]
     pair_of = np.stack(pairs, axis=1)
@@ -47,6 +49,16 @@ def covering() -> list[Choice]:
 
 
 COVERING = covering()
+LATER = covering(
+    extra=tuple(EXTRAS),
+    clip=(None, "recompute", "decoupled gspo", *(f"bypass {loss}" for loss in RATIO_LOSSES)),
+    token=("none",),
+    sequence=("none",),
+    vocabulary=("full", "min_p", "top_p", "replay"),
+    disturbance=("none", "all"),
+    deliberate=(True,),
+)
+"""Those of the corrections in EXTRAS and of the ratio's losses, which have fewer partners."""
 
 
 def name_of(choice: Choice) -> str:
@@ -64,6 +76,7 @@ def test_the_factors_are_those_of_the_schema() -> None:
         return set(schema[block]["properties"][key]["enum"])
 
     assert choices("Arm", "estimator") == set(FACTORS["estimator"])
+    assert choices("Clip", "loss") == set(RATIO_LOSSES)
     assert choices("Clip", "ratio") == set(FACTORS["clip"]) - {None}
     assert choices("Correction", "token") == set(FACTORS["token"])
     assert choices("Correction", "sequence") == set(FACTORS["sequence"])
@@ -107,7 +120,9 @@ def test_the_subset_holds_every_pair_that_is_admitted() -> None:
     for (a, v), (b, w) in every - admitted:
         one_sided = v in ("sampler", "trainer", "fill_trainer") and (b, w) == ("deliberate", False)
         delayed = (v, w) == ("delayed", 2)
-        assert v in ("bypass", "decoupled") or w in fill or one_sided or delayed, ((a, v), (b, w))
+        matched = v == "replay" and w in ("delayed", "matched")
+        twice = (a, b) == ("token", "sequence")
+        assert v in ("bypass", "decoupled") or w in fill or one_sided or delayed or twice or matched, ((a, v), (b, w))
 
 
 # --- what is admitted trains -------------------------------------------------------------------------------
@@ -133,7 +148,7 @@ def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dic
 
 
 @pytest.mark.usefixtures("plain_samplers")
-@pytest.mark.parametrize("choice", COVERING, ids=name_of)
+@pytest.mark.parametrize("choice", COVERING + LATER, ids=name_of)
 def test_every_admitted_combination_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
     metrics = trained(files, policy_folder, arm_of(choice), minibatches=choice["minibatches"])
     assert [line["train/step"] for line in metrics] == [0, 1]

@@ -16,6 +16,9 @@ _SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", 
 _REJECTS = ("reject_k1", "reject_k3")
 """Rejection of sequences by their mean K1 or K3 of the mismatch."""
 
+_LATER = tuple(f"correction.{name}" for name in ("token_lower", "sequence_lower", "reject", "normalise", "centering"))
+"""Settings that make another remedy of a named weight."""
+
 CAUSES = ("staleness", "weights", "bias", "noise", "floor")
 
 
@@ -26,7 +29,7 @@ def settings_of(results: Results, arm: str) -> dict[str, Any]:
 
 def is_naive(settings: Mapping[str, Any]) -> bool:
     """All tokens, no weight, no veto, no ratio against the sampler's probabilities."""
-    return (settings["vocabulary.rule"], settings["correction.veto"]) == ("full", None) and _unweighted(settings)
+    return settings["vocabulary.rule"] == "full" and not has_veto(settings) and _unweighted(settings)
 
 
 def is_dvp(settings: Mapping[str, Any]) -> bool:
@@ -37,7 +40,7 @@ def is_dvp(settings: Mapping[str, Any]) -> bool:
 def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     """The min-p set at a fixed ρ on both sides, and MIS as the only weight; a veto is allowed."""
     weights = settings["correction.token"], settings["correction.sequence"]
-    return _pruned(settings) and weights == ("none", "mis") and _no_sampler_ratio(settings)
+    return _pruned(settings) and weights == ("none", "mis") and _plain(settings) and _no_sampler_ratio(settings)
 
 
 def is_mis(settings: Mapping[str, Any]) -> bool:
@@ -58,7 +61,7 @@ def is_pruned(settings: Mapping[str, Any]) -> bool:
 
 def has_veto(settings: Mapping[str, Any]) -> bool:
     """A veto, with or without a weight."""
-    return settings["correction.veto"] is not None
+    return settings["correction.veto"] is not None or settings["correction.veto_above"] is not None
 
 
 def rejects_by(name: str, ratio: str = "r_corr") -> Role:
@@ -68,9 +71,13 @@ def rejects_by(name: str, ratio: str = "r_corr") -> Role:
 
 def clips_by(ratio: str) -> Role:
     """PPO's clip of this convention on all tokens, without weight or veto."""
-    rest = {f"correction.{name}": value for name, value in (("token", "none"), ("sequence", "none"), ("veto", None))}
-    wanted = {"vocabulary.rule": "full", "clip.ratio": ratio, **rest}
-    return lambda settings: all(settings.get(key) == value for key, value in wanted.items())
+
+    def clips(settings: Mapping[str, Any]) -> bool:
+        loss = settings.get("clip.ratio"), settings.get("clip.loss", "ppo")
+        weights = settings["correction.token"], settings["correction.sequence"], settings["vocabulary.rule"]
+        return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and _plain(settings)
+
+    return lambda settings: clips(settings) and not has_veto(settings)
 
 
 def is_scored_first(settings: Mapping[str, Any]) -> bool:
@@ -236,12 +243,17 @@ def _pruned(settings: Mapping[str, Any]) -> bool:
 def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...], ratio: str = "r_corr") -> bool:
     weights = settings["correction.token"], settings["correction.rejects"]
     weighted = weights == (token, ratio) and settings["correction.sequence"] in sequence
-    return weighted and settings["vocabulary.rule"] == "full" and _no_sampler_ratio(settings)
+    return weighted and settings["vocabulary.rule"] == "full" and _plain(settings) and _no_sampler_ratio(settings)
 
 
 def _unweighted(settings: Mapping[str, Any]) -> bool:
     weights = settings["correction.token"], settings["correction.sequence"]
-    return weights == ("none", "none") and _no_sampler_ratio(settings)
+    return weights == ("none", "none") and _plain(settings) and _no_sampler_ratio(settings)
+
+
+def _plain(settings: Mapping[str, Any]) -> bool:
+    """Whether the correction has none of what came after the first studies: rejections, lower bounds, centering."""
+    return all(settings[key] == DEFAULTS[key] for key in _LATER)
 
 
 def _no_sampler_ratio(settings: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from tailrl.artifacts.records import RunRecord
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.jobs import Run
+from tailrl.config.rejection import Rejection
 from tailrl.runtime.errors import few
 from tailrl.tracking.metrics import SKIPPED, TIME, in_group
 
@@ -88,7 +89,7 @@ def _vocabulary(left: dict[str, Any]) -> str:
     elif adapt == "difficulty":
         details.append(f"adapted to the difficulty, up to rho = {left.pop('vocabulary.rho_easy', None)}")
     if (side := left.pop("vocabulary.side", "both")) != "both":
-        details.append(f"in the {side} only")
+        details.append("the sampler's set on both sides" if side == "replay" else f"in the {side} only")
     if left.get("vocabulary.outside") == "paper_fill":
         del left["vocabulary.outside"]
         details.append("paper's fill outside")
@@ -99,6 +100,8 @@ def _clip(left: dict[str, Any]) -> list[str]:
     if not left.get("clip.ratio"):
         return []
     ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
+    if (loss := left.pop("clip.loss", "ppo")) != "ppo":
+        return [f"{loss} of the ratio, {ratio}, from 1 - {low} to 1 + {high}"]
     return [f"clipped ratio, {ratio}, from 1 - {low} to 1 + {high}"]
 
 
@@ -107,17 +110,43 @@ def _weights(left: dict[str, Any]) -> list[str]:
     clauses = []
     if (token := left.get("correction.token", "none")) != "none":
         del left["correction.token"]
-        clauses.append(f"token weights {token}, C = {_number(left.pop('correction.token_threshold', None))}")
+        threshold = left.pop("correction.token_threshold", None)
+        bound = "" if token == "is" else f", C = {_number(threshold)}"
+        clauses.append(f"token weights {token}{bound}{_lower(left, 'token')}")
     if (sequence := left.get("correction.sequence", "none")) != "none":
         limit = _sequence_limit(left)
         del left["correction.sequence"]
         left.pop("correction.sequence_threshold", None)
         by = " by r_ppo" if left.pop("correction.rejects", "r_corr") == "r_ppo" else ""
-        clauses.append(f"sequence weights {sequence}{by}, C = {_number(limit)}")
+        clauses.append(f"sequence weights {sequence}{by}, C = {_number(limit)}{_lower(left, 'sequence')}")
+    clauses += [_rejection(rule) for rule in left.pop("correction.reject", ())]
+    if (form := left.pop("correction.centering", "none")) != "none":
+        k = left.pop("correction.centering_k", None)
+        clauses.append("scores centred over " + ("all tokens" if form == "full" else f"the sampler's {k} likeliest"))
+    if left.pop("correction.normalise", False):
+        clauses.append("normalised to a mean weight of 1")
     clauses = clauses or [UNWEIGHTED]
     if (veto := left.pop("correction.veto", None)) is not None:
         clauses.append(f"veto below a token ratio of {veto}")
+    if (veto := left.pop("correction.veto_above", None)) is not None:
+        clauses.append(f"veto above a token ratio of {veto}")
     return clauses
+
+
+def _lower(left: dict[str, Any], which: str) -> str:
+    """The lower bound of a weight in words; removed from `left`."""
+    bound = left.pop(f"correction.{which}_lower", None)
+    return "" if bound is None else f", from {_number(bound)}"
+
+
+def _rejection(settings: Mapping[str, Any]) -> str:
+    """A rejection in words."""
+    rule = Rejection.model_validate(settings)
+    what = f"{rule.of} of a token" if rule.by == "token" else f"a response's {rule.by} of {rule.of}"
+    limits = [f"{side} {_number(limit)}" for side in ("above", "below") if (limit := getattr(rule, side)) is not None]
+    ratio = "" if rule.ratio == "r_corr" else f" by {rule.ratio}"
+    when = {"always": "", "negative": " where A < 0", "outward": " where A widens it"}[rule.when]
+    return f"rejected: {what}{ratio} {' or '.join(limits)}{when}"
 
 
 def describe_disturbance(left: dict[str, Any]) -> list[str]:

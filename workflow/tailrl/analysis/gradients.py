@@ -27,6 +27,7 @@ DOSE_LABELS = {
     "noise": "noise σ on every logit (nats)",
     "floor": "tail floor η",
     "bias": "error of each token (nats)",
+    "rounding": "grid step over the largest logit",
 }
 """The columns of the figure; the mismatch `none` is the left end of each."""
 

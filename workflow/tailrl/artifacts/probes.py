@@ -122,7 +122,7 @@ class Quality(Record):
 
     Attributes:
         model: number of the random model.
-        mismatch, dose: none, noise, floor or bias, and its dose.
+        mismatch, dose: none, noise, floor, bias or rounding, and its dose; at equal k3 this k3 in place of the dose.
         arm: name of the arm.
         divergence: KL(π_infer ‖ π_train) per token over the full vocabulary, nats: the expectation of k3.
         bias: |E ĝ − ∇J|.

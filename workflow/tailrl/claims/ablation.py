@@ -13,7 +13,7 @@ from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Changes, Line, Scope, decide, decide_changes, scope_of
 from tailrl.claims.finding import Finding, changed, ends, interval
-from tailrl.config.arm import Ablation
+from tailrl.config.ablation import Ablation
 from tailrl.stats.tests import NO_DIFFERENCE, arm_contrast, arm_difference
 
 Bases = Sequence[Sequence[Point]]

@@ -1,96 +1,21 @@
-"""The block of an arm: its vocabulary, correction and clip; and an ablation, which varies one field of base arms.
+"""The block of an arm, with its correction and clip.
 
 Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profiles and command line.
 """
 
 import math
-import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from tailrl.config.base import Seeds, Settings
+from tailrl.config.presets import expanded, presets
+from tailrl.config.rejection import Rejection
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
-
-_RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
-
-
-def log_rho(rho: str, vocabulary_size: int) -> float:
-    """ln ρ (natural log) of a threshold written as `e-13` (that is e⁻¹³), `1e-6` or `0.34/V`."""
-    if rho.startswith("e"):
-        return float(rho[1:])
-    number, _, per_vocabulary = rho.partition("/")
-    value = float(number) / (vocabulary_size if per_vocabulary else 1)
-    return math.log(value) if value > 0 else -math.inf
-
-
-class Vocabulary(Settings):
-    """The safe set's rule, which the sampler and the trainer each apply to their own logits."""
-
-    rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
-        "full",
-        description="full: all tokens; min_p: tokens with at least rho times the largest probability; entropy: tokens "
-        "with at least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
-    )
-    rho: str | None = Field(
-        None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
-    )
-    k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
-    p: float | None = Field(None, gt=0, le=1, description="least mass that top_p keeps")
-    adapt: Literal["none", "budget", "difficulty"] = Field(
-        "none",
-        description="budget: after every step, ln rho moves so that a response loses `budget` of mass; difficulty: rho "
-        "depends on the prompt, from rho (never solved) to rho_easy (always solved)",
-    )
-    budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
-    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
-    side: Literal["both", "sampler", "trainer"] = Field(
-        "both", description="which side prunes; one side alone is biased"
-    )
-    outside: Literal["drop", "paper_fill"] = Field(
-        "drop",
-        description="a sampled token outside the trainer's set, if no ratio is used: drop removes its term, "
-        "paper_fill scores it with the paper's log-prob of -50",
-    )
-
-    @field_validator("rho", "rho_easy", mode="before")
-    @classmethod
-    def _as_text(cls, rho: object) -> object:
-        # YAML readers disagree on whether 1e-6 is a number; both readings get one spelling.
-        return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
-
-    @field_validator("rho", "rho_easy")
-    @classmethod
-    def _threshold(cls, rho: str | None) -> str | None:
-        if rho is not None and (not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
-            raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
-        return rho
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        needs = {"min_p": "rho", "entropy": "rho", "top_k": "k", "top_p": "p"}.get(self.rule)
-        for name in ("rho", "k", "p"):
-            if (name == needs) != (getattr(self, name) is not None):
-                raise ValueError(f"rule: {self.rule} {'needs' if name == needs else 'does not use'} {name}")
-        for name, kind in (("budget", "budget"), ("rho_easy", "difficulty")):
-            if (self.adapt == kind) != (getattr(self, name) is not None):
-                raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
-        if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
-            raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
-        if self.adapt == "budget" and self.side == "sampler":
-            raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
-        if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
-            raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
-        return self
-
-    def threshold(self, vocabulary_size: int) -> float:
-        """The rule's number: ln ρ, k or p; 0 for the full vocabulary."""
-        if self.rho is not None:
-            return log_rho(self.rho, vocabulary_size)
-        return self.k or self.p or 0.0
-
+from tailrl.config.vocabulary import Vocabulary
 
 THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": math.inf}
 """Defaults of a sequence weight's threshold other than 2; those of rejections are from arXiv 2605.14220."""
@@ -101,17 +26,33 @@ REMEDIES = tuple(sorted(file.stem for file in Path(__file__).parents[1].glob("ob
 
 if TYPE_CHECKING:
     SequenceWeight = str
+    PresetName = str
 else:
+    PresetName = Literal[tuple(presets())]
     SequenceWeight = Literal[("none", "is", "tis", "mis", "geometric", "reject_k1", "reject_k3", *REMEDIES)]
 
 
 class Correction(Settings):
-    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence, and a veto."""
+    """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence; rejections; a
+    veto."""
 
-    token: Literal["none", "tis", "mask"] = Field(
-        "none", description="tis: min(exp(Δ_t), C); mask: exp(Δ_t) where within [1/C, C], else 0"
+    preset: PresetName | None = Field(
+        None,
+        exclude=True,
+        description="a framework's own mode or default, by its name there, such as verl/decoupled_token_is; it stands "
+        "for the settings in config/presets.yaml, over which those given here count",
+    )
+    token: Literal["none", "is", "tis", "mask"] = Field(
+        "none",
+        description="is: exp(Δ_t); tis: min(exp(Δ_t), C); mask (IcePop): exp(Δ_t) where within [1/C, C], else 0",
     )
     token_threshold: float = Field(2.0, gt=1, description="C of the token weight")
+    token_lower: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="lower bound of the token weight; null: none for tis, 1/C for mask, of which 0 takes it off",
+    )
     sequence: SequenceWeight = Field(
         "none",
         description="is: exp(Δ_y); tis: min(exp(Δ_y), C); mis: exp(Δ_y), but 0 above C; geometric: 1 if exp(mean Δ_t) "
@@ -120,14 +61,42 @@ class Correction(Settings):
     sequence_threshold: float | None = Field(
         None, gt=0, description="C of the sequence weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
     )
+    sequence_lower: float | None = Field(
+        None, gt=0, le=1, description="lower bound of tis, mis and geometric; null: none, 1/C for geometric"
+    )
     rejects: Literal["r_corr", "r_ppo"] = Field(
         "r_corr",
         description="the ratio that reject_k1 and reject_k3 judge: r_corr = π_train_old/π_rollout_old, the mismatch; "
         "r_ppo = π_θ/π_train_old, the policy's move in earlier updates on the same rollouts",
     )
+    reject: tuple[Rejection, ...] = Field((), description="rules that drop tokens or responses; each must be met")
     veto: float | None = Field(
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
     )
+    veto_above: float | None = Field(
+        None, gt=1, description="discard a sequence with a token ratio above this; null: no such veto"
+    )
+    normalise: bool = Field(
+        False,
+        description="divide the weights by their mean over the update's tokens, or responses where these are weighted",
+    )
+
+    centering: Literal["none", "full", "top_k"] = Field(
+        "none",
+        description="subtract the expected gradient of a sampled token's log-prob under the sampler; full: over all "
+        "tokens; top_k: over the sampler's most probable ones, with a tail like the trainer's",
+    )
+    centering_k: int | None = Field(None, ge=1, description="tokens of centering: top_k")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expanded(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("preset") is None:
+            return data
+        settings, clip = expanded(data)
+        if clip is not None:
+            raise ValueError(f"preset: {data['preset']} sets an arm's clip too, and there is no arm here")
+        return settings
 
     @model_validator(mode="after")
     def _useful(self) -> Self:
@@ -137,6 +106,21 @@ class Correction(Settings):
             raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
         if self.rejects == "r_ppo" and self.sequence not in ("reject_k1", "reject_k3"):
             raise ValueError(f"rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: {self.sequence}")
+        if self.token_lower is not None and self.token not in ("tis", "mask"):
+            raise ValueError(f"token: {self.token} does not use token_lower")
+        if self.sequence_lower is not None and self.sequence not in ("tis", "mis", "geometric"):
+            raise ValueError(f"sequence: {self.sequence} does not use sequence_lower")
+        if self.sequence_lower is not None and self.sequence_lower >= self.limit:
+            raise ValueError(f"sequence_lower must be less than C, {self.limit:g}")
+        if (self.centering == "top_k") != (self.centering_k is not None):
+            raise ValueError(f"centering: {self.centering} {'needs' if self.centering_k is None else 'does not use'} k")
+        if self.centering != "none" and (self.sequence_ratio or any(rule.by == "token" for rule in self.reject)):
+            raise ValueError(
+                "centering subtracts the expectation of a token's own term: sequence weights by the ratio and "
+                "rejections by token are no part of it"
+            )
+        if self.normalise and not self.ratio:
+            raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
         return self
 
     @property
@@ -146,18 +130,40 @@ class Correction(Settings):
 
     @property
     def weighted(self) -> bool:
-        """Whether any weight (not only a veto) is in use."""
-        return self.token != "none" or self.sequence != "none"
+        """Whether any weight or rejection (not only a veto) is in use."""
+        return self.token != "none" or self.sequence != "none" or bool(self.reject)
+
+    @property
+    def vetoes(self) -> bool:
+        """Whether a single token's ratio discards a response."""
+        return self.veto is not None or self.veto_above is not None
+
+    @property
+    def sequence_ratio(self) -> bool:
+        """Whether the sequence weight is a probability ratio, not only 0 or 1."""
+        return self.sequence in {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
 
     @property
     def ratio(self) -> bool:
         """Whether a weight is a probability ratio, not only 0 or 1."""
-        ratios = {"is", "tis", "mis", *(name for name in REMEDIES if not name.startswith("reject_"))}
-        return self.token != "none" or self.sequence in ratios
+        return self.token != "none" or self.sequence_ratio
+
+    @property
+    def judges_moves(self) -> bool:
+        """Whether a rejection judges r_ppo alone, which is 1 in the first update on a step's rollouts."""
+        return self.rejects == "r_ppo" or any(rule.ratio == "r_ppo" for rule in self.reject)
 
 
 class Clip(Settings):
-    """PPO's clipped ratio in place of the plain log-prob, for several updates on the same rollouts."""
+    """A loss of the ratio in place of the plain log-prob, PPO's clipped ratio and its relatives, for several updates on
+    the same rollouts."""
+
+    loss: Literal["ppo", "free", "gspo", "cispo", "sapo", "vespo"] = Field(
+        "ppo",
+        description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
+        "response's ratios; cispo: stopped clip(r) times A log-prob; sapo: a sigmoid of r, times A; vespo: a stopped "
+        "weight of a response's ratio, times A log-prob",
+    )
 
     ratio: Literal["recompute", "bypass", "decoupled"] = Field(
         description="recompute: π_θ/π_train_old; bypass: π_θ/π_rollout_old; decoupled: recompute, times the "
@@ -165,6 +171,12 @@ class Clip(Settings):
     )
     low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
     high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient if the advantage is > 0")
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if self.loss == "vespo" and self.ratio == "decoupled":
+            raise ValueError("loss: vespo with ratio: bypass weighs by the whole ratio; decoupled would do so twice")
+        return self
 
 
 class Arm(Settings):
@@ -180,9 +192,24 @@ class Arm(Settings):
     seeds: Seeds | None = Field(None, description="the seeds of this arm's runs; null: the study's")
     deliberate: bool = Field(False, description="accept an arm that is biased by construction")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        given = data.get("correction") if isinstance(data, Mapping) else None
+        if not isinstance(given, Mapping):
+            return data
+        settings, clip = expanded(given)
+        if clip is None:
+            return data
+        if data.get("clip") is not None:
+            raise ValueError(f"correction.preset: {given['preset']} sets clip: leave it out, or the preset")
+        return {**data, "correction": settings, "clip": clip}
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.vocabulary.outside == "paper_fill" and (self.correction.weighted or self.correction.veto or self.clip):
+        if self.vocabulary.outside == "paper_fill" and (
+            self.correction.weighted or self.correction.vetoes or self.clip
+        ):
             raise ValueError(
                 "vocabulary.outside: paper_fill has no effect beside a correction, a veto or a clipped ratio, "
                 "which give a sequence with an outside token weight 0"
@@ -192,12 +219,22 @@ class Arm(Settings):
                 f"clip.ratio: {self.clip.ratio} already divides by the sampler's probability; a weight by the ratio "
                 "would do so twice"
             )
+        if self.correction.token != "none" and self.correction.sequence_ratio and not self.deliberate:
+            raise ValueError(
+                f"correction: token: {self.correction.token} and sequence: {self.correction.sequence} both weigh by "
+                "the ratio, which counts the mismatch twice; use one of them, or say deliberate: true"
+            )
         if self.disturbance.weights == self.sampler.dtype and self.disturbance.side == "sampler":
             raise ValueError(
                 f"disturbance.weights: {self.sampler.dtype} has no effect beside sampler.dtype: {self.sampler.dtype}, "
                 "in which the engine holds its weights anyway"
             )
-        if self.vocabulary.side != "both" and not self.deliberate:
+        whole = self.vocabulary.side == "replay" or self.correction.centering != "none"
+        if whole and (self.sampler.verify or (self.disturbance.side == "both" and self.disturbance.on_logits)):
+            raise ValueError("vocabulary.side: replay and correction.centering need a mismatch, which this arm has not")
+        if self.clip and self.correction.centering != "none":
+            raise ValueError("correction.centering is of the plain policy gradient: leave out clip")
+        if self.vocabulary.side in ("sampler", "trainer") and not self.deliberate:
             raise ValueError(
                 f"vocabulary.side: {self.vocabulary.side} samples from one distribution and trains another, which "
                 "multiplies every ratio by the kept mass; prune on both sides, or say deliberate: true"
@@ -215,8 +252,14 @@ class Arm(Settings):
                 f"with {training.minibatches} minibatches all but the first train on responses of an older policy; add "
                 "clip or a weight by the ratio, or say deliberate: true"
             )
+        if several and self.correction.centering != "none":
+            raise ValueError(
+                "correction.centering is of the policy that the rollouts were scored by: set minibatches: 1"
+            )
         scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
-        if self.correction.rejects == "r_ppo" and not scored_before:
+        if self.correction.normalise and training.loss_mean == "kept":
+            raise ValueError("correction.normalise and training.loss_mean: kept each rescale the mean: use one of them")
+        if self.correction.judges_moves and not scored_before:
             raise ValueError(
                 "correction.rejects: r_ppo is 1 in the first update on a step's rollouts; it needs "
                 "training.minibatches above 1 and clip.ratio: recompute or decoupled"
@@ -231,41 +274,3 @@ class Arm(Settings):
                 "an engine with the trainer's own bits has them in float32 alone; set training.dtype: float32, or "
                 "sample with another engine and without verify"
             )
-
-
-class Ablation(Settings):
-    """One or more base arms, one of their fields, and the values that it takes."""
-
-    base: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="the base arm's name; a list: each of these arms with each value"
-    )
-    field: str = Field(description="dotted path of the field, such as vocabulary.rho")
-    values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
-    contrast: tuple[str, str] | None = Field(
-        None,
-        description="two of the base arms: tests if the field changes the difference of their scores, first arm minus "
-        "second, at each value against the first value",
-    )
-    margin: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="non-inferiority: how much lower a value's score may be than the base arm's (than the first "
-        "value's, if the base arm's is not listed); 0.05 tests if the interval of the change lies above -5 points",
-    )
-
-    @model_validator(mode="after")
-    def _contrasted(self) -> Self:
-        if self.contrast is None:
-            return self
-        for arm in self.contrast:
-            if arm not in self.bases:
-                raise ValueError(f"contrast: {arm!r} is none of the base arms")
-        if self.contrast[0] == self.contrast[1] or len(self.values) < 2:
-            raise ValueError("contrast: needs two different base arms and two values")
-        return self
-
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """The names of the base arms."""
-        return (self.base,) if isinstance(self.base, str) else self.base

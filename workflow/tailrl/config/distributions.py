@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tailrl.config.arm import Vocabulary
 from tailrl.config.base import NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.runtime.errors import one_line
 
 HEAD_BELOW, TAIL_FROM = 1.0, 5.0

@@ -30,6 +30,9 @@ class Doses(Settings):
         (0.01, 0.1, 0.3, 1.0),
         description="standard deviation of one Gaussian per token, added to its logit in every state, nats",
     )
+    rounding: tuple[Share, ...] = Field(
+        (), description="step of the grid that logits are rounded to, as a share of the state's largest"
+    )
 
 
 class GradientQuality(Settings):
@@ -43,6 +46,11 @@ class GradientQuality(Settings):
     group_size: int = Field(8, ge=2, description="responses per prompt of a step")
     draws: int = Field(400, ge=2, description="sampled steps for the mean cosine, the only estimate that is not exact")
     doses: Doses = Doses()
+    nats: tuple[Nats, ...] = Field(
+        (),
+        description="divergences per token (k3), nats: compares every kind of mismatch at these in place of doses, "
+        "with the dose of each model that has them",
+    )
 
     @model_validator(mode="after")
     def _enumerable(self) -> Self:

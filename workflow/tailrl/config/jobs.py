@@ -5,13 +5,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.arm import Clip, Correction, Vocabulary, log_rho
+from tailrl.config.arm import Clip, Correction
 from tailrl.config.base import Settings
 from tailrl.config.policy import Policy
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.tasks import Generated, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
+from tailrl.config.vocabulary import Vocabulary, log_rho
 from tailrl.runtime.timeouts import MONTH
 
 
@@ -84,6 +85,11 @@ class Run(Settings):
         so does an evaluation in bfloat16, whose scores therefore stay the same. The masters are in checkpoints alone.
         """
         return "bfloat16" if self.training.dtype == self.sampler.dtype == "bfloat16" else "float32"
+
+    @property
+    def needs_distributions(self) -> bool:
+        """Whether the objective needs the sampler's whole distribution at every token."""
+        return self.vocabulary.side == "replay" or self.correction.centering != "none"
 
     def floor_defeats_pruning(self, vocabulary_size: int) -> bool:
         """Whether the disturbance's floor lifts every token over the threshold in every state: nothing is pruned.

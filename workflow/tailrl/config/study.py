@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from tailrl.config.arm import Ablation, Arm, log_rho
+from tailrl.config.ablation import Ablation
+from tailrl.config.arm import Arm
 from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
@@ -18,6 +19,7 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.training import Training
+from tailrl.config.vocabulary import log_rho
 from tailrl.runtime.errors import StudyError, one_line
 
 MOST_ARMS = 1000

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailrl.config.arm import Vocabulary, log_rho
+from tailrl.config.vocabulary import Vocabulary, log_rho
 
 LARGEST_GAIN, SMALLEST_GAIN = 0.5, 2.0**-8
 HALVE, GROW = 0.5, 1.15

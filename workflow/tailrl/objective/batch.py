@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import Clip, Correction, Vocabulary
+from tailrl.config.arm import Clip, Correction
+from tailrl.config.vocabulary import Vocabulary
+from tailrl.objective.corrections import normaliser
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import token_logprobs
@@ -54,6 +56,7 @@ def batch_loss(
     fill = vocabulary.outside == "paper_fill"
     scored = token_logprobs(logits_TV, tokens_NL[there_NL], vocabulary.rule, threshold, fill)
     old_T = None if logp_old_NL is None else logp_old_NL[there_NL]
+    correction = correction or Correction()
     result = surrogate(
         scored,
         infer_T,
@@ -61,12 +64,13 @@ def batch_loss(
         sequence_T,
         count,
         count,
-        Correction() if correction is None else correction,
+        correction,
         clip,
         old_T,
     )
     train_T = torch.where(scored.outside_T, -torch.inf, scored.logp_T.detach()) if old_T is None else old_T
-    return result.loss, log_ratio_metrics(train_T, infer_T, sequence_T, count, train_T.isneginf())
+    loss = result.loss / normaliser(correction, result.weights.ratio_X)
+    return loss, log_ratio_metrics(train_T, infer_T, sequence_T, count, train_T.isneginf())
 
 
 def _check(

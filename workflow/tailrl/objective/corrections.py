@@ -2,8 +2,11 @@
 
     Δ_t = log π_train(y_t|s_t) − log π_infer(y_t|s_t),   Δ_y = Σ_t Δ_t      (π^mp and π'^mp with a pruned vocabulary)
     weights    exp(Δ_y), Theorem 5.3; MIS, masked above C, arXiv 2512.23087; TIS, truncated at C, arXiv 2605.14220
-    rejection  by a response's mean of K1 = −Δ or K3 = e^Δ − Δ − 1, arXiv 2605.14220
-    veto       a token ratio exp(Δ_t) below a limit (1e-4) discards the whole response, arXiv 2512.23087
+    icepop     a token's weight, masked outside [1/C, C] or [C_min, C], arXiv 2510.18855
+    rejection  by a response's mean, sum or max, or by a token's value, of a statistic (`STATISTICS`)
+    TRM        two of them: max_t K2 and mean_t K3, arXiv 2512.23075; OPSM: the mean of K1 where A < 0, arXiv 2512.02556
+    DPPO       a token's p − q, or its binary KL, on the side that A widens, arXiv 2602.04879
+    veto       a token ratio exp(Δ_t) below a limit (1e-4), or above another, discards the response, arXiv 2512.23087
 
 A sampled token outside V_S has trainer probability 0, hence ratio 0: any weight or veto gives its response weight 0.
 A rejection can judge the policy's own movement instead, r_ppo; weights and veto always judge the mismatch.
@@ -17,39 +20,9 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Correction
+from tailrl.objective.rejections import k1, k3, rejections
+from tailrl.objective.sequences import check_packed, sequence_any, sequence_mean, sequence_sum
 from tailrl.runtime.errors import StudyError
-
-
-def check_logprobs(logp_T: Tensor) -> None:
-    """Raises StudyError where a log-prob is above 0 by more than rounding: a probability, or a logit."""
-    if (logp_T > 0.01).any():
-        raise StudyError(f"log-probs are at most 0, and one is {logp_T.max().item():.3g}: are these probabilities?")
-
-
-def check_packed(count: int, sequence_T: Tensor, **others: Tensor) -> None:
-    """Raises StudyError where tensors do not have one entry a token, or tokens belong to none of `count` sequences."""
-    if sequence_T.dim() != 1 or any(other.shape != sequence_T.shape for other in others.values()):
-        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in {"sequence_T": sequence_T, **others}.items())
-        raise StudyError(f"one entry a token is needed, [T], not {shapes}: of a padded batch take x[mask]")
-    if sequence_T.dtype not in (torch.int64, torch.int32) or ((sequence_T < 0) | (sequence_T >= count)).any():
-        raise StudyError(f"sequence_T must hold each token's sequence, whole numbers from 0 to {count - 1}")
-
-
-def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Sums of per-token values [T] over N = `count` sequences: [N]."""
-    return torch.zeros(count, dtype=values_T.dtype, device=values_T.device).index_add(0, sequence_T, values_T)
-
-
-def sequence_mean(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Means of per-token values [T] over N = `count` sequences: [N]; 0 for a sequence without a token."""
-    tokens_N = sequence_sum(torch.ones_like(values_T), sequence_T, count)
-    return sequence_sum(values_T, sequence_T, count) / tokens_N.clamp(min=1)
-
-
-def sequence_any(flags_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """Whether any token of a sequence carries the flag: bool [N]."""
-    return sequence_sum(flags_T.float(), sequence_T, count) > 0
-
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
 
@@ -73,50 +46,67 @@ def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Ju
     return judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
 
 
-def sequence_tis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """Truncated: w = min(exp(Δ_y), C)."""
+def sequence_tis(
+    delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float, lower: float | None = None
+) -> Judged:
+    """Truncated: w = min(exp(Δ_y), C); with a lower bound, exp(Δ_y) clamped to [C_min, C]."""
     ratio_N, rejected_N = sequence_is(delta_T, sequence_T, count, threshold)
-    return ratio_N.clamp(max=threshold), rejected_N
+    return ratio_N.clamp(lower, threshold), rejected_N
 
 
-def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """MIS: w = exp(Δ_y) 1[exp(Δ_y) ≤ C]; the default C = 2 is assumed, since the paper's is unconfirmed."""
+def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float, lower: float | None = None) -> Judged:
+    """MIS: w = exp(Δ_y) 1[exp(Δ_y) ≤ C]; the default C = 2 is assumed, since the paper's is unconfirmed.
+
+    With a lower bound, weights below it are 0 too (TRL's `sequence_mask`).
+    """
     ratio_N = ratio(delta_T, sequence_T, count)
-    return judge(ratio_N, ratio_N > threshold)
+    return judge(ratio_N, (ratio_N > threshold) | (ratio_N < (lower or 0.0)))
 
 
-def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
-    """1 where the token ratios' geometric mean, exp(mean_t Δ_t), lies within [1/C, C], else 0."""
+def geometric(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float, lower: float | None = None) -> Judged:
+    """1 where the token ratios' geometric mean, exp(mean_t Δ_t), lies within [1/C, C] or [C_min, C], else 0."""
     mean_N = sequence_mean(delta_T, sequence_T, count)
-    return judge(torch.ones_like(mean_N), mean_N.abs() > torch.tensor(threshold).log())
+    return judge(torch.ones_like(mean_N), ~_within(mean_N, threshold, lower))
 
 
 def reject_k1(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where |mean_t K1| ≤ threshold, else 0; K1 = −Δ has either sign."""
-    mean_N = sequence_mean(-delta_T, sequence_T, count)
+    mean_N = sequence_mean(k1(delta_T, delta_T), sequence_T, count)
     return judge(torch.ones_like(mean_N), mean_N.abs() > threshold)
 
 
 def reject_k3(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float) -> Judged:
     """1 where mean_t K3 ≤ threshold, else 0; K3 = e^Δ − Δ − 1 ≥ 0."""
-    mean_N = sequence_mean(delta_T.expm1() - delta_T, sequence_T, count)
+    mean_N = sequence_mean(k3(delta_T, delta_T), sequence_T, count)
     return judge(torch.ones_like(mean_N), mean_N > threshold)
 
 
-# --- weights of a token: (Δ_T, threshold) → weight [T], rejected [T] ----------------------------------
+def _within(log_ratio: Tensor, threshold: float, lower: float | None) -> Tensor:
+    """Where a ratio lies within [1/C, C], or [lower, C]; the bounds themselves count."""
+    most = torch.tensor(threshold).log()
+    least = -most if lower is None else torch.tensor(lower).log()
+    return (log_ratio >= least) & (log_ratio <= most)
 
 
-def token_tis(delta_T: Tensor, threshold: float) -> Judged:
-    """TIS: w_t = min(exp(Δ_t), C)."""
-    return judge(delta_T.exp().clamp(max=threshold), torch.zeros_like(delta_T, dtype=torch.bool))
+# --- weights of a token: (Δ_T, threshold, lower bound) → weight [T], rejected [T] ----------------------
 
 
-def token_mask(delta_T: Tensor, threshold: float) -> Judged:
-    """w_t = exp(Δ_t) where it lies within [1/C, C], else 0."""
-    return judge(delta_T.exp(), delta_T.abs() > torch.tensor(threshold).log())
+def token_is(delta_T: Tensor, _: float, __: float | None) -> Judged:
+    """w_t = exp(Δ_t), of unbounded variance."""
+    return judge(delta_T.exp(), torch.zeros_like(delta_T, dtype=torch.bool))
 
 
-SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
+def token_tis(delta_T: Tensor, threshold: float, lower: float | None) -> Judged:
+    """TIS: w_t = min(exp(Δ_t), C); with a lower bound, exp(Δ_t) clamped to [C_min, C]."""
+    return judge(delta_T.exp().clamp(lower, threshold), torch.zeros_like(delta_T, dtype=torch.bool))
+
+
+def token_mask(delta_T: Tensor, threshold: float, lower: float | None) -> Judged:
+    """IcePop: w_t = exp(Δ_t) where it lies within [1/C, C], or [C_min, C], else 0."""
+    return judge(delta_T.exp(), ~_within(delta_T, threshold, lower))
+
+
+SEQUENCE_WEIGHTS: dict[str, Callable[..., Judged]] = {
     "is": sequence_is,
     "tis": sequence_tis,
     "mis": mis,
@@ -125,7 +115,11 @@ SEQUENCE_WEIGHTS: dict[str, Callable[[Tensor, Tensor, int, float], Judged]] = {
     "reject_k3": reject_k3,
 }
 """Those of every study; `tailrl.objective.remedies` has the others."""
-TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float], Judged]] = {"tis": token_tis, "mask": token_mask}
+TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float, float | None], Judged]] = {
+    "is": token_is,
+    "tis": token_tis,
+    "mask": token_mask,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +127,16 @@ class Weights:
     """Weights of T tokens in N sequences; float32 or bool, without gradient."""
 
     weight_T: Tensor  # factor of each token's term in the loss: the token's weight times its sequence's
+    sequence_N: Tensor  # its sequence's part of it; 0 where the sequence is dropped
     raw_N: Tensor  # exp(Δ_y) before clipping, rejection or veto; 0 where a token lies outside V_S
     used_N: Tensor  # mean of `weight_T` over a sequence; the sequence's own weight where it has no token
-    rejected_N: Tensor  # sequences rejected by the threshold; a weight that underflows in float32 is not a rejection
-    masked_T: Tensor  # tokens rejected by the threshold
+    rejected_N: Tensor  # sequences rejected by a threshold; a weight that underflows in float32 is not a rejection
+    masked_T: Tensor  # tokens rejected by a threshold
     vetoed_N: Tensor  # sequences discarded by the veto
+    truncated_T: Tensor  # tokens whose weight, or whose sequence's, is truncated
+    ratio_X: (
+        Tensor  # the weights whose mean `normalise` divides by: of tokens, or of sequences where these are weighted
+    )
 
 
 @torch.no_grad()
@@ -148,8 +147,12 @@ def correct(
     count: int,
     correction: Correction,
     moved_T: Tensor | None = None,
+    logp_infer_T: Tensor | None = None,
+    advantage_T: Tensor | None = None,
 ) -> Weights:
     """The weights that `correction` gives to the tokens and sequences of a micro-batch.
+
+    They are not normalised: `normaliser` has what the loss of a whole batch is to be divided by.
 
     Args:
         delta_T: float32 [T], Δ_t = log r_corr; ignored where outside.
@@ -159,10 +162,12 @@ def correct(
         correction: weights, thresholds and veto of the arm.
         moved_T: float32 [T], log r_ppo = log π_θ − log π_train_old (arXiv 2605.14220); ignored where outside. None: 0,
             as before the first update.
+        logp_infer_T: [T] nats, the sampler's log-probs, which rejections of tv and kl need; None where there are none.
+        advantage_T: [T], the advantage of the token's sequence, whose sign some rejections need.
 
     Raises:
-        StudyError: not one entry a token, no such sequence, or a sequence's weight overflows the dtype (exp(Δ_y) of
-            `is` at Δ_y > 88 nats).
+        StudyError: not one entry a token, no such sequence, something that a rejection needs is missing, or a
+            sequence's weight overflows the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
     """
     if not isinstance(correction, Correction):
         raise StudyError(f'correction: needs Correction(sequence="mis", ...), not {correction!r}')
@@ -171,28 +176,74 @@ def correct(
     if outside_T.dtype != torch.bool:
         raise StudyError(f"outside_T must be bool, not {str(outside_T.dtype).removeprefix('torch.')}")
     outside_N = sequence_any(outside_T, sequence_T, count)
-    delta_T = delta_T.masked_fill(outside_T, 0.0)
+    delta_T, moved_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (delta_T, moved_T))
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
-    token_T, sequence_N = torch.ones_like(delta_T), torch.ones_like(raw_N)
-    masked_T, rejected_N, vetoed_N = map(torch.zeros_like, (outside_T, outside_N, outside_N))
-    if correction.token != "none":
-        token_T, masked_T = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold)
-    if correction.sequence != "none":
-        judged_T = delta_T if correction.rejects == "r_corr" else moved_T.masked_fill(outside_T, 0.0)
-        name = correction.sequence
-        weigh = SEQUENCE_WEIGHTS.get(name) or import_module(f"tailrl.objective.remedies.{name}").weigh
-        sequence_N, rejected_N = weigh(judged_T, sequence_T, count, correction.limit)
-    if correction.veto is not None:
-        vetoed_N = sequence_any((delta_T < torch.tensor(correction.veto).log()) | outside_T, sequence_T, count)
+    weighed = _importance(delta_T, moved_T, sequence_T, count, correction)
+    (token_T, masked_T), (sequence_N, rejected_N), truncated_T = weighed
+    ratio_X = sequence_N.masked_fill(outside_N, 0.0) if correction.token == "none" else token_T * ~outside_T
+    for rule in correction.reject:
+        falls_T, falls_N = rejections(rule, delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T)
+        masked_T, rejected_N = masked_T | falls_T, rejected_N | falls_N
+    token_T, sequence_N = token_T.masked_fill(masked_T, 0.0), sequence_N.masked_fill(rejected_N, 0.0)
+    vetoed_N = torch.zeros_like(outside_N)
+    if correction.vetoes:
+        vetoed_N = sequence_any(_vetoes(correction, delta_T) | outside_T, sequence_T, count)
     gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N
     sequence_N = sequence_N.masked_fill(gone_N, 0.0)
     weight_T = token_T * sequence_N[sequence_T]
     if sequence_N.isinf().any() or weight_T.isinf().any():
         largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
-        raise StudyError(
-            f"correction.sequence: {correction.sequence}: a response's weight exp(Δ_y) at Δ_y = {largest:.3g} nats is "
-            f"beyond {str(delta_T.dtype).removeprefix('torch.')}; tis bounds such weights, mis and a veto drop them"
-        )
+        raise StudyError(_overflow(correction, largest, delta_T.dtype))
     tokens_N = sequence_sum(torch.ones_like(token_T), sequence_T, count)
     used_N = torch.where(tokens_N > 0, sequence_mean(weight_T, sequence_T, count), sequence_N)
-    return Weights(weight_T, raw_N, used_N, rejected_N, masked_T, vetoed_N)
+    return Weights(weight_T, sequence_N, raw_N, used_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
+
+
+def normaliser(correction: Correction, ratio_X: Tensor) -> float:
+    """What `normalise` divides a batch's weights by: the mean of `Weights.ratio_X` over the batch; else 1.
+
+    As in verl (`compute_rollout_correction_weights`, 1dda039b9), truncated weights count as truncated and masked ones
+    as 0; rejections and vetoes do not change the mean; a mean of almost 0 divides nothing.
+    """
+    mean = ratio_X.double().mean().item() if correction.normalise and len(ratio_X) else 1.0
+    return mean if mean > 1e-8 else 1.0
+
+
+def _importance(
+    delta_T: Tensor, moved_T: Tensor, sequence_T: Tensor, count: int, correction: Correction
+) -> tuple[Judged, Judged, Tensor]:
+    """The weights of tokens and of sequences by their own thresholds; bool [T], where these truncate."""
+    token: Judged = torch.ones_like(delta_T), torch.zeros_like(delta_T, dtype=torch.bool)
+    sequence: Judged = delta_T.new_ones(count), token[1].new_zeros(count)
+    truncated_T = token[1]
+    if correction.token != "none":
+        token = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold, correction.token_lower)
+        truncated_T = (token[0] != delta_T.exp()) & ~token[1]
+    if (name := correction.sequence) != "none":
+        judged_T = delta_T if correction.rejects == "r_corr" else moved_T
+        weigh = SEQUENCE_WEIGHTS.get(name) or import_module(f"tailrl.objective.remedies.{name}").weigh
+        lower = () if correction.sequence_lower is None else (correction.sequence_lower,)
+        sequence = weigh(judged_T, sequence_T, count, correction.limit, *lower)
+        if name == "tis":
+            truncated_T = truncated_T | (sequence[0] != ratio(delta_T, sequence_T, count))[sequence_T]
+    return token, sequence, truncated_T
+
+
+def _overflow(correction: Correction, largest: float, dtype: torch.dtype) -> str:
+    """The sentence on a weight that its dtype cannot hold."""
+    if correction.token == "is" and not correction.sequence_ratio:
+        return f"correction.token: is: a token's weight is beyond {str(dtype).removeprefix('torch.')}; tis bounds it"
+    return (
+        f"correction.sequence: {correction.sequence}: a response's weight exp(Δ_y) at Δ_y = {largest:.3g} nats is "
+        f"beyond {str(dtype).removeprefix('torch.')}; tis bounds such weights, mis and a veto drop them"
+    )
+
+
+def _vetoes(correction: Correction, delta_T: Tensor) -> Tensor:
+    """Tokens whose ratio discards their sequence."""
+    found_T = torch.zeros_like(delta_T, dtype=torch.bool)
+    if correction.veto is not None:
+        found_T |= delta_T < torch.tensor(correction.veto).log()
+    if correction.veto_above is not None:
+        found_T |= delta_T > torch.tensor(correction.veto_above).log()
+    return found_T

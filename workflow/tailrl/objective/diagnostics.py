@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import check_logprobs, check_packed, sequence_mean, sequence_sum
+from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""

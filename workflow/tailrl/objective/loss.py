@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from tailrl.config.arm import Clip, Correction
-from tailrl.objective.corrections import Weights, check_logprobs, check_packed, correct
+from tailrl.objective.corrections import Weights, correct
+from tailrl.objective.ratio_losses import OF_RESPONSES, RATIO_LOSSES, RatioTokens
 from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any
+from tailrl.runtime.errors import StudyError
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -29,35 +32,39 @@ def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_
     return -(weight_T.detach() * advantage_T * logp_T).sum() / step_sequences
 
 
-def clipped_ratio(
+def ratio_loss(
+    loss: str,
     logp_T: Tensor,
     logp_old_T: Tensor,
     advantage_T: Tensor,
     weight_T: Tensor,
+    sequence_T: Tensor,
+    sequences: int,
     clip: tuple[float, float],
     step_sequences: int,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's surrogate −(1/B) Σ_t w_t min(r_t A_t, clip(r_t, 1 − low, 1 + high) A_t), r = π_θ/π_old.
+    """−(1/B) Σ_t w_t term_t, with the terms of one of `RATIO_LOSSES` on the ratio r = π_θ/π_old.
 
     At r = 1 it has the gradient of `policy_gradient`.
 
     Args:
+        loss: key of `RATIO_LOSSES`.
         logp_T: float32 [T] with gradient.
         logp_old_T: float32 [T], log π_old, stop-gradient. recompute, decoupled: the trainer's before the first update
             on these rollouts, r = r_train. bypass: the sampler's, r = r_rollout (arXiv 2605.14220).
         advantage_T: float32 [T].
         weight_T: float32 [T], stop-gradient; decoupled: times r_corr = π_train_old/π_rollout_old.
+        sequence_T: int64 [T], each token's sequence.
+        sequences: N.
         clip: (low, high).
         step_sequences: B.
 
     Returns:
-        A scalar with gradient, and bool [T]: where the clipped branch is taken and no gradient flows.
+        A scalar with gradient, and bool [T]: where the clip acts.
     """
-    ratio_T = (logp_T - logp_old_T.detach()).exp()
-    free_T = ratio_T * advantage_T
-    clipped_T = ratio_T.clamp(1 - clip[0], 1 + clip[1]) * advantage_T
-    loss = -(weight_T.detach() * torch.minimum(free_T, clipped_T)).sum() / step_sequences
-    return loss, (clipped_T < free_T).detach()
+    ratio_T = logp_T - logp_old_T.detach()
+    term_T, clipped_T = RATIO_LOSSES[loss](RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip))
+    return -(weight_T.detach() * term_T).sum() / step_sequences, clipped_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,12 @@ def surrogate(
     correction: Correction,
     clip: Clip | None,
     logp_old_T: Tensor | None = None,
+    expected_T: Tensor | None = None,
 ) -> Surrogate:
-    """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `clipped_ratio`.
+    """One micro-batch's share of the step's loss: Δ, then weights, then `policy_gradient` or `ratio_loss`.
 
     Args:
-        logprobs: the trainer's, of T tokens.
+        logprobs: the trainer's.
         logp_infer_T: [T] nats, the sampler's log π'^mp of the same tokens.
         advantage_T: [T], the advantage of the token's sequence.
         sequence_T: int64 [T], each token's sequence, 0 to `sequences` − 1.
@@ -93,9 +101,11 @@ def surrogate(
         clip: its clipped ratio; None for the plain policy gradient.
         logp_old_T: [T] nats, log π_train_old^mp, from before the first update on these rollouts; −inf outside V_S. None
             at the first update, where the present log-probs are the old ones.
+        expected_T: [T] with gradient, `centering.expected_score`; None without centering.
 
     Raises:
-        StudyError: not one entry a token, the sampler's log-probs are above 0, or a weight overflows (`correct`).
+        StudyError: not one entry a token, no expected score for centering, the sampler's log-probs are above 0, or a
+            weight overflows (`correct`).
     """
     logp_T = logprobs.logp_T
     check_packed(sequences, sequence_T, logp_T=logp_T, logp_infer_T=logp_infer_T, advantage_T=advantage_T)
@@ -105,15 +115,23 @@ def surrogate(
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
     logp_old_T = logp_old_T.masked_fill(outside_T, 0.0)
     delta_T = logp_old_T - logp_infer_T
-    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, logp_T.detach() - logp_old_T)
+    others = (logp_T.detach() - logp_old_T, logp_infer_T, advantage_T.to(delta_T.dtype))
+    weights = correct(delta_T, outside_T, sequence_T, sequences, correction, *others)
+    if (correction.centering == "none") != (expected_T is None):
+        raise StudyError("correction.centering needs the sampler's whole distribution at every token")
     if clip is None:
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
+        if expected_T is not None:
+            loss = loss - policy_gradient(expected_T, advantage_T, weights.sequence_N[sequence_T], step_sequences)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))
     # A token outside V_S has ratio 0 under each ratio: no term, no gradient.
     weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
     if clip.ratio == "decoupled":
         # Not 0 × exp(Δ): a rejected token's ratio may overflow.
         weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
+    if clip.loss in OF_RESPONSES:
+        weight_T = weight_T.masked_fill(sequence_any(outside_T, sequence_T, sequences)[sequence_T], 0.0)
     reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
-    loss, clipped_T = clipped_ratio(logp_T, reference_T, advantage_T, weight_T, (clip.low, clip.high), step_sequences)
+    tokens = (logp_T, reference_T, advantage_T, weight_T, sequence_T, sequences)
+    loss, clipped_T = ratio_loss(clip.loss, *tokens, (clip.low, clip.high), step_sequences)
     return Surrogate(loss, weights, clipped_T & ~outside_T)

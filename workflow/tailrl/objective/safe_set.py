@@ -192,7 +192,12 @@ def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple
 
 
 def token_logprobs(
-    logits_TV: Tensor, tokens_T: Tensor, rule: str, threshold: float | Tensor | None = None, paper_fill: bool = False
+    logits_TV: Tensor,
+    tokens_T: Tensor,
+    rule: str,
+    threshold: float | Tensor | None = None,
+    paper_fill: bool = False,
+    safe_TV: Tensor | None = None,
 ) -> TokenLogprobs:
     """log π^mp(y_t|s_t) = z_{y_t} − ln Σ_{a ∈ V_S} exp(z_a) of the sampled tokens y_t, and what belongs to it.
 
@@ -202,13 +207,19 @@ def token_logprobs(
         rule: a key of RULES.
         threshold: ln ρ, k or p, by the rule; one for all rows or [T, 1].
         paper_fill: score a token outside V_S as the paper does, in a softmax with −50 for every masked logit.
+        safe_TV: bool [T, V], a set to take in place of the rule's own: the sampler's, to be replayed.
 
     Raises:
         StudyError: an unknown rule, a threshold or token that is missing or impossible, or rows that are not packed.
     """
     check_rows(logits_TV, tokens_T, logits_TV.shape[-1])
     threshold = checked(rule, threshold)
-    safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
+    given = safe_TV is not None
+    if safe_TV is None:
+        safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
+    else:
+        log_sum_safe_T = logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
+        log_sum_T = logits_TV.detach().logsumexp(-1)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     outside_T = ~safe_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     if paper_fill:
@@ -225,7 +236,7 @@ def token_logprobs(
         logp_T=logp_T,
         logp_full_T=(chosen_T - log_sum_T).detach(),
         log_kept_T=(log_sum_safe_T - log_sum_T).detach(),
-        kept_vocab_T=set_size(safe_TV, rule),
+        kept_vocab_T=set_size(safe_TV, "given" if given else rule),
         entropy_T=entropy_T.detach(),
         outside_T=outside_T,
     )

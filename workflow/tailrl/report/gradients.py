@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from tailrl.analysis.format import short
 from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
@@ -15,7 +16,7 @@ from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.config.gradients import NO_MISMATCH
-from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
+from tailrl.report.axes import LEGEND_ROW, arm_legend, arm_styles, make_panels, save_svg, set_magnitude_scale, style
 from tailrl.report.page import render
 
 PANELS = {
@@ -25,6 +26,9 @@ PANELS = {
     "cosine_ratio": "mean cosine with ∇J",
 }
 """The rows of the figure; ratios are relative to the first arm without mismatch, in the same model."""
+
+CAUSE_TITLES = {"noise": "noise", "floor": "floor", "bias": "bias of tokens", "rounding": "rounding"}
+"""The causes in words, where they are compared at equal k3."""
 
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
@@ -43,8 +47,9 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     summaries = summarise(qualities)
     write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
-    save_svg(gradient_figure(summaries), out / "gradient_quality.svg")
     settings = read_record(results, GradientsRecord).settings
+    draw = trade_figure if settings["quality"].get("nats") else gradient_figure
+    save_svg(draw(summaries), out / "gradient_quality.svg")
     (out / "gradient_quality.md").write_text(_page(summaries, settings["quality"]), encoding="utf-8")
     return summaries, settings["arms"]
 
@@ -72,6 +77,34 @@ def gradient_figure(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
+def trade_figure(summaries: Sequence[Summary]) -> Figure:
+    """Bias against standard deviation of every arm, by its number in the legend: a panel a cause and k3."""
+    arms = list(dict.fromkeys(s.arm for s in summaries))
+    cells = [(s.mismatch, s.dose) for s in summaries if s.mismatch != NO_MISMATCH]
+    kinds, doses = (list(dict.fromkeys(column)) for column in zip(*cells, strict=True))
+    with style():
+        figure, panels = make_panels(len(doses), len(kinds), 0.6 + 2.1 * len(doses))
+        for (dose, kind), ax in zip(itertools.product(doses, kinds), panels, strict=True):
+            own = {s.arm: s for s in summaries if (s.mismatch, s.dose) == (kind, dose)}
+            for number, arm in enumerate(arms, 1):
+                place = max(own[arm].bias.median, LOWEST["bias"]), own[arm].deviation_ratio.median
+                ax.plot(*place, ".", color=arm_styles(arms)[arm].colour, markersize=3)
+                ax.annotate(str(number), place, fontsize=5, xytext=(1, 1), textcoords="offset points")
+            ax.set_xscale("log")
+            ax.set_xlim(LOWEST["bias"] / 2, 3)
+            if dose == doses[0]:
+                ax.set_title(CAUSE_TITLES.get(kind, kind), fontsize=7)
+            if dose == doses[-1]:
+                ax.set_xlabel(PANELS["bias"])
+            if kind == kinds[0]:
+                ax.set_ylabel(f"k3 of {dose:g}: {PANELS['deviation_ratio']}")
+        names = [f"{number} {arm}" for number, arm in enumerate(arms, 1)]
+        lines = [Line2D([], [], color=arm_styles(arms)[arm].colour, marker=".", linestyle="") for arm in arms]
+        figure.legend(lines, names, loc="outside lower center", ncols=4, handlelength=0.5)
+        figure.set_figheight(figure.get_figheight() + len(arms) * LEGEND_ROW / 4)
+    return figure
+
+
 def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> list[float]:
     """Draw medians over models as a line, ranges as bars, arms side by side at each dose; returns the drawn values."""
     drawn: list[float] = []
@@ -91,11 +124,19 @@ def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[st
 def _page(summaries: Sequence[Summary], settings: dict[str, Any]) -> str:
     doses = []
     for (kind, dose), group in itertools.groupby(summaries, key=lambda s: (s.mismatch, s.dose)):
-        own, title = list(group), "No mismatch" if kind == NO_MISMATCH else f"{DOSE_LABELS.get(kind, kind)}: {dose:g}"
+        own, title = list(group), _title(kind, dose, equal=bool(settings.get("nats")))
         rows = [(s, [_cell(getattr(s, name)) for name in QUALITIES]) for s in own]
         doses.append((f"{title[0].upper()}{title[1:]}", _cell(own[0].divergence), rows))
     return render(
         "gradient_quality.md.j2", summaries=summaries, settings=settings, columns=list(QUALITIES.values()), doses=doses
+    )
+
+
+def _title(kind: str, dose: float, *, equal: bool) -> str:
+    if kind == NO_MISMATCH:
+        return "No mismatch"
+    return (
+        f"{CAUSE_TITLES.get(kind, kind)} at a k3 of {dose:g}" if equal else f"{DOSE_LABELS.get(kind, kind)}: {dose:g}"
     )
 
 

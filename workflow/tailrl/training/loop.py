@@ -269,8 +269,9 @@ def _skip(job: Job, state: RunState, samples: Sequence[Sample], error: Numerical
 def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path) -> Job:
     tokenizer, problems = load_tokenizer(policy_folder), read_problems(problems_file)
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
-    rule = "full" if run.vocabulary.side == "trainer" else run.vocabulary.rule
-    decoding = Decoding(run.training.temperature, run.training.max_new_tokens, rule, run.disturbance)
+    longest, rule = run.training.max_new_tokens, run.vocabulary.sampler_rule
+    keep_every = int(run.needs_distributions)
+    decoding = Decoding(run.training.temperature, longest, rule, run.disturbance, keep_every=keep_every)
     return Job(run, seed, out, tokenizer, problems, prompts, decoding)
 
 

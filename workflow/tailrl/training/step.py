@@ -14,8 +14,10 @@ from tailrl.config.jobs import Run
 from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
 from tailrl.kernels.logprobs import constrained_logprobs
 from tailrl.kernels.packing import Batch, micro_batches, pack_batch
+from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import named_weights
+from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
@@ -39,30 +41,40 @@ class Sample:
     seed: int
 
 
-def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[TokenLogprobs, Batch]:
-    """The trainer's log-probs of one packed micro-batch, on its own safe set."""
+Scored = tuple[TokenLogprobs, Tensor | None]
+"""The trainer's log-probs; with centering the expected score of each token, else None."""
+
+
+def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[Scored, Batch]:
+    """The trainer's log-probs of one packed micro-batch, on its own safe set or the sampler's."""
     device = next(model.parameters()).device
     batch = pack_batch([s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], device)
     # Together, since a sharded model has its head's weight whole only within its forward.
     return as_forward(model, lambda: _logprobs(model, batch, samples, run)), batch
 
 
-def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], run: Run) -> TokenLogprobs:
+def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], run: Run) -> Scored:
     weight_VH = head_weight(model)
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
     threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
-    rule = "full" if run.vocabulary.side == "sampler" else run.vocabulary.rule
+    rule = run.vocabulary.trainer_rule
     fill = run.vocabulary.outside == "paper_fill"
     threshold_T1 = threshold_N[batch.sequence_T, None]
     temperature = run.training.temperature
+    if run.needs_distributions:
+        logits_infer_TV = torch.from_numpy(np.concatenate([s.rollout.logits_infer_KV for s in samples]))
+        rows = (hidden_TH, weight_VH, batch.targets_T, logits_infer_TV.to(device=weight_VH.device), threshold_T1)
+        return whole_row_scores(*rows, temperature, run.vocabulary, run.correction)
     # The matched control scores the disturbed distribution that was sampled from, unmasked and masked.
     matched = run.disturbance.side == "both" and run.disturbance.on_logits
     if not (run.sampler.exact or matched):
-        return constrained_logprobs(hidden_TH, weight_VH, batch.targets_T, rule, threshold_T1, temperature, fill)
+        tokens = (hidden_TH, weight_VH, batch.targets_T)
+        return constrained_logprobs(*tokens, rule, threshold_T1, temperature, fill), None
     # Whole rows of logits: an exact engine needs their bits, and a disturbance acts on each logit.
     scoring = Scoring(rule, temperature, fill, run.disturbance if matched else UNDISTURBED)
     where = (batch.of_tokens([s.seed for s in samples]), batch.positions())
-    return exact_logprobs(hidden_TH.float(), weight_VH.float(), batch.targets_T, threshold_T1, scoring, *where)
+    scored = exact_logprobs(hidden_TH.float(), weight_VH.float(), batch.targets_T, threshold_T1, scoring, *where)
+    return scored, None
 
 
 @torch.no_grad()
@@ -71,7 +83,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     old: dict[int, TokenLogprobs] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in distributed.dealt(len(groups)):
-        logprobs, batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
+        (logprobs, _), batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
         old |= zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True)
     whole = {place: own for given in distributed.gathered(old) for place, own in given.items()}
     return [whole[place] for place in range(len(samples))]
@@ -142,7 +154,7 @@ def _forward(
     numbers: Sequence[int],
 ) -> tuple[Tensor, Part]:
     """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
-    logprobs, batch = forward_logprobs(model, chosen, run)
+    (logprobs, expected_T), batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
     names = ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
     recorded = (np.concatenate([getattr(s.rollout, name) for s in chosen]) for name in names)
@@ -151,7 +163,7 @@ def _forward(
     before = None if old is None else TokenLogprobs.joined(old)
     old_T = None if before is None else before.in_set().to(device)
     infer = (logp_infer_T, advantage_T, batch.sequence_T)
-    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T)
+    scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T)
     loss = scored.loss.detach().double()
     # A nan logit is in no safe set, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
@@ -226,12 +238,15 @@ def update(
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
         if run.training.loss_mean == "kept":
             losses[-1] *= average_over_kept(model, record.of("weights.used_N", since=done))
+        if run.correction.normalise:
+            losses[-1] *= scale_gradient(
+                model, 1 / normaliser(run.correction, record.of("weights.ratio_X", since=done))
+            )
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
 
 
-@torch.no_grad()
 def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
     """Rescale the gradient of a mean over all responses to a mean over the responses that the weights keep.
 
@@ -243,7 +258,12 @@ def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
         The factor: all responses over those with a weight above 0.
     """
     kept_responses = int((used_N > 0).sum())
-    factor = len(used_N) / kept_responses if kept_responses else 1.0
+    return scale_gradient(model, len(used_N) / kept_responses if kept_responses else 1.0)
+
+
+@torch.no_grad()
+def scale_gradient(model: PreTrainedModel, factor: float) -> float:
+    """Multiply the model's gradient by a factor, which is returned."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailrl.config.arm import Correction
-from tailrl.objective.corrections import Weights, sequence_sum
+from tailrl.objective.corrections import Weights, normaliser
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.objective.sequences import sequence_sum
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
 from tailrl.tracking import metrics as keys
@@ -159,6 +160,8 @@ class StepRecord:
             **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},
             keys.ENTROPY: _mean(self.of("logprobs.entropy_T")),
             keys.CLIPPED: _mean(self.of("clipped_T")),
+            keys.TRUNCATED: _mean(self.of("weights.truncated_T")),
+            keys.NORMALISER: normaliser(correction, self.of("weights.ratio_X")),
             keys.MASKED_TOKENS: _mean(self.of("weights.masked_T")),
             keys.REJECTED: _mean(self.of("weights.rejected_N")),
             keys.VETOED: _mean(self.of("weights.vetoed_N")),

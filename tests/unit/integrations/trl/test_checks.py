@@ -17,6 +17,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from trl import RLOOTrainer, SFTTrainer
 from trl_fixture import make_trainer
 
+from tailrl.config.rejection import Rejection
 from tailrl.integrations.trl import Correction, base, with_dvp
 from tailrl.integrations.trl.checks import check_trainer
 from tailrl.runtime.errors import StudyError
@@ -65,6 +66,12 @@ def test_a_weight_of_a_token_where_the_loss_has_none() -> None:
         with_dvp(RLOOTrainer, RHO, Correction(token="tis"))
     with pytest.raises(StudyError, match=r"^correction.rejects: r_ppo: it is 1 in the first update"):
         with_dvp(RLOOTrainer, RHO, Correction(sequence="reject_k3", rejects="r_ppo"))
+    with pytest.raises(StudyError, match=r"^correction.reject: by: token: RLOOTrainer's ratio is a whole response's"):
+        with_dvp(RLOOTrainer, RHO, Correction(reject=(Rejection(of="k3", by="token", above=1.0),)))
+    with pytest.raises(StudyError, match=r"^correction.centering: it needs the sampler's whole distribution"):
+        with_dvp(RLOOTrainer, RHO, Correction(centering="full"))
+    with pytest.raises(StudyError, match=r"^correction.normalise: TRL computes the loss in parts"):
+        with_dvp(RLOOTrainer, RHO, Correction(sequence="mis", normalise=True))
 
 
 def test_a_trainer_that_samples_nothing() -> None:

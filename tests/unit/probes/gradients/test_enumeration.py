@@ -13,6 +13,7 @@ from tailrl.probes.gradients.enumeration import (
     MODULUS,
     constrained,
     divergence,
+    dose_at,
     random_model,
     return_gradient,
     sampler_logits,
@@ -107,6 +108,23 @@ def test_the_floor_mixes_with_the_uniform_distribution() -> None:
     np.testing.assert_allclose(found, 0.8 * probs + 0.2 / VOCABULARY, rtol=1e-12)
 
 
+def test_rounding_is_to_a_grid_of_the_largest_logit() -> None:
+    found = sampler_logits(MODEL.logits_SV, "rounding", 1 / 7, 0)
+    for row, rounded in zip(MODEL.logits_SV.tolist(), found.tolist(), strict=True):
+        step = max(map(abs, row)) / 7
+        assert rounded == pytest.approx([round(z / step) * step for z in row], rel=1e-12)
+        assert len({round(z / step) for z in rounded}) <= 15
+
+
+@pytest.mark.parametrize("kind", MISMATCHES)
+@pytest.mark.parametrize("nats", [1e-3, 3e-2])
+def test_a_dose_has_the_divergence_that_is_asked_for(kind: str, nats: float) -> None:
+    dose = dose_at(MODEL, kind, nats, 4, 2)
+    found = divergence(MODEL, sampler_logits(MODEL.logits_SV, kind, dose, 4, 2))
+    # Rounding jumps; so small a table has few logits.
+    assert found == pytest.approx(nats, rel=0.3 if kind == "rounding" else 1e-3)
+
+
 def test_noise_is_of_a_state_and_bias_of_a_token() -> None:
     large = torch.zeros(200, 50, dtype=torch.float64)
     moved = {kind: sampler_logits(large, kind, 0.3, 1) for kind in ("noise", "bias")}
@@ -121,7 +139,7 @@ def test_noise_is_of_a_state_and_bias_of_a_token() -> None:
 def test_a_direction_is_that_of_the_kind_and_the_seed(kind: str) -> None:
     once, again = (sampler_logits(MODEL.logits_SV, kind, 0.1, 4, 2) for _ in range(2))
     assert torch.equal(once, again)
-    if kind != "floor":
+    if kind not in ("floor", "rounding"):
         twice, other = (sampler_logits(MODEL.logits_SV, kind, *place) for place in ((0.2, 4, 2), (0.1, 4, 3)))
         np.testing.assert_allclose(twice - MODEL.logits_SV, 2 * (once - MODEL.logits_SV), atol=1e-14)
         assert not torch.equal(once, other)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tailrl.config.arm import Arm
 from tailrl.objective.advantages import ESTIMATORS
+from tailrl.objective.centering import expected_score
 from tailrl.objective.loss import surrogate
-from tailrl.objective.safe_set import token_logprobs
+from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import SequenceModel, constrained, random_model, sampler_logits
 from tailrl.probes.gradients.moments import draw_steps, magnitude_table, magnitudes, mean_and_variance
 from tailrl.probes.gradients.quality import response_terms
@@ -26,6 +27,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "sampler": {"vocabulary": {"rule": "top_k", "k": 2, "side": "sampler"}, "deliberate": True},
     "bypass": {"clip": {"ratio": "bypass", "low": 0.1, "high": 0.1}},
     "decoupled": {"clip": {"ratio": "decoupled"}},
+    "opsm": {"correction": {"reject": [{"of": "k1", "by": "mean", "above": 0.05, "when": "negative"}]}},
+    "dppo": {"correction": {"token": "is", "reject": [{"of": "tv", "by": "token", "above": 0.05, "when": "outward"}]}},
+    "centred": {"correction": {"centering": "full", "token": "tis", "token_threshold": 1.1}},
+    "centred_top": {"correction": {"centering": "top_k", "centering_k": 1}},
+    "replay": {"vocabulary": {"rule": "top_k", "k": 2, "side": "replay"}, "correction": {"centering": "full"}},
+    **{loss: {"clip": {"ratio": "bypass", "low": 0.1, "high": 0.1, "loss": loss}} for loss in ("gspo", "cispo")},
+    **{loss: {"clip": {"ratio": "bypass", "loss": loss}} for loss in ("sapo", "vespo")},
 }
 
 
@@ -44,10 +52,10 @@ def step_gradients(
     """
     count, length = len(model.tokens_NT), model.tokens_NT.shape[1]
     threshold, vocabulary = arm.vocabulary.threshold(3), arm.vocabulary
-    logp_infer = model.gather(
-        constrained(infer_SV, "full" if vocabulary.side == "trainer" else vocabulary.rule, threshold)
-    )
+    logq_SV = constrained(infer_SV, "full" if vocabulary.side == "trainer" else vocabulary.rule, threshold)
+    logp_infer = model.gather(logq_SV)
     rule = "full" if vocabulary.side == "sampler" else vocabulary.rule
+    safe_SV = safe_set(infer_SV if vocabulary.side == "replay" else model.logits_SV, rule, threshold)
     prompt_B = [k for k in range(prompts) for _ in range(group)]
     found, probability = [], []
     for drawn in itertools.product(range(count), repeat=prompts * group):
@@ -60,7 +68,12 @@ def step_gradients(
         tokens = torch.cat([model.tokens_NT[y] for _, y in chosen])
         rewards = torch.tensor([model.reward_KN[k, y] for k, y in chosen]).double().view(prompts, group)
         advantage = ESTIMATORS[arm.estimator](rewards).flatten().repeat_interleave(length)
-        logprobs = token_logprobs(logits[rows], tokens, rule, threshold, vocabulary.outside == "paper_fill")
+        fill = vocabulary.outside == "paper_fill"
+        logprobs = token_logprobs(logits[rows], tokens, rule, threshold, fill, safe_SV[rows])
+        expected = None
+        if arm.correction.centering != "none":
+            logp = logits[rows].masked_fill(~safe_SV[rows], -torch.inf).log_softmax(-1)
+            expected = expected_score(logp, logq_SV[rows], arm.correction)
         part = surrogate(
             logprobs,
             torch.cat([logp_infer[k, y] for k, y in chosen]),
@@ -70,6 +83,7 @@ def step_gradients(
             len(chosen),
             arm.correction,
             arm.clip,
+            expected_T=expected,
         )
         found.append(-torch.autograd.grad(part.loss, logits)[0].numpy())
         probability.append(chance)

@@ -30,8 +30,14 @@ def check_adapter(trainer: type, known: tuple[type, ...], rho: float, correction
         raise StudyError(f"rho: {rho}: min-p keeps tokens of at least ρ times the largest probability, 0 < ρ ≤ 1")
     if correction.token != "none" and not tokens:
         raise StudyError(f"correction.token: {correction.token}: {trainer.__name__}'s ratio is a whole response's")
-    if correction.rejects == "r_ppo":
+    if correction.judges_moves:
         raise StudyError("correction.rejects: r_ppo: it is 1 in the first update on a batch, often TRL's only one")
+    if any(rule.by == "token" for rule in correction.reject) and not tokens:
+        raise StudyError(f"correction.reject: by: token: {trainer.__name__}'s ratio is a whole response's")
+    if correction.centering != "none":
+        raise StudyError("correction.centering: it needs the sampler's whole distribution, which TRL does not keep")
+    if correction.normalise:
+        raise StudyError("correction.normalise: TRL computes the loss in parts, and the mean is over the whole batch")
 
 
 def _problems_of_sampling(args: Any, rho: float) -> Iterable[str]:

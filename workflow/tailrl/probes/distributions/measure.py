@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from tailrl.artifacts.manifest import MANIFEST, policy_digest, vouched_checksum, write_manifest
 from tailrl.artifacts.probes import DistributionsRecord, Positions, write_positions
 from tailrl.artifacts.records import write_record
-from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
 from tailrl.config.source_files import at_start, job_files
+from tailrl.config.vocabulary import log_rho
 from tailrl.kernels.batch_invariant import pad_rows
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.kernels.packing import micro_batches, pack_batch

@@ -4,6 +4,7 @@ The policy is a table of logits in float64 with a row for each state: for the fi
 position and previous token. No response reads a row twice, so that its tokens' gradients lie in different rows.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,9 +96,24 @@ def bias(logits_SV: Tensor, size: float, generator: torch.Generator) -> Tensor:
     return logits_SV + size * torch.randn(logits_SV.shape[1], dtype=logits_SV.dtype, generator=generator)
 
 
+def rounding(logits_SV: Tensor, step: float, _: torch.Generator) -> Tensor:
+    """Logits on a grid whose step is a share of the state's largest: as symmetric quantisation rounds a row of weights.
+
+    A step of 1/7 is that of 4 bits, 1/127 of 8 bits.
+    """
+    grid_S1 = step * logits_SV.abs().amax(-1, keepdim=True)
+    return (logits_SV / grid_S1).round() * grid_S1
+
+
 MISMATCHES: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
-    function.__name__: function for function in (noise, floor, bias)
+    function.__name__: function for function in (noise, floor, bias, rounding)
 }
+
+DOSES = {"noise": (1e-5, 10.0), "floor": (1e-8, 0.99), "bias": (1e-5, 10.0), "rounding": (1e-4, 2.0)}
+"""The smallest and the largest dose that `dose_at` tries."""
+
+DOSES_TRIED, TIMES_NARROWED = 64, 3
+"""Doses of a search, and how often it is repeated between the neighbours of the best."""
 
 
 def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object) -> Tensor:
@@ -106,18 +122,36 @@ def sampler_logits(logits_SV: Tensor, mismatch: str, dose: float, *seed: object)
     return MISMATCHES[mismatch](logits_SV, dose, generator)
 
 
+def dose_at(model: SequenceModel, mismatch: str, nats: float, *seed: object) -> float:
+    """The dose at which the mismatch has this divergence per token; of several, or of none, one of the nearest.
+
+    Rounding jumps where a logit changes its place on the grid, so that a bisection would not do.
+    """
+    low, high = DOSES[mismatch]
+    best = low
+    for _ in range(TIMES_NARROWED):
+        doses = torch.logspace(math.log10(low), math.log10(high), DOSES_TRIED, dtype=torch.float64).tolist()
+        apart = [abs(divergence(model, sampler_logits(model.logits_SV, mismatch, d, *seed)) - nats) for d in doses]
+        place = min(range(DOSES_TRIED), key=apart.__getitem__)
+        best, low, high = doses[place], doses[max(place - 1, 0)], doses[min(place + 1, DOSES_TRIED - 1)]
+    return best
+
+
 def constrained(logits_SV: Tensor, rule: str, threshold: float) -> Tensor:
     """log π^mp of every token in every state, [S, V]; −inf outside the safe set, whose choice has no gradient."""
     return logits_SV.masked_fill(~safe_set(logits_SV, rule, threshold), -torch.inf).log_softmax(-1)
 
 
-def return_gradient(model: SequenceModel, rule: str = "full", threshold: float = 0.0) -> Tensor:
+def return_gradient(
+    model: SequenceModel, rule: str = "full", threshold: float = 0.0, safe_SV: Tensor | None = None
+) -> Tensor:
     """∇ of the mean over prompts of Σ_y π^mp(y) R(y), with respect to the table of logits: float64 [S, V].
 
-    For the full vocabulary it is ∇J; for another rule ∇J_mp, the gradient of the pruned objective.
+    For the full vocabulary it is ∇J; for another rule, or a given set, ∇J_mp, the gradient of the pruned objective.
     """
     logits_SV = model.logits_SV.clone().requires_grad_()
-    chance_KN = model.gather(constrained(logits_SV, rule, threshold)).sum(-1).exp()
+    safe_SV = safe_set(logits_SV, rule, threshold) if safe_SV is None else safe_SV
+    chance_KN = model.gather(logits_SV.masked_fill(~safe_SV, -torch.inf).log_softmax(-1)).sum(-1).exp()
     (gradient_SV,) = torch.autograd.grad((chance_KN * model.reward_KN).sum(-1).mean(), logits_SV)
     return gradient_SV
 

@@ -14,12 +14,15 @@ from tailrl.artifacts.records import write_record
 from tailrl.config.arm import Arm
 from tailrl.config.gradients import NO_MISMATCH, GradientQuality, Gradients
 from tailrl.config.source_files import at_start, job_files
+from tailrl.objective.centering import expected_score
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
 from tailrl.probes.gradients.enumeration import (
+    MISMATCHES,
     SequenceModel,
     constrained,
     divergence,
+    dose_at,
     random_model,
     return_gradient,
     sampler_logits,
@@ -38,11 +41,17 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
     """
     vocabulary, settings = model.logits_SV.shape[1], arm.vocabulary
     threshold = settings.threshold(vocabulary)
-    rule_train, rule_infer = _rules(arm)
-    logp_infer_KNT = model.gather(constrained(logits_infer_SV, rule_infer, threshold))
-    logits_TV = model.logits_SV[model.state_KNT.flatten()].requires_grad_()
-    tokens_T = model.tokens_NT.expand_as(model.state_KNT).flatten()
-    logprobs = token_logprobs(logits_TV, tokens_T, rule_train, threshold, settings.outside == "paper_fill")
+    logp_infer_SV = constrained(logits_infer_SV, settings.sampler_rule, threshold)
+    logp_infer_KNT = model.gather(logp_infer_SV)
+    state_T, tokens_T = model.state_KNT.flatten(), model.tokens_NT.expand_as(model.state_KNT).flatten()
+    logits_TV = model.logits_SV[state_T].requires_grad_()
+    safe_SV = trainer_set(model, logits_infer_SV, arm)
+    fill = settings.outside == "paper_fill"
+    logprobs = token_logprobs(logits_TV, tokens_T, "full", None, fill, safe_SV[state_T])
+    expected_T = None
+    if arm.correction.centering != "none":
+        logp_TV = logits_TV.masked_fill(~safe_SV[state_T], -torch.inf).log_softmax(-1)
+        expected_T = expected_score(logp_TV, logp_infer_SV[state_T], arm.correction)
     responses, length = model.reward_KN.numel(), model.tokens_NT.shape[1]
     sign_T = (2 * model.reward_KN - 1).flatten().repeat_interleave(length)
     part = surrogate(
@@ -55,15 +64,30 @@ def response_terms(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> T
         1,
         arm.correction,
         arm.clip,
+        expected_T=expected_T,
     )
     (slope_TV,) = torch.autograd.grad(part.loss, logits_TV)
+    chance_KN = logp_infer_KNT.sum(-1).exp()
+    mean_weight = 1.0
+    if arm.correction.normalise:
+        # The mean of a batch varies with its responses; here it is its expectation, as of a large batch.
+        of_responses_KN = part.weights.ratio_X.view(*chance_KN.shape, -1).mean(-1)
+        mean_weight = (of_responses_KN * chance_KN).sum(-1).mean().item()
     return Terms(
-        term_KNTV=-slope_TV.view(*model.state_KNT.shape, vocabulary),
+        term_KNTV=-slope_TV.view(*model.state_KNT.shape, vocabulary) / mean_weight,
         state_KNT=model.state_KNT,
-        chance_KN=logp_infer_KNT.sum(-1).exp(),
+        chance_KN=chance_KN,
         right_KN=model.reward_KN.long(),
         states=len(model.logits_SV),
     )
+
+
+def trainer_set(model: SequenceModel, logits_infer_SV: Tensor, arm: Arm) -> Tensor:
+    """The trainer's safe set in every state, bool [S, V]: by its own logits, or the sampler's set."""
+    settings, replayed = arm.vocabulary, arm.vocabulary.side == "replay"
+    logits_SV = logits_infer_SV if replayed else model.logits_SV
+    rule = settings.rule if replayed else settings.trainer_rule
+    return safe_set(logits_SV, rule, settings.threshold(logits_SV.shape[1]))
 
 
 def measure(settings: Gradients) -> Iterator[Quality]:
@@ -80,7 +104,10 @@ def measure(settings: Gradients) -> Iterator[Quality]:
                 f"{quality.vocabulary_size} tokens of gradient_quality"
             )
     doses = [(NO_MISMATCH, 0.0)]
-    doses += [(kind, dose) for kind, values in quality.doses.model_dump().items() for dose in values]
+    if quality.nats:
+        doses += [(kind, nats) for kind in MISMATCHES for nats in quality.nats]
+    else:
+        doses += [(kind, dose) for kind, values in quality.doses.model_dump().items() for dose in values]
     for index in range(quality.models):
         seed = derive_seed("gradient model", quality.seed, index)
         model = random_model(quality.vocabulary_size, quality.length, quality.prompts, seed)
@@ -89,7 +116,8 @@ def measure(settings: Gradients) -> Iterator[Quality]:
         for kind, dose in doses:
             logits_infer_SV = model.logits_SV
             if kind != NO_MISMATCH:
-                logits_infer_SV = sampler_logits(logits_infer_SV, kind, dose, quality.seed, index)
+                given = dose_at(model, kind, dose, quality.seed, index) if quality.nats else dose
+                logits_infer_SV = sampler_logits(logits_infer_SV, kind, given, quality.seed, index)
             nats = divergence(model, logits_infer_SV)
             for name, arm in settings.arms.items():
                 values = estimator_quality(model, logits_infer_SV, arm, quality, seed)
@@ -103,13 +131,9 @@ def estimator_quality(
     terms = response_terms(model, logits_infer_SV, arm)
     mean_SV, variance = mean_and_variance(terms, arm.estimator, quality.group_size)
     exact_SV = return_gradient(model)
-    rule_train, rule_infer = _rules(arm)
-    threshold = arm.vocabulary.threshold(quality.vocabulary_size)
-    constrained_SV = return_gradient(model, rule_train, threshold)
-    kept_SV, drawn_SV = (
-        safe_set(logits_SV, rule, threshold)
-        for logits_SV, rule in ((model.logits_SV, rule_train), (logits_infer_SV, rule_infer))
-    )
+    kept_SV = trainer_set(model, logits_infer_SV, arm)
+    drawn_SV = safe_set(logits_infer_SV, arm.vocabulary.sampler_rule, arm.vocabulary.threshold(quality.vocabulary_size))
+    constrained_SV = return_gradient(model, safe_SV=kept_SV)
     length, length_constrained = exact_SV.norm().item(), constrained_SV.norm().item()
     bias, bias_constrained = (mean_SV - exact_SV).norm().item(), (mean_SV - constrained_SV).norm().item()
     generator = torch.Generator().manual_seed(derive_seed("steps", seed))
@@ -127,12 +151,6 @@ def estimator_quality(
         "cosine": cosine_D.mean().item(),
         "cosine_half_width": 1.96 * cosine_D.std().item() / math.sqrt(quality.draws),
     }
-
-
-def _rules(arm: Arm) -> tuple[str, str]:
-    """The rules of the trainer's and of the sampler's safe sets."""
-    rule, side = arm.vocabulary.rule, arm.vocabulary.side
-    return "full" if side == "sampler" else rule, "full" if side == "trainer" else rule
 
 
 def write_qualities(settings: Gradients, out: Path) -> None:

@@ -1,0 +1,318 @@
+"""The presets of `config/presets.yaml` against the peers' own functions, executed on random log-probs.
+
+    python benchmarks/peer_presets.py FOLDER --out docs/results/presets.csv
+
+FOLDER holds checkouts of verl, SkyRL, slime, OpenRLHF and prime-rl at the versions of `presets.yaml`; TRL's function
+comes from its wheel. Only the named functions of a file are executed, since their modules import whole training
+stacks. A mode that stands inside a longer function (TRL's and NeMo-RL's weights) is held to its lines by
+`tests/unit/config/test_presets.py` instead. Each row has the largest difference of a token's weight, relative to
+a weight of at least 1; verl and SkyRL clamp log-ratios to 20 nats, which changes weights below 2e-9.
+"""
+
+import __future__
+
+import argparse
+import ast
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from tailrl.config.arm import Arm
+from tailrl.config.presets import frameworks
+from tailrl.objective.corrections import correct, normaliser
+
+LENGTHS = (1, 3, 17, 40, 8, 60, 2, 25)
+SCALES = (0.0008, 0.05, 0.4, 1.5)
+"""Standard deviations of Δ, nats: at the smallest the geometric masks keep some, at the largest all drop some."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded log-probs [N, L] in float64, and the same in packed form."""
+
+    train_NL: Tensor
+    infer_NL: Tensor
+    mask_NL: Tensor
+    advantage_N: Tensor
+
+
+def random_batch(scale: float, seed: int) -> Batch:
+    """Log-probs of trainer and sampler that differ by about `scale` nats a token, and by more in a few tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(LENGTHS), max(LENGTHS))
+    mask_NL = torch.arange(shape[1])[None] < torch.tensor(LENGTHS)[:, None]
+    infer_NL = -torch.rand(shape, generator=generator, dtype=torch.float64) * 3 - 0.01
+    delta_NL = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    delta_NL = torch.where(torch.rand(shape, generator=generator) < 0.02, 8 * delta_NL, delta_NL)
+    train_NL = (infer_NL + delta_NL).clamp(max=-0.001)
+    return Batch(train_NL, infer_NL, mask_NL, torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64))
+
+
+def ours(preset: str, batch: Batch) -> Tensor:
+    """The preset's weights of all tokens, [N, L], 0 in the padding."""
+    correction = Arm.model_validate({"correction": {"preset": preset}}).correction
+    sequence_T = batch.mask_NL.nonzero()[:, 0]
+    infer_T = batch.infer_NL[batch.mask_NL]
+    delta_T = batch.train_NL[batch.mask_NL] - infer_T
+    outside_T = torch.zeros_like(sequence_T, dtype=torch.bool)
+    advantage_T = batch.advantage_N[sequence_T]
+    found = correct(delta_T, outside_T, sequence_T, len(LENGTHS), correction, None, infer_T, advantage_T)
+    weight_T = found.weight_T / normaliser(correction, found.ratio_X)
+    return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
+
+
+def definitions(file: Path, *names: str, **known: Any) -> SimpleNamespace:
+    """The functions and classes of these names in a file, executed with those in `known`; all if none is named."""
+    chosen = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        own = {getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)} - {None}
+        if own and not isinstance(node, ast.Import | ast.ImportFrom) and (not names or own & {*names}):
+            chosen.append(node)
+    scope = {"torch": torch, "math": math, "dataclass": dataclass, "field": field, "nn": torch.nn, **known}
+    # Annotations stay text: their types belong to modules that are not imported.
+    code = compile(ast.Module(chosen, []), str(file), "exec", flags=__future__.annotations.compiler_flag)
+    exec(code, scope)
+    return SimpleNamespace(**scope)
+
+
+Weigh = Callable[[Batch], Tensor]
+
+
+def verl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """Every factory of RolloutCorrectionConfig through `compute_rollout_correction_and_rejection_mask`."""
+    sums = definitions(folder / "verl/utils/torch_functional.py", "masked_sum", "masked_mean")
+    config = definitions(
+        folder / "verl/trainer/config/algorithm.py", "RolloutCorrectionConfig", BaseConfig=object
+    ).RolloutCorrectionConfig
+    proto = SimpleNamespace(from_dict=lambda tensors: SimpleNamespace(batch=tensors))
+    helper = definitions(
+        folder / "verl/trainer/ppo/rollout_corr_helper.py",
+        verl_F=sums,
+        DataProto=proto,
+    )
+    for mode in frameworks()["verl"].modes:
+
+        def weigh(batch: Batch, mode: str = mode) -> Tensor:
+            own = getattr(config, "disabled" if mode == "default" else mode)()
+            weights, mask_NL, _ = helper.compute_rollout_correction_and_rejection_mask(
+                batch.train_NL,
+                batch.infer_NL,
+                batch.mask_NL.double(),
+                own.rollout_is,
+                own.rollout_is_threshold,
+                own.rollout_is_batch_normalize,
+                own.rollout_rs,
+                own.rollout_rs_threshold,
+            )
+            found: Tensor = mask_NL if weights is None else mask_NL * weights.batch["rollout_is_weights"]
+            return found
+
+        yield mode, weigh, "compute_rollout_correction_and_rejection_mask"
+
+
+def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """`compute_off_policy_correction`, and the gradient of `dppo_policy_loss`."""
+    utils = folder / "skyrl/backends/skyrl_train/utils"
+    sums = definitions(utils / "torch_utils.py", "masked_mean", "safe_exp_delta")
+    known = {"masked_mean": sums.masked_mean, "safe_exp_delta": sums.safe_exp_delta}
+    helper = definitions(utils / "off_policy_correction_utils.py", **known)
+    config = definitions(folder / "skyrl/train/config/config.py", "OffPolicyCorrectionConfig", BaseConfig=object)
+    settings: dict[str, dict[str, Any]] = {
+        "default": {},
+        "tis_token": {"tis_ratio_type": "token"},
+        "tis_sequence": {"tis_ratio_type": "sequence"},
+        "mask_geometric": {"sequence_mask_metric": "geometric"},
+        "mask_product": {"sequence_mask_metric": "product"},
+        "outlier_token": {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100.0},
+    }
+    for mode, own in settings.items():
+
+        def weigh(batch: Batch, own: dict[str, Any] = own) -> Tensor:
+            correction = config.OffPolicyCorrectionConfig(**own)
+            ratio, _, mask = helper.compute_off_policy_correction(
+                batch.train_NL, batch.infer_NL, batch.mask_NL.double(), correction
+            )
+            found: Tensor = mask if ratio is None else mask * ratio
+            return found
+
+        yield mode, weigh, "compute_off_policy_correction"
+    off = config.OffPolicyCorrectionConfig()
+    losses = definitions(
+        utils / "ppo_utils.py",
+        "dppo_policy_loss",
+        register_policy_loss=lambda _: lambda function: function,
+        PolicyLossType=SimpleNamespace(DPPO="dppo"),
+        reduce_loss=lambda loss, mask: (loss * mask).sum(),
+        apply_off_policy_correction=helper.apply_off_policy_correction,
+        **known,
+    )
+    for kind, delta in (("binary_tv", 0.2), ("binary_kl", 0.05)):
+        loss_settings = SimpleNamespace(
+            dppo=SimpleNamespace(dppo_type=kind, delta_low=delta, delta_high=delta), off_policy_correction=off
+        )
+
+        def gradient(batch: Batch, own: Any = loss_settings) -> Tensor:
+            train_NL = batch.train_NL.clone().requires_grad_()
+            advantage_NL = batch.advantage_N[:, None].expand_as(train_NL)
+            loss, _ = losses.dppo_policy_loss(
+                train_NL, train_NL.detach(), advantage_NL, own, batch.mask_NL.double(), batch.infer_NL
+            )
+            return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
+
+        yield f"dppo_{kind}", gradient, "dppo_policy_loss"
+
+
+def slime(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """`vanilla_tis_function`, `icepop_function`, and `compute_mis_weights` with the settings of `mis.yaml`."""
+    file = folder / "slime/backends/megatron_utils/loss.py"
+    losses = definitions(file, "vanilla_tis_function", "icepop_function")
+    for mode, name in (("tis", "vanilla_tis_function"), ("icepop", "icepop_function")):
+
+        def weigh(batch: Batch, name: str = name) -> Tensor:
+            rows = {"train_log_probs": batch.train_NL, "rollout_log_probs": batch.infer_NL}
+            args = SimpleNamespace(tis_clip=2.0, tis_clip_low=0)
+            one = torch.ones_like(batch.train_NL).flatten()
+            flat = {key: list(rows_NL) for key, rows_NL in rows.items()}
+            loss, _, _ = getattr(losses, name)(args, pg_loss=one, loss_masks=[], **flat)
+            found: Tensor = loss.view_as(batch.train_NL) * batch.mask_NL
+            return found
+
+        yield mode, weigh, name
+    mis = definitions(folder / "examples/train_infer_mismatch_helper/mis.py")
+    settings = yaml.safe_load((folder / "examples/train_infer_mismatch_helper/mis.yaml").read_text(encoding="utf-8"))
+
+    def weigh_mis(batch: Batch) -> Tensor:
+        rows = [
+            [row[keep] for row, keep in zip(x, batch.mask_NL, strict=True)] for x in (batch.train_NL, batch.infer_NL)
+        ]
+        masks = [torch.ones_like(row) for row in rows[0]]
+        weights, kept, _ = mis.compute_mis_weights(
+            SimpleNamespace(**settings), train_log_probs=rows[0], rollout_log_probs=rows[1], loss_masks=masks
+        )
+        packed = torch.cat([w * k for w, k in zip(weights, kept, strict=True)])
+        return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, packed)
+
+    yield "mis", weigh_mis, "compute_mis_weights"
+
+
+def openrlhf(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """The gradient of `PolicyLoss` at a ratio of 1, which is the weight."""
+    mean = definitions(folder / "openrlhf/models/utils.py", "masked_mean").masked_mean
+    losses = definitions(folder / "openrlhf/models/loss.py", "PolicyLoss", "aggregate_loss", masked_mean=mean)
+    for mode in ("tis", "icepop", "seq-mask-tis"):
+        function = losses.PolicyLoss(
+            enable_vllm_is_correction=True, vllm_is_truncated_threshold=[0.5, 5.0], vllm_is_correction_type=mode
+        )
+
+        def weigh(batch: Batch, function: Any = function) -> Tensor:
+            train_NL = batch.train_NL.clone().requires_grad_()
+            advantage_NL = batch.advantage_N[:, None].expand_as(train_NL)
+            mask_NL = batch.mask_NL.double()
+            loss, *_ = function(
+                train_NL, train_NL.detach(), advantage_NL, mask_NL, batch.infer_NL, batch_num_tokens=1.0
+            )
+            return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
+
+        yield mode, weigh, "PolicyLoss.forward"
+
+
+def prime_rl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """The gradient of `default_loss_fn` without its KL term."""
+    losses = definitions(
+        folder / "src/prime_rl/trainer/rl/loss.py",
+        "LossInputs",
+        "LossOutputs",
+        "_safe_mean",
+        "compute_importance_ratio_and_mismatch_kl",
+        "default_loss_fn",
+    )
+    config = SimpleNamespace(dppo_mask_low=0.2, dppo_mask_high=0.2, adv_tau=1.0, kl_tau=0.0)
+
+    def weigh(batch: Batch) -> Tensor:
+        rows = []
+        for train_L, infer_L, mask_L, advantage in zip(
+            batch.train_NL, batch.infer_NL, batch.mask_NL, batch.advantage_N, strict=True
+        ):
+            own_L = train_L.clone().requires_grad_()
+            advantage_L = advantage.expand_as(train_L)
+            inputs = losses.LossInputs(own_L, infer_L, None, advantage_L, mask_L)
+            rows.append(-torch.autograd.grad(losses.default_loss_fn(inputs, config).loss, own_L)[0] / advantage)
+        return torch.stack(rows)
+
+    yield "default", weigh, "default_loss_fn"
+
+
+def trl(_: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """`get_off_policy_mask` of the installed wheel."""
+    from trl import GRPOTrainer
+
+    def weigh(batch: Batch) -> Tensor:
+        mask_NL = batch.mask_NL.double()
+        kept: Tensor = GRPOTrainer.get_off_policy_mask(
+            batch.advantage_N[:, None], batch.train_NL, batch.infer_NL, mask_NL, 0.5
+        )
+        return kept * mask_NL
+
+    yield "off_policy_mask", weigh, "GRPOTrainer.get_off_policy_mask"
+
+
+PEERS = {
+    "verl": ("verl", verl),
+    "trl": ("", trl),
+    "skyrl": ("SkyRL", skyrl),
+    "prime-rl": ("prime-rl", prime_rl),
+    "slime": ("slime", slime),
+    "openrlhf": ("OpenRLHF", openrlhf),
+}
+
+
+def rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """One row a preset that a peer's function was executed for."""
+    for framework, (name, modes) in PEERS.items():
+        for mode, weigh, function in modes(folder / name):
+            largest, dropped, tokens = 0.0, 0, 0
+            for seed, scale in enumerate(SCALES * 5):
+                batch = random_batch(scale, seed)
+                own_NL, their_NL = ours(f"{framework}/{mode}", batch), weigh(batch) * batch.mask_NL
+                apart_NL = (own_NL - their_NL).abs() / their_NL.abs().clamp(min=1)
+                largest = max(largest, apart_NL.max().item())
+                dropped += int(((own_NL == 0) & batch.mask_NL).sum())
+                tokens += int(batch.mask_NL.sum())
+            yield {
+                "preset": f"{framework}/{mode}",
+                "version": frameworks()[framework].version,
+                "function": function,
+                "tokens": tokens,
+                "dropped": dropped,
+                "largest_difference": f"{largest:.2g}",
+            }
+
+
+def main() -> None:
+    """Writes the table; fails where a difference exceeds 1e-6."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    table = list(rows(given.folder))
+    with given.out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    worst = max(float(row["largest_difference"]) for row in table)
+    print(f"{len(table)} presets, largest relative difference {worst:.2g}")
+    if not worst < 1e-6:
+        raise SystemExit("a preset is not what its framework computes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Presets: what they expand to, and the weights of each on cases worked out by hand from its framework's lines."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tailrl.config.arm import Arm, Correction
+from tailrl.config.load import parse_study
+from tailrl.config.presets import frameworks, presets
+from tailrl.objective.corrections import correct, normaliser
+from tailrl.runtime.errors import StudyError
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+LN = math.log
+
+
+def weights(preset: str, ratios: list[list[float]], advantages: list[float] | None = None) -> list[list[float]]:
+    """The weights of tokens with these ratios, whose probability under the sampler is 0.04."""
+    correction = Arm.model_validate({"correction": {"preset": preset}}).correction
+    sequence = torch.tensor([n for n, row in enumerate(ratios) for _ in row])
+    delta = torch.tensor([LN(r) for row in ratios for r in row], dtype=torch.float64)
+    infer, inside = torch.full_like(delta, LN(0.04)), torch.zeros_like(sequence, dtype=torch.bool)
+    advantage = torch.tensor(advantages or [1.0] * len(ratios), dtype=torch.float64)[sequence]
+    found = correct(delta, inside, sequence, len(ratios), correction, None, infer, advantage)
+    flat = (found.weight_T / normaliser(correction, found.ratio_X)).tolist()
+    return [[flat.pop(0) for _ in row] for row in ratios]
+
+
+def test_every_preset_is_an_arm_and_says_where_it_was_read() -> None:
+    assert len(presets()) > 40 and all(f"{name}/default" in presets() for name in frameworks())
+    for name, preset in presets().items():
+        arm = Arm.model_validate({"correction": {"preset": name}})
+        assert preset.source and arm.correction == Correction.model_validate(preset.correction)
+        assert (arm.clip is None) == (preset.clip is None)
+
+
+def test_a_study_records_what_a_preset_expands_to() -> None:
+    """The name of the preset is not recorded, so that its settings say everything; those beside it count more."""
+    arms = {
+        "a": {"correction": {"preset": "verl/decoupled_token_icepop", "token_threshold": 3.0}},
+        "b": {"correction": {"token": "mask", "token_threshold": 3.0, "token_lower": 0.5}},
+        "c": {"correction": {"preset": "verl/bypass_ppo_clip_k3_rs"}},
+    }
+    study = parse_study({"name": "s", "arms": arms})
+    assert study.arms["a"] == study.arms["b"]
+    assert "preset" not in str(study.model_dump()) and study.arms["c"].clip is not None
+    again = parse_study(study.model_dump(mode="json"))
+    assert again == study
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"correction": {"preset": "verl/token_tis"}}, "correction.preset: must be one of verl/default, "),
+        (
+            {"correction": {"preset": "verl/bypass_ppo_clip"}, "clip": {"ratio": "recompute"}},
+            "correction.preset: verl/bypass_ppo_clip sets clip: leave it out, or the preset",
+        ),
+        (
+            {"correction": {"preset": "verl/decoupled_seq_is", "token": "tis"}},
+            "correction: token: tis and sequence: tis both weigh by the ratio",
+        ),
+    ],
+)
+def test_a_preset_that_does_not_fit_is_refused(arm: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        parse_study({"name": "s", "arms": {"a": arm}})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_preset_with_a_clip_needs_an_arm() -> None:
+    with pytest.raises(ValueError, match=r"preset: verl/bypass_ppo_clip sets an arm's clip too"):
+        Correction(preset="verl/bypass_ppo_clip")
+    assert Correction(preset="trl/default") == Correction(sequence="mis", sequence_threshold=3.0)
+
+
+ROWS = [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]]
+CASES: dict[str, list[list[float]]] = {
+    # min(r, 3), per token and of the product: 0.625, 0.99, 3.
+    "trl/token_truncate": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
+    "trl/sequence_truncate": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
+    # r where r ≤ 3, the upper bound included.
+    "trl/token_mask": [[1.0, 2.5, 0.25], [0.9, 1.1], [0.0, 0.5]],
+    "trl/sequence_mask": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
+    "trl/default": [[0.625] * 3, [0.99] * 2, [3.0] * 2],
+    # r within [0.5, 5].
+    "nemo-rl/icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
+    "openrlhf/icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
+    "verl/decoupled_token_icepop": [[1.0, 2.5, 0.0], [0.9, 1.1], [0.0, 0.5]],
+    # r where the geometric mean lies within [0.999, 1.002]; of these three it is 0.855, 0.995 and 1.73.
+    "nemo-rl/seq-mask-tis": [[0.0] * 3, [0.0] * 2, [0.0] * 2],
+    "openrlhf/tis": [[1.0, 2.5, 0.5], [0.9, 1.1], [5.0, 0.5]],
+    # The product within [0.5, 2].
+    "skyrl/mask_product": [[1.0] * 3, [1.0] * 2, [0.0] * 2],
+    "verl/decoupled_seq_is_rs": [[0.625] * 3, [0.99] * 2, [0.0] * 2],
+    # min(r, 2) over its mean (1 + 2 + 0.25 + 0.9 + 1.1 + 2 + 0.5) / 7; tokens beyond [1/2, 2] are dropped.
+    "slime/mis": [[7 / 7.75, 0.0, 0.0], [0.9 * 7 / 7.75, 1.1 * 7 / 7.75], [0.0, 0.5 * 7 / 7.75]],
+    "slime/tis": [[1.0, 2.0, 0.25], [0.9, 1.1], [2.0, 0.5]],
+    # With q = 0.04: p − q = 0.2 at r = 6, which is not above 0.2.
+    "prime-rl/default": [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]],
+}
+
+
+@pytest.mark.parametrize("preset", CASES)
+def test_a_preset_is_what_its_lines_compute(preset: str) -> None:
+    # A ratio of 6 at q = 0.04 is at a limit, where rounding decides.
+    rows = [[r * (1 - 1e-12) for r in row] for row in ROWS] if preset == "prime-rl/default" else ROWS
+    found = weights(preset, rows)
+    for own, wanted in zip(found, CASES[preset], strict=True):
+        assert own == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_sequence_mask_keeps_what_is_near_one() -> None:
+    near = [[1.001, 1.002], [0.9995, 0.9995], [1.003, 1.003]]
+    assert weights("nemo-rl/seq-mask-tis", near) == [pytest.approx(row) for row in [*near[:2], [0.0, 0.0]]]
+    assert weights("trl/sequence_mask", [[3.01], [2.99]]) == [[0.0], [pytest.approx(2.99)]]
+
+
+def test_what_only_counts_on_one_side_of_the_advantage() -> None:
+    """OPSM drops a response with A < 0 and a mean of log(q/p) above 0.5; DPPO a token that A pushes further out."""
+    far = [[0.5, 0.5], [0.5, 0.5], [0.9, 0.9]]
+    assert weights("trl/off_policy_mask", far, [-1.0, 1.0, -1.0]) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    rows = [[8.0], [8.0]]  # p − q = 0.28
+    assert weights("skyrl/dppo_binary_tv", rows, [1.0, -1.0]) == [[0.0], [pytest.approx(8.0)]]
+
+
+def test_the_published_comparison_is_of_these_presets() -> None:
+    """`benchmarks/peer_presets.py` executed the peers' functions; the rest has a case above, or ships nothing."""
+    with (RESULTS / "presets.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    versions = {f"{name}/{mode}": own.version for name, own in frameworks().items() for mode in own.modes}
+    assert all(versions[row["preset"]] == row["version"] for row in rows)
+    assert all(float(row["largest_difference"]) < 1e-6 for row in rows)
+    executed = {row["preset"] for row in rows}
+    nothing = {name for name, preset in presets().items() if not preset.correction}
+    assert set(presets()) - executed <= CASES.keys() | nothing
+    assert any(float(row["dropped"]) > 0 for row in rows)

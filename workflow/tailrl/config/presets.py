@@ -1,0 +1,48 @@
+"""Corrections of other frameworks under their own names; `presets.yaml` has them, with version and source."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from tailrl.config.base import Settings
+
+
+class Preset(Settings):
+    """A framework's mode or default, as settings of an arm."""
+
+    correction: dict[str, Any] = Field(default_factory=dict, description="the weights and rejections")
+    clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
+    source: str = Field(description="the file and line that was read")
+    note: str = Field("", description="whose it is, or what it leaves out")
+
+
+class Framework(Settings):
+    """A framework at the version that was read, and its presets."""
+
+    version: str = Field(description="the version that was read")
+    modes: dict[str, Preset] = Field(description="its presets by their names there")
+
+
+@cache
+def frameworks() -> dict[str, Framework]:
+    """The frameworks by name."""
+    data = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {name: Framework.model_validate(framework) for name, framework in data.items()}
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every preset by its name, such as verl/decoupled_token_is."""
+    return {f"{name}/{mode}": preset for name, own in frameworks().items() for mode, preset in own.modes.items()}
+
+
+def expanded(correction: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A correction's settings with those of its preset below them, and the preset's clip; an unknown name stays."""
+    preset = presets().get(str(correction.get("preset")))
+    if preset is None:
+        return dict(correction), None
+    return {**preset.correction, **{key: value for key, value in correction.items() if key != "preset"}}, preset.clip

@@ -1,0 +1,54 @@
+"""A rule of a correction that drops tokens or responses by how far trainer and sampler are apart there."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tailrl.config.base import Settings
+
+Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
+"""Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
+updates on the same rollouts; π_θ/π_rollout_old, both."""
+
+SIGNED = ("k1", "tv", "kl")
+"""Statistics that have either sign."""
+
+
+class Rejection(Settings):
+    """Drops what lies above or below a limit; of several rules each must be met."""
+
+    of: Literal["k1", "k2", "k3", "tv", "kl"] = Field(
+        description="a token's statistic, with p over q the ratio and r = p/q: k1 = -log r; k2 = (log r)^2/2; k3 = r - "
+        "log r - 1; tv = p - q; kl = KL between (q, 1-q) and (p, 1-p), with the sign of p - q"
+    )
+    by: Literal["token", "sum", "mean", "max"] = Field(
+        description="token: drops single tokens; sum, mean, max: over a response, which is dropped as a whole"
+    )
+    above: float | None = Field(None, description="drops values above this; null: no upper limit")
+    below: float | None = Field(None, description="drops values below this; null: no lower limit")
+    ratio: Ratio = Field(
+        "r_corr",
+        description="which ratio: r_corr, the mismatch; r_ppo, the policy's move in earlier updates on the same "
+        "rollouts; r_rollout, both",
+    )
+    when: Literal["always", "negative", "outward"] = Field(
+        "always",
+        description="negative: only where the advantage is below 0; outward: above counts where the advantage is above "
+        "0, and below elsewhere, so that only updates that widen the gap are dropped",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError("a rejection needs above or below")
+        if self.below is not None and self.of not in SIGNED:
+            raise ValueError(f"of: {self.of} is never below 0: leave out below")
+        if self.above is not None and self.above <= 0 and self.of not in SIGNED:
+            raise ValueError(f"of: {self.of} is never below 0: above must exceed 0")
+        if self.below is not None and self.by == "max":
+            raise ValueError("by: max has no lower limit, which a response's largest value says nothing of")
+        if None not in (self.above, self.below) and not self.below < self.above:  # type: ignore[operator]
+            raise ValueError("below must be less than above, or everything is dropped")
+        if self.when == "outward" and (self.of not in ("tv", "kl") or self.by != "token"):
+            raise ValueError("when: outward is for of: tv or kl, by: token, whose sign says where an update leads")
+        return self

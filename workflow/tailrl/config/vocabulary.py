@@ -1,0 +1,100 @@
+"""The block of an arm on its safe set: the rule, its threshold, and which side prunes."""
+
+import math
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tailrl.config.base import Settings
+
+_RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
+
+
+def log_rho(rho: str, vocabulary_size: int) -> float:
+    """ln ρ (natural log) of a threshold written as `e-13` (that is e⁻¹³), `1e-6` or `0.34/V`."""
+    if rho.startswith("e"):
+        return float(rho[1:])
+    number, _, per_vocabulary = rho.partition("/")
+    value = float(number) / (vocabulary_size if per_vocabulary else 1)
+    return math.log(value) if value > 0 else -math.inf
+
+
+class Vocabulary(Settings):
+    """The safe set's rule, which the sampler and the trainer each apply to their own logits."""
+
+    rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
+        "full",
+        description="full: all tokens; min_p: tokens with at least rho times the largest probability; entropy: tokens "
+        "with at least rho times exp(-entropy), a typical token's probability; top_k, top_p: for comparison",
+    )
+    rho: str | None = Field(
+        None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
+    )
+    k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
+    p: float | None = Field(None, gt=0, le=1, description="least mass that top_p keeps")
+    adapt: Literal["none", "budget", "difficulty"] = Field(
+        "none",
+        description="budget: after every step, ln rho moves so that a response loses `budget` of mass; difficulty: rho "
+        "depends on the prompt, from rho (never solved) to rho_easy (always solved)",
+    )
+    budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
+    rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
+    side: Literal["both", "sampler", "trainer", "replay"] = Field(
+        "both",
+        description="which side prunes; one side alone is biased; replay: the sampler prunes, and the trainer "
+        "renormalises over the sampler's set",
+    )
+    outside: Literal["drop", "paper_fill"] = Field(
+        "drop",
+        description="a sampled token outside the trainer's set, if no ratio is used: drop removes its term, "
+        "paper_fill scores it with the paper's log-prob of -50",
+    )
+
+    @field_validator("rho", "rho_easy", mode="before")
+    @classmethod
+    def _as_text(cls, rho: object) -> object:
+        # YAML readers disagree on whether 1e-6 is a number; both readings get one spelling.
+        return repr(rho) if isinstance(rho, int | float) and not isinstance(rho, bool) else rho
+
+    @field_validator("rho", "rho_easy")
+    @classmethod
+    def _threshold(cls, rho: str | None) -> str | None:
+        if rho is not None and (not _RHO.fullmatch(rho) or not -math.inf < log_rho(rho, 1000) <= 0):
+            raise ValueError("write e-13, 1e-6 or 0.34/V, with a value in (0, 1]")
+        return rho
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needs = {"min_p": "rho", "entropy": "rho", "top_k": "k", "top_p": "p"}.get(self.rule)
+        for name in ("rho", "k", "p"):
+            if (name == needs) != (getattr(self, name) is not None):
+                raise ValueError(f"rule: {self.rule} {'needs' if name == needs else 'does not use'} {name}")
+        for name, kind in (("budget", "budget"), ("rho_easy", "difficulty")):
+            if (self.adapt == kind) != (getattr(self, name) is not None):
+                raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
+        if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
+            raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
+        if self.adapt == "budget" and self.side == "sampler":
+            raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
+        if self.side == "replay" and self.outside != "drop":
+            raise ValueError("outside says nothing with side: replay, whose set every sampled token is in")
+        if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
+            raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
+        return self
+
+    @property
+    def trainer_rule(self) -> str:
+        """The rule by which the trainer prunes its own logits; full where it does not, or takes the sampler's set."""
+        return self.rule if self.side in ("both", "trainer") else "full"
+
+    @property
+    def sampler_rule(self) -> str:
+        """The rule by which the sampler prunes."""
+        return "full" if self.side == "trainer" else self.rule
+
+    def threshold(self, vocabulary_size: int) -> float:
+        """The rule's number: ln ρ, k or p; 0 for the full vocabulary."""
+        if self.rho is not None:
+            return log_rho(self.rho, vocabulary_size)
+        return self.k or self.p or 0.0

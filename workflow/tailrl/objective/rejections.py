@@ -1,0 +1,90 @@
+"""Rejections: which tokens and responses a rule drops, by a statistic of how far two policies are apart there.
+
+A statistic is of a token: (log ratio [T], log-prob of its denominator [T]) → [T], with ratio r = p/q. Definitions as in
+verl's `rollout_corr_helper.py` and `core_algos.py` (1dda039b9).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tailrl.config.rejection import Rejection
+from tailrl.objective.sequences import sequence_any, sequence_max, sequence_mean, sequence_sum
+from tailrl.runtime.errors import StudyError
+
+
+def k1(ratio_T: Tensor, _: Tensor) -> Tensor:
+    """K1 = −log r, of either sign."""
+    return -ratio_T
+
+
+def k2(ratio_T: Tensor, _: Tensor) -> Tensor:
+    """K2 = (log r)²/2 ≥ 0."""
+    return ratio_T.square() / 2
+
+
+def k3(ratio_T: Tensor, _: Tensor) -> Tensor:
+    """K3 = r − log r − 1 ≥ 0."""
+    return ratio_T.expm1() - ratio_T
+
+
+def tv(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+    """p − q, with r = p/q: DPPO's total variation of a token against all others, with its sign (arXiv 2602.04879)."""
+    return logq_T.exp() * ratio_T.expm1()
+
+
+def kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
+    """KL of (q, 1−q) from (p, 1−p), with the sign of p − q: DPPO's binary KL (arXiv 2602.04879)."""
+    p_T, q_T = (x.clamp(max=0).exp() for x in (logq_T + ratio_T, logq_T))
+    others_T = torch.special.xlog1py(1 - q_T, -q_T) - torch.special.xlog1py(1 - q_T, -p_T)
+    signed_T: Tensor = ratio_T.sign() * (others_T - q_T * ratio_T)
+    return signed_T
+
+
+STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "tv": tv, "kl": kl}
+
+REDUCTIONS = {"sum": sequence_sum, "mean": sequence_mean, "max": sequence_max}
+
+
+def falls(rule: Rejection, value_X: Tensor, advantage_X: Tensor | None) -> Tensor:
+    """Which values the rule drops: bool, of tokens or of sequences.
+
+    Raises:
+        StudyError: the rule asks for the advantage's sign, and none is given.
+    """
+    nothing_X = torch.zeros_like(value_X, dtype=torch.bool)
+    above_X = nothing_X if rule.above is None else value_X > torch.tensor(rule.above, dtype=value_X.dtype)
+    below_X = nothing_X if rule.below is None else value_X < torch.tensor(rule.below, dtype=value_X.dtype)
+    if rule.when == "always":
+        return above_X | below_X
+    if advantage_X is None:
+        raise StudyError(f"correction.reject: when: {rule.when} needs the advantages")
+    if rule.when == "negative":
+        return (above_X | below_X) & (advantage_X < 0)
+    return torch.where(advantage_X > 0, above_X, below_X)
+
+
+def rejections(
+    rule: Rejection,
+    delta_T: Tensor,
+    moved_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    logp_infer_T: Tensor | None,
+    advantage_T: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The tokens, bool [T], and the sequences, bool [N], that a rule drops."""
+    nothing_N = torch.zeros(count, dtype=torch.bool, device=delta_T.device)
+    if logp_infer_T is None and rule.of in ("tv", "kl"):
+        raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
+    ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
+    logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
+    value_T = STATISTICS[rule.of](ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
+    if rule.by == "token":
+        return falls(rule, value_T, advantage_T), nothing_N
+    # All tokens of a sequence have its advantage.
+    advantage_N = None if advantage_T is None else sequence_mean(advantage_T, sequence_T, count)
+    falls_N = falls(rule, REDUCTIONS[rule.by](value_T, sequence_T, count), advantage_N)
+    some_N = sequence_any(torch.ones_like(value_T), sequence_T, count)
+    return torch.zeros_like(value_T, dtype=torch.bool), falls_N & some_N
