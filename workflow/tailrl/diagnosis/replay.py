@@ -18,7 +18,8 @@ from pydantic import Field
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.config.arm import Correction, Vocabulary
+from tailrl.config.arm import Correction
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import LOGPROB_ROUNDING
 from tailrl.objective.corrections import correct

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.analysis.distributions import Compared
 from tailrl.artifacts.probes import Positions
-from tailrl.config.arm import log_rho
 from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.probe import ProbeSettings
+from tailrl.config.vocabulary import log_rho
 from tailrl.diagnosis.log import LoggedRow
 from tailrl.model.forward import make_exact
 from tailrl.model.policy import check_vocabulary, load_policy, load_tokenizer, local_folder
