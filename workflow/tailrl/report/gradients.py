@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
@@ -27,18 +27,15 @@ PANELS = {
 }
 """The rows of the figure; ratios are relative to the first arm without mismatch, in the same model."""
 
-CAUSE_TITLES = {"noise": "noise", "floor": "floor", "bias": "bias of tokens", "rounding": "rounding"}
-"""The causes in words, where they are compared at equal k3."""
-
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
 
 
-def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
+def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any], bool]:
     """Write out/gradient_quality.csv, .md and .svg, and each model's numbers as out/models.csv.
 
     Returns:
-        The summaries, and the settings of the arms.
+        The summaries, the settings of the arms, and whether doses are the k3 at which kinds are compared.
 
     Raises:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
@@ -48,10 +45,11 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     settings = read_record(results, GradientsRecord).settings
-    draw = trade_figure if settings["quality"].get("nats") else gradient_figure
+    equal = bool(settings["quality"].get("nats"))
+    draw = trade_figure if equal else gradient_figure
     save_svg(draw(summaries), out / "gradient_quality.svg")
     (out / "gradient_quality.md").write_text(_page(summaries, settings["quality"]), encoding="utf-8")
-    return summaries, settings["arms"]
+    return summaries, settings["arms"], equal
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:
