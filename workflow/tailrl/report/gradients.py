@@ -27,6 +27,9 @@ PANELS = {
 }
 """The rows of the figure; ratios are relative to the first arm without mismatch, in the same model."""
 
+CLOSE = 20
+"""Points closer than such a part of an axis share one text."""
+
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
 
@@ -84,12 +87,11 @@ def trade_figure(summaries: Sequence[Summary]) -> Figure:
         figure, panels = make_panels(len(doses), len(kinds), 0.6 + 2.1 * len(doses))
         for (dose, kind), ax in zip(itertools.product(doses, kinds), panels, strict=True):
             own = {s.arm: s for s in summaries if (s.mismatch, s.dose) == (kind, dose)}
-            for number, arm in enumerate(arms, 1):
-                place = max(own[arm].bias.median, LOWEST["bias"]), own[arm].deviation_ratio.median
+            places = [(own[arm].bias.median, own[arm].deviation_ratio.median) for arm in arms]
+            for place, arm in zip(places, arms, strict=True):
                 ax.plot(*place, ".", color=arm_styles(arms)[arm].colour, markersize=3)
-                ax.annotate(str(number), place, fontsize=5, xytext=(1, 1), textcoords="offset points")
-            ax.set_xscale("log")
-            ax.set_xlim(LOWEST["bias"] / 2, 3)
+            for place, numbers in _together(places):
+                ax.annotate(numbers, place, fontsize=4, xytext=(1.5, 1), textcoords="offset points")
             if dose == doses[0]:
                 ax.set_title(CAUSE_TITLES.get(kind, kind), fontsize=7)
             if dose == doses[-1]:
@@ -101,6 +103,27 @@ def trade_figure(summaries: Sequence[Summary]) -> Figure:
         figure.legend(lines, names, loc="outside lower center", ncols=4, handlelength=0.5)
         figure.set_figheight(figure.get_figheight() + len(arms) * LEGEND_ROW / 4)
     return figure
+
+
+def _together(places: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], str]]:
+    """The numbers of the points, from 1, in one text for those that lie close together; each at its first point."""
+    spans = [(max(column) - min(column)) / CLOSE or 1.0 for column in zip(*places, strict=True)]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, place in enumerate(places, 1):
+        cell = tuple(round(value / span) for value, span in zip(place, spans, strict=True))
+        found.setdefault(cell, []).append(number)
+    return [(places[numbers[0] - 1], _ranges(numbers)) for numbers in found.values()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs shortened: 1, 3-5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> list[float]:
