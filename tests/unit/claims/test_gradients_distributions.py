@@ -217,3 +217,9 @@ def test_sets_and_equality_are_facts() -> None:
     assert verdict(EQUAL, compared("nearly", **exact)) == [("nearly", CONTRADICTED)]
     assert verdict(BOUND, same) == verdict(SIGN, same) == []  # nothing differs
     assert judge_distributions([compared("floor", settings={"rescored": 1})]) == []  # no engine
+
+
+def test_at_equal_k3_a_dose_is_no_dose_of_its_kind() -> None:
+    lines = judge_gradients(gradients(plain=(ZERO, 0.1, 1.0)), SETTINGS, equal=True)
+    assert any("k3 per token (nats)" in line.dose for line in lines)
+    assert not any("k3" in line.dose for line in judge_gradients(gradients(plain=(ZERO, 0.1, 1.0)), SETTINGS))

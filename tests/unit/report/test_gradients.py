@@ -14,7 +14,7 @@ from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import write_record
 from tailrl.config.gradients import GradientQuality, Gradients
-from tailrl.report.gradients import LOWEST, gradient_figure, trade_figure
+from tailrl.report.gradients import LOWEST, _together, gradient_figure, trade_figure
 from tailrl.report.study import write_gradients
 from tailrl.runtime.errors import StudyError
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_used_is_named(results: Path, text: str, words: str) -> N
 
 
 def test_causes_at_equal_k3_are_titled_and_drawn_by_k3(results: Path) -> None:
-    """A number an arm in each panel, at its bias and its standard deviation; a bias of 0 at the axis' lower end."""
+    """A number an arm in each panel, at its bias and its standard deviation; close ones share a text."""
     record = json.loads((results / "run.json").read_text(encoding="utf-8"))
     record["settings"]["quality"]["nats"] = [0.01]
     (results / "run.json").write_text(json.dumps(record), encoding="utf-8")
@@ -138,6 +138,6 @@ def test_causes_at_equal_k3_are_titled_and_drawn_by_k3(results: Path) -> None:
     page = (results / "out" / "gradient_quality.md").read_text(encoding="utf-8")
     assert "## Noise at a k3 of 0.01\n" in page and "## Floor at a k3 of 0.01\n" in page
     figure = trade_figure(summarise(read_quality(results)))
-    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["1", "2"], ["1", "2"]]
-    assert all(text.xy[0] == LOWEST["bias"] for ax in figure.axes for text in ax.texts)  # type: ignore[attr-defined]
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["1-2"], ["1-2"]]
+    assert _together([(0.0, 1.0), (0.01, 1.0), (1.0, 2.0), (0.0, 1.01)]) == [((0.0, 1.0), "1-2, 4"), ((1.0, 2.0), "3")]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 naive", "2 dvp"]

@@ -40,7 +40,7 @@ def is_dvp(settings: Mapping[str, Any]) -> bool:
 def is_dvp_mis(settings: Mapping[str, Any]) -> bool:
     """The min-p set at a fixed ρ on both sides, and MIS as the only weight; a veto is allowed."""
     weights = settings["correction.token"], settings["correction.sequence"]
-    return _pruned(settings) and weights == ("none", "mis") and _plain(settings) and _no_sampler_ratio(settings)
+    return _pruned(settings) and weights == ("none", "mis") and is_plain(settings) and _no_sampler_ratio(settings)
 
 
 def is_mis(settings: Mapping[str, Any]) -> bool:
@@ -75,7 +75,7 @@ def clips_by(ratio: str) -> Role:
     def clips(settings: Mapping[str, Any]) -> bool:
         loss = settings.get("clip.ratio"), settings.get("clip.loss", "ppo")
         weights = settings["correction.token"], settings["correction.sequence"], settings["vocabulary.rule"]
-        return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and _plain(settings)
+        return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and is_plain(settings)
 
     return lambda settings: clips(settings) and not has_veto(settings)
 
@@ -243,15 +243,15 @@ def _pruned(settings: Mapping[str, Any]) -> bool:
 def _corrected(settings: Mapping[str, Any], token: str, sequence: tuple[str, ...], ratio: str = "r_corr") -> bool:
     weights = settings["correction.token"], settings["correction.rejects"]
     weighted = weights == (token, ratio) and settings["correction.sequence"] in sequence
-    return weighted and settings["vocabulary.rule"] == "full" and _plain(settings) and _no_sampler_ratio(settings)
+    return weighted and settings["vocabulary.rule"] == "full" and is_plain(settings) and _no_sampler_ratio(settings)
 
 
 def _unweighted(settings: Mapping[str, Any]) -> bool:
     weights = settings["correction.token"], settings["correction.sequence"]
-    return weights == ("none", "none") and _plain(settings) and _no_sampler_ratio(settings)
+    return weights == ("none", "none") and is_plain(settings) and _no_sampler_ratio(settings)
 
 
-def _plain(settings: Mapping[str, Any]) -> bool:
+def is_plain(settings: Mapping[str, Any]) -> bool:
     """Whether the correction has none of what came after the first studies: rejections, lower bounds, centering."""
     return all(settings[key] == DEFAULTS[key] for key in _LATER)
 

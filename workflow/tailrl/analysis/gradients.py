@@ -31,6 +31,9 @@ DOSE_LABELS = {
 }
 """The columns of the figure; the mismatch `none` is the left end of each."""
 
+CAUSE_TITLES = {"noise": "noise", "floor": "floor", "bias": "bias of tokens", "rounding": "rounding"}
+"""The causes in words, where they are compared at equal k3."""
+
 ROUNDING = 1e-9
 """Errors whose relative difference is smaller count as equal."""
 

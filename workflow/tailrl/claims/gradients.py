@@ -14,7 +14,7 @@ import numpy as np
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.describe import DEFAULTS, flatten
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import DOSE_LABELS, Summary
+from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, Summary
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import CATALOGUE
 from tailrl.claims.decide import Line, Scope, decide
@@ -30,8 +30,13 @@ CONSTRAINED = "dvp.thm5_3.unbiased"
 TRADED = "dvp.mis.variance"
 
 
-def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
-    """The verdicts, claim by claim and kind by kind, from every arm's summaries and settings as in the study."""
+def judge_gradients(
+    summaries: Sequence[Summary], arms: Mapping[str, Mapping[str, Any]], equal: bool = False
+) -> list[Verdict]:
+    """The verdicts, claim by claim and kind by kind, from every arm's summaries and settings as in the study.
+
+    `equal`: whether a dose is the k3 at which kinds are compared.
+    """
     measured = {summary.arm for summary in summaries}
     settings = {arm: DEFAULTS | flatten(own) for arm, own in arms.items() if arm in measured}
     kinds = [kind for kind in dict.fromkeys(s.mismatch for s in summaries) if kind != NO_MISMATCH]
@@ -46,11 +51,12 @@ def judge_gradients(summaries: Sequence[Summary], arms: Mapping[str, Mapping[str
         found += [(CONSTRAINED, kind, _constrained_bias(_of(summaries, arm, kind))) for kind in of_kinds]
     for one, other in zip(masked[:1], weighted[:1], strict=False):
         found += [(TRADED, kind, _trade(_of(summaries, one, kind), _of(summaries, other, kind))) for kind in kinds]
-    return decide([Line(CATALOGUE[claim], _scope(kind), finding) for claim, kind, finding in found])
+    return decide([Line(CATALOGUE[claim], _scope(kind, equal), finding) for claim, kind, finding in found])
 
 
-def _scope(kind: str) -> Scope:
-    dose = "no mismatch" if kind == NO_MISMATCH else DOSE_LABELS.get(kind, kind)
+def _scope(kind: str, equal: bool) -> Scope:
+    label = f"{CAUSE_TITLES.get(kind, kind)}: k3 per token (nats)" if equal else DOSE_LABELS.get(kind, kind)
+    dose = "no mismatch" if kind == NO_MISMATCH else label
     return Scope("tiny random models, all responses written down", "digits that add up to the prompt's target", dose)
 
 
@@ -59,7 +65,8 @@ def _arms(settings: Mapping[str, Mapping[str, Any]], role: Callable[[Mapping[str
 
 
 def _has_whole_weight(own: Mapping[str, Any]) -> bool:
-    return (own["correction.token"], own["correction.sequence"], own["correction.veto"]) == ("none", "is", None)
+    weights = own["correction.token"], own["correction.sequence"]
+    return weights == ("none", "is") and arm_kinds.is_plain(own) and not arm_kinds.has_veto(own)
 
 
 def _is_weighted(own: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tailrl.analysis.format import short
-from tailrl.analysis.gradients import DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
+from tailrl.analysis.gradients import CAUSE_TITLES, DOSE_LABELS, ENDS, LINE, QUALITIES, Range, Summary, summarise
 from tailrl.artifacts.probes import GradientsRecord, read_quality
 from tailrl.artifacts.records import read_record
 from tailrl.artifacts.tables import flat_rows, write_csv
@@ -27,18 +27,18 @@ PANELS = {
 }
 """The rows of the figure; ratios are relative to the first arm without mismatch, in the same model."""
 
-CAUSE_TITLES = {"noise": "noise", "floor": "floor", "bias": "bias of tokens", "rounding": "rounding"}
-"""The causes in words, where they are compared at equal k3."""
+CLOSE = 20
+"""Points closer than such a part of an axis share one text."""
 
 LOWEST = {"bias": 1e-4, "deviation_ratio": 0.1, "error_ratio": 0.1}
 """Smaller values are drawn here, on log axes: an unbiased bias is rounding, and rejected steps deviate by 0."""
 
 
-def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any]]:
+def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, Any], bool]:
     """Write out/gradient_quality.csv, .md and .svg, and each model's numbers as out/models.csv.
 
     Returns:
-        The summaries, and the settings of the arms.
+        The summaries, the settings of the arms, and whether doses are the k3 at which kinds are compared.
 
     Raises:
         StudyError: results/quality.jsonl or results/run.json is missing, unreadable or empty.
@@ -48,10 +48,11 @@ def write_gradients(results: Path, out: Path) -> tuple[list[Summary], dict[str, 
     write_csv(out / "models.csv", ({name: getattr(row, name) for name in LINE} for row in qualities))
     write_csv(out / "gradient_quality.csv", flat_rows(summaries))
     settings = read_record(results, GradientsRecord).settings
-    draw = trade_figure if settings["quality"].get("nats") else gradient_figure
+    equal = bool(settings["quality"].get("nats"))
+    draw = trade_figure if equal else gradient_figure
     save_svg(draw(summaries), out / "gradient_quality.svg")
     (out / "gradient_quality.md").write_text(_page(summaries, settings["quality"]), encoding="utf-8")
-    return summaries, settings["arms"]
+    return summaries, settings["arms"], equal
 
 
 def gradient_figure(summaries: Sequence[Summary]) -> Figure:
@@ -86,12 +87,11 @@ def trade_figure(summaries: Sequence[Summary]) -> Figure:
         figure, panels = make_panels(len(doses), len(kinds), 0.6 + 2.1 * len(doses))
         for (dose, kind), ax in zip(itertools.product(doses, kinds), panels, strict=True):
             own = {s.arm: s for s in summaries if (s.mismatch, s.dose) == (kind, dose)}
-            for number, arm in enumerate(arms, 1):
-                place = max(own[arm].bias.median, LOWEST["bias"]), own[arm].deviation_ratio.median
+            places = [(own[arm].bias.median, own[arm].deviation_ratio.median) for arm in arms]
+            for place, arm in zip(places, arms, strict=True):
                 ax.plot(*place, ".", color=arm_styles(arms)[arm].colour, markersize=3)
-                ax.annotate(str(number), place, fontsize=5, xytext=(1, 1), textcoords="offset points")
-            ax.set_xscale("log")
-            ax.set_xlim(LOWEST["bias"] / 2, 3)
+            for place, numbers in _together(places):
+                ax.annotate(numbers, place, fontsize=4, xytext=(1.5, 1), textcoords="offset points")
             if dose == doses[0]:
                 ax.set_title(CAUSE_TITLES.get(kind, kind), fontsize=7)
             if dose == doses[-1]:
@@ -103,6 +103,27 @@ def trade_figure(summaries: Sequence[Summary]) -> Figure:
         figure.legend(lines, names, loc="outside lower center", ncols=4, handlelength=0.5)
         figure.set_figheight(figure.get_figheight() + len(arms) * LEGEND_ROW / 4)
     return figure
+
+
+def _together(places: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], str]]:
+    """The numbers of the points, from 1, in one text for those that lie close together; each at its first point."""
+    spans = [(max(column) - min(column)) / CLOSE or 1.0 for column in zip(*places, strict=True)]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, place in enumerate(places, 1):
+        cell = tuple(round(value / span) for value, span in zip(place, spans, strict=True))
+        found.setdefault(cell, []).append(number)
+    return [(places[numbers[0] - 1], _ranges(numbers)) for numbers in found.values()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs shortened: 1, 3-5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _draw(ax: Axes, metric: str, summaries: Sequence[Summary], arms: Sequence[str]) -> list[float]:
