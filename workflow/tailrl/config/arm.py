@@ -40,7 +40,7 @@ class Correction(Settings):
         None,
         exclude=True,
         description="a framework's own mode or default, by its name there, such as verl/decoupled_token_is; it stands "
-        "for the settings in config/presets.yaml, over which those given here count",
+        "for the settings in config/data/presets.yaml, over which those given here count",
     )
     token: Literal["none", "is", "tis", "mask"] = Field(
         "none",

@@ -1,4 +1,7 @@
-"""Corrections of other frameworks under their own names; `presets.yaml` has them, with version and source."""
+"""Corrections of other frameworks under their own names; `data/presets.yaml` has them, with version and source.
+
+That file is no source file of a job: jobs are given the expanded settings.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -30,7 +33,7 @@ class Framework(Settings):
 @cache
 def frameworks() -> dict[str, Framework]:
     """The frameworks by name."""
-    data = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    data = yaml.safe_load((Path(__file__).parent / "data" / "presets.yaml").read_text(encoding="utf-8"))
     return {name: Framework.model_validate(framework) for name, framework in data.items()}
 
 
