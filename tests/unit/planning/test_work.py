@@ -8,9 +8,10 @@ import pytest
 import torch
 from ranks_fixture import on_ranks
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.training import Training
@@ -19,6 +20,7 @@ from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
+from tailrl.planning.times import update_seconds
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import StudyError
 from tailrl.training.placement import as_forward, place
@@ -46,6 +48,10 @@ def llama(shape: Shape) -> LlamaForCausalLM:
             attn_implementation=PACKED_ATTENTION,
         )
     )
+
+
+def run_of(**training: Any) -> Run:
+    return parse_study({"name": "s", "arms": {"a": {}}, "training": training}).run("a")
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -119,6 +125,13 @@ def test_tokens_are_those_that_are_packed() -> None:
     assert work.attended == batch.packing.index_NL.numel()
 
 
+@pytest.mark.parametrize("budget", [10, 31, 32, 44, 55, 56, 88, 100, 112, 150, 10_000])
+def test_equal_lengths_fill_a_micro_batch_with_whole_responses(budget: int) -> None:
+    batches = packed([12] * 12, budget)
+    work = Work(prompts=4, group=3, prompt=20, response=12, budget=budget)
+    assert work.batch == max(len(batch.tokens_P) for batch in batches)
+
+
 @pytest.mark.parametrize("budget", [10, 60, 100, 151, 10_000])
 def test_no_micro_batch_of_ragged_lengths_is_larger_and_the_largest_is_nearly_full(budget: int) -> None:
     lengths = [1, 23, 12, 8, 2, 20, 17, 11, 5, 16, 22, 7]
@@ -155,6 +168,16 @@ def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     counted = sum(count for op, count in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # The first layer's products send their gradient on to the embedding: three of each in every layer.
     assert counted == 6 * shape.layers * shape.products * work.row
+
+
+def test_attention_has_two_products_forward_and_five_backward() -> None:
+    """As torch counts its flash kernels, of which the causal mask leaves a half."""
+    shape, work = SHAPES[0], Work(prompts=1, group=1, prompt=60, response=5, budget=10_000)
+    sizes = (1, shape.heads, work.prompt + work.response, shape.head)
+    counted = sdpa_flop_count(sizes, sizes, sizes), sdpa_backward_flop_count(sizes, sizes, sizes, sizes)
+    products = 6 * shape.layers * shape.products * work.row + 8 * shape.embedding * work.sampled
+    bare, run = Machine(gpu=False, matmul=1.0, train_share=1.0, passes=0.0), run_of()
+    assert update_seconds(shape, run, work, bare, 1) - products == shape.layers * sum(counted) / 2
 
 
 LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
@@ -205,7 +228,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(("shape", "devices"), [(SHAPES[0], 1), (SHAPES[1], 2)])
 def test_buffers_are_those_that_sharding_allocates(shape: Shape, devices: int, tmp_path: Path) -> None:
     (gathered, reduced), *_ = on_ranks(devices, tmp_path, allocated, shape)
-    run = parse_study({"name": "s", "arms": {"a": {}}, "training": {"dtype": "bfloat16"}}).run("a")
+    run = run_of(dtype="bfloat16")
     _, layer, root = update_moments(shape, run, Work(1, 1, 3, 3, 100), Machine(), devices)
     head = 2 * shape.embedding
     divided = {1: 4, 2: 0}[devices]  # a rank alone divides in a tensor of its own
