@@ -97,9 +97,8 @@ def measured(size: Size) -> dict[str, float]:
 def take_steps(size: Size) -> list[tuple[float, float]]:
     """CPU seconds of sampling and of the rest, of each step of a policy with random weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from shaped import shaped_policy
 
-    from tailrl.model.forward import PACKED_ATTENTION
     from tailrl.model.policy import named_weights
     from tailrl.rollout import Decoding, make_sampler
     from tailrl.rollout.types import Request
@@ -108,24 +107,11 @@ def take_steps(size: Size) -> list[tuple[float, float]]:
     from tailrl.training.step_record import Stopwatch
 
     run, shape = run_of(size), shape_of(size)
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=size["prompt"] + size["response"],
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=shape.vocabulary,  # never drawn: every response is as long as it may be
-        pad_token_id=1,
-        attn_implementation=PACKED_ATTENTION,
-    )
-    model = LlamaForCausalLM(config)
+    # Its end token is never drawn: every response is as long as it may be.
+    model = shaped_policy(shape, size["prompt"] + size["response"], end=shape.vocabulary)
     optimizer = make_optimizer(model, run.training)
     with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         sampler = make_sampler(run.sampler, Path(folder), size["prompt"] + size["response"], 0, model)
     sampler.load_weights(named_weights(model))
     seconds: list[tuple[float, float]] = []

@@ -1,11 +1,10 @@
 """A job that cannot fit is refused in one sentence that says what would. GPUs are numbers here."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from shaped import config_of
 
 from tailrl.config.load import parse_study
 from tailrl.config.sampler import SamplerSettings
@@ -17,18 +16,7 @@ RUN = parse_study({"name": "s", "arms": {"a": {"sampler": {"engine": "vllm", "dt
 
 
 def write_config(folder: Path, shape: Shape) -> Path:
-    sizes: dict[str, Any] = {
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-        "model_type": "qwen3",
-    }
-    (folder / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    config_of(shape).save_pretrained(folder)
     return folder
 
 

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 from ranks_fixture import on_ranks
+from shaped import config_of, shaped_policy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.training import Training
 from tailrl.kernels.packing import Batch, micro_batches, pack_batch
-from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.forward import head_weight, hidden_states
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
@@ -29,25 +30,6 @@ SHAPES = [
     Shape(64, 2, 2, 2, 32, 192, 512, tied=True),
     Shape(96, 3, 4, 2, 32, 160, 300, tied=False),
 ]
-
-
-def llama(shape: Shape) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=64,
-            pad_token_id=None,
-            attn_implementation=PACKED_ATTENTION,
-        )
-    )
 
 
 def run_of(**training: Any) -> Run:
@@ -63,7 +45,7 @@ def parameters(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_are_those_of_the_model(shape: Shape) -> None:
-    assert shape.parameters == parameters(llama(shape))
+    assert shape.parameters == parameters(shaped_policy(shape, 64))
 
 
 def test_a_known_name_has_the_parameters_of_its_model() -> None:
@@ -90,7 +72,7 @@ def test_known_names_have_as_many_as_their_authors_say(name: str, billions: floa
 def test_the_sizes_of_a_policy(tmp_path: Path) -> None:
     scratch = ScratchPolicy(hidden_size=64, layers=3, heads=2, intermediate_size=96, vocabulary_size=512)
     assert shape_of(scratch) == Shape(64, 3, 2, 2, 32, 96, 512, tied=True)
-    llama(SHAPES[1]).config.save_pretrained(tmp_path)
+    config_of(SHAPES[1]).save_pretrained(tmp_path)
     assert shape_of(PretrainedPolicy(source="pretrained", path=str(tmp_path))) == SHAPES[1]
     base = PretrainedPolicy(source="pretrained", path="Qwen/Qwen3-14B-Base")
     assert shape_of(base) is KNOWN["Qwen/Qwen3-14B"]
@@ -154,7 +136,7 @@ def test_a_step_is_spread_over_devices() -> None:
 # --- operations and activations ----------------------------------------------------------------------
 
 
-def forward(model: LlamaForCausalLM, work: Work) -> torch.Tensor:
+def forward(model: PreTrainedModel, work: Work) -> torch.Tensor:
     prompts = [[place] * work.prompt for place in range(int(work.prompts)) for _ in range(work.group)]
     batch = pack_batch(prompts, [[1] * work.response for _ in prompts])
     return hidden_states(model, batch.tokens_P, batch.packing)
@@ -164,7 +146,7 @@ def forward(model: LlamaForCausalLM, work: Work) -> torch.Tensor:
 def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     work = Work(prompts=2, group=3, prompt=9, response=8, budget=10_000)
     with FlopCounterMode(display=False) as counter:
-        forward(llama(shape), work).sum().backward()
+        forward(shaped_policy(shape, 64), work).sum().backward()
     counted = sum(count for op, count in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # The first layer's products send their gradient on to the embedding: three of each in every layer.
     assert counted == 6 * shape.layers * shape.products * work.row
@@ -187,7 +169,7 @@ LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
 @pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000), LONG])
 def test_activations_are_those_that_autograd_keeps(shape: Shape, work: Work) -> None:
     """Storages that are saved for the backward pass and are no weights, each once."""
-    model = llama(shape)
+    model = shaped_policy(shape, 64)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -217,7 +199,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
             return buffer
 
         kind.allocate = allocate  # in a process of its own
-    model = llama(shape)
+    model = shaped_policy(shape, 64)
     place(model, Training(dtype="bfloat16"))
     batch = pack_batch([[1, 2, 3]], [[4, 5, 6]])
     whole = as_forward(model, lambda: hidden_states(model, batch.tokens_P, batch.packing) @ head_weight(model).T)
