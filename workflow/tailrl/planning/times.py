@@ -45,8 +45,8 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
     if sampler.engine == "transformers":
-        # `DynamicCache` concatenates: it reads the cache and writes it anew.
-        step += 2 * size * rows * shape.cached * middle / machine.bandwidth
+        # `DynamicCache` concatenates: it reads the cache and writes it into new memory, which Linux clears before.
+        step += (2 if machine.gpu else 3) * size * rows * shape.cached * middle / machine.bandwidth
     step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
     prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
     return prefill + rounds * work.response * step
