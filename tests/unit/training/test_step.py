@@ -139,6 +139,19 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         assert record.metrics() == pytest.approx(results[0][2].metrics(), rel=1e-4, abs=1e-6, nan_ok=True)
 
 
+def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = make_run("naive", token_budget=1), list[str]()
+    monkeypatch.setattr(step, "give_back_freed", lambda: calls.append("given back"))
+    monkeypatch.setattr(
+        step, "_forward", lambda *given, whole=step._forward: (calls.append("forward"), whole(*given))[1]
+    )
+    rollouts, advantages = make_rollouts()
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
+    assert calls == [*["given back", "forward"] * len(rollouts), "given back"]
+
+
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
 def test_samples_without_an_advantage_are_only_recorded(
