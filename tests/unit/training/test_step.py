@@ -142,11 +142,14 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
 def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, calls = make_run("naive", token_budget=1), list[str]()
+    run, calls, whole = make_run("naive", token_budget=1), list[str](), step._forward
+
+    def forward(*given: Any) -> Any:
+        calls.append("forward")
+        return whole(*given)
+
     monkeypatch.setattr(step, "give_back_freed", lambda: calls.append("given back"))
-    monkeypatch.setattr(
-        step, "_forward", lambda *given, whole=step._forward: (calls.append("forward"), whole(*given))[1]
-    )
+    monkeypatch.setattr(step, "_forward", forward)
     rollouts, advantages = make_rollouts()
     accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
     assert calls == [*["given back", "forward"] * len(rollouts), "given back"]
