@@ -139,22 +139,6 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         assert record.metrics() == pytest.approx(results[0][2].metrics(), rel=1e-4, abs=1e-6, nan_ok=True)
 
 
-def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, calls, whole = make_run("naive", token_budget=1), list[str](), step._forward
-
-    def forward(*given: Any) -> Any:
-        calls.append("forward")
-        return whole(*given)
-
-    monkeypatch.setattr(step, "give_back_freed", lambda: calls.append("given back"))
-    monkeypatch.setattr(step, "_forward", forward)
-    rollouts, advantages = make_rollouts()
-    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
-    assert calls == [*["given back", "forward"] * len(rollouts), "given back"]
-
-
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("silent", [[], [0, 3], [0, 1, 2, 4], list(range(7))])
 def test_samples_without_an_advantage_are_only_recorded(
