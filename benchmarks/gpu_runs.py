@@ -25,28 +25,13 @@ PROMPT = 64  # tokens, where no engine samples
 
 def make_policy(sizes: Sizes, seed: int = 0) -> "PreTrainedModel":
     """A Llama with grouped queries and random weights, in float32 on the CPU; its distributions have peaks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from shaped import shaped_policy
 
-    from tailrl.model.forward import PACKED_ATTENTION
+    from tailrl.planning.shapes import Shape
 
-    torch.manual_seed(seed)
     heads = max(2, sizes.hidden // 64)
-    config = LlamaConfig(
-        vocab_size=sizes.policy_vocabulary,
-        hidden_size=sizes.hidden,
-        intermediate_size=3 * sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=1,
-        attn_implementation=PACKED_ATTENTION,
-    )
-    model = LlamaForCausalLM(config)
+    widths = sizes.hidden, sizes.layers, heads, heads // 2, 64, 3 * sizes.hidden, sizes.policy_vocabulary
+    model = shaped_policy(Shape(*widths, tied=False), length=2048, end=0, seed=seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(std=SPREAD / sizes.hidden**0.5)
     return model

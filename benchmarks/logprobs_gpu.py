@@ -12,60 +12,39 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from gpu_rows import GROUP, LOG_RHO, Inputs, liger, make_inputs
 from logprobs import LENGTH, median_ratio
 from table import show
-from torch import Tensor
 
 from tailrl.kernels import logprobs
 from tailrl.kernels.logprobs import constrained_logprobs
 from tailrl.objective.safe_set import safe_set, token_logprobs
 
-LOG_RHO = -13.0
-SPREAD = 4.52  # of the logits: their largest among V = 151,936 then lies 13 above the 94th percentile
-GROUP, COMMON = 32, 0.54  # rows; the share of a logit's variance that they have in common
+COMMON = 0.54  # share of a logit's variance that neighbouring rows have in common
 SAMPLED_ROWS = 8
 
 
-@dataclass(frozen=True)
-class Inputs:
-    hidden_TH: Tensor
-    weight_VH: Tensor
-    tokens_T: Tensor
-    coefficient_T: Tensor
-
-    def operands(self) -> tuple[Tensor, Tensor]:
-        return self.hidden_TH, self.weight_VH
-
-
-def make_inputs(tokens: int, vocabulary: int, width: int, device: str) -> Inputs:
-    """bf16 hidden states and weight, tokens drawn from the full distribution, a coefficient per response."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    common_TH = normal(-(-tokens // GROUP), width).repeat_interleave(GROUP, 0)[:tokens]
-    hidden_TH = (COMMON**0.5 * common_TH + (1 - COMMON) ** 0.5 * normal(tokens, width)).bfloat16()
-    weight_VH = (SPREAD / width**0.5 * normal(vocabulary, width)).bfloat16()
-    parts, sizes, unions = [], [], []
+def inputs_of(tokens: int, vocabulary: int, width: int, device: str) -> Inputs:
+    """bf16 hidden states and weight, sampled tokens, and a coefficient per response; prints how large safe sets are."""
+    inputs = make_inputs(tokens, vocabulary, width, torch.bfloat16, device, COMMON)
+    sizes, unions = [], []
     ever_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-    for hidden_CH in hidden_TH.split(16 * GROUP):
-        logits_CV = (hidden_CH @ weight_VH.T).float()
-        safe_CV = safe_set(logits_CV, "min_p", LOG_RHO)
-        sizes.append(safe_CV.float().mean(1))
-        unions += [group.any(0).float().mean() for group in safe_CV.split(GROUP)]
-        ever_V |= safe_CV.any(0)
-        noise_CV = torch.empty_like(logits_CV).exponential_(generator=generator).log_()
-        parts.append(logits_CV.sub_(noise_CV).argmax(1))  # Gumbel's way to sample
+    with torch.no_grad():
+        for hidden_CH in inputs.hidden_TH.split(16 * GROUP):
+            safe_CV = safe_set((hidden_CH @ inputs.weight_VH.T).float(), "min_p", LOG_RHO)
+            sizes.append(safe_CV.float().mean(1))
+            unions += [group.any(0).float().mean() for group in safe_CV.split(GROUP)]
+            ever_V |= safe_CV.any(0)
     density, union, ever = torch.cat(sizes).mean(), torch.stack(unions).mean(), ever_V.float().mean()
     print(f"safe: {density:.1%} of the tokens, {union:.1%} within {GROUP} rows, {ever:.1%} within all {tokens}")
-    coefficient_T = normal(-(-tokens // LENGTH)).repeat_interleave(LENGTH)[:tokens]
-    return Inputs(hidden_TH.requires_grad_(), weight_VH.requires_grad_(), torch.cat(parts), coefficient_T)
+    generator = torch.Generator(device).manual_seed(1)
+    coefficient_R = torch.randn(-(-tokens // LENGTH), generator=generator, device=device)
+    return replace(inputs, coefficient_T=coefficient_R.repeat_interleave(LENGTH)[:tokens])
 
 
 def check(inputs: Inputs, log_rho: float | None) -> None:
@@ -125,14 +104,6 @@ def chunked(inputs: Inputs) -> None:
     arguments = (*inputs.operands(), inputs.tokens_T, threshold_T1, "min_p", 1.0, False, True)
     logp_T, *_ = logprobs._ConstrainedLogprobs.apply(*arguments)
     (logp_T * inputs.coefficient_T).sum().backward()
-
-
-def liger(inputs: Inputs) -> None:
-    """No mask and no coefficients: cross entropy, which forms its gradients in the forward."""
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum")
-    loss(inputs.weight_VH, inputs.hidden_TH, inputs.tokens_T).backward()
 
 
 CASES: dict[str, Callable[[Inputs], None]] = {
@@ -198,7 +169,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here")
-    inputs = make_inputs(arguments.tokens, arguments.vocabulary, arguments.width, "cuda")
+    inputs = inputs_of(arguments.tokens, arguments.vocabulary, arguments.width, "cuda")
     for log_rho in (LOG_RHO, None):
         check(inputs, log_rho)
     rows = measure(inputs, arguments.repeats)

@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
 
 Policies with random weights, which differ in width, depth, vocabulary, batch and lengths, up to 8,192 tokens, make
-three steps of RLOO each, in a process of their own: responses sampled by transformers in float32, the update, the
-weights handed over. Memory is the peak of the resident set over that after all imports; time is CPU seconds, the
-least of the steps after the first. Of several processes the median counts (`--repeats 1` is the short form). The
+two steps of RLOO each (the longest makes one), in a process of their own: responses sampled by transformers in float32,
+the update, the weights handed over. Memory is the peak of the resident set over that after all imports; time is CPU
+seconds of the last step. Of several processes the median counts (`--repeats 1` is the short form). The
 machine's throughputs (products as wide as the policy's, with as many rows as a micro-batch has and as there are
 sequences; memory; a token's choice) are measured in the same process, and so is what a step takes however small the
 policy is. What of the throughputs a step reaches, and what memory the allocator holds besides, are five numbers: two
@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import lsq_linear
 from table import show
 
 from tailrl.config.jobs import Run
@@ -51,7 +52,8 @@ SIZES = {
 }
 FITTED = ("wide, fitted", "deep, fitted")
 TINY = dict(zip(COLUMNS, (64, 1, 512, 2, 2, 8, 8, 1024), strict=True))
-STEPS = 3
+STEPS, LONG = 2, 4096
+"""Steps of RLOO; of responses longer than LONG one, which takes a minute and a half."""
 LIMITS = {"memory_ratio": (0.85, 1.15), "time_ratio": (0.75, 1.3)}
 
 
@@ -89,7 +91,7 @@ def measured(size: Size) -> dict[str, float]:
     before = _resident_peak()
     take_steps(TINY)
     reserve = _resident_peak() - before
-    rollout, update = (min(column) for column in zip(*take_steps(size)[1:], strict=True))
+    rollout, update = take_steps(size)[-1]
     highest = _resident_peak() - before
     return {"mib": highest / 2**20, "rollout": rollout, "update": update, "reserve": reserve, **throughputs(size)}
 
@@ -97,9 +99,8 @@ def measured(size: Size) -> dict[str, float]:
 def take_steps(size: Size) -> list[tuple[float, float]]:
     """CPU seconds of sampling and of the rest, of each step of a policy with random weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from shaped import shaped_policy
 
-    from tailrl.model.forward import PACKED_ATTENTION
     from tailrl.model.policy import named_weights
     from tailrl.rollout import Decoding, make_sampler
     from tailrl.rollout.types import Request
@@ -108,28 +109,15 @@ def take_steps(size: Size) -> list[tuple[float, float]]:
     from tailrl.training.step_record import Stopwatch
 
     run, shape = run_of(size), shape_of(size)
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=size["prompt"] + size["response"],
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=shape.vocabulary,  # never drawn: every response is as long as it may be
-        pad_token_id=1,
-        attn_implementation=PACKED_ATTENTION,
-    )
-    model = LlamaForCausalLM(config)
+    # Its end token is never drawn: every response is as long as it may be.
+    model = shaped_policy(shape, size["prompt"] + size["response"], end=shape.vocabulary)
     optimizer = make_optimizer(model, run.training)
     with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         sampler = make_sampler(run.sampler, Path(folder), size["prompt"] + size["response"], 0, model)
     sampler.load_weights(named_weights(model))
     seconds: list[tuple[float, float]] = []
-    for step in range(STEPS):
+    for step in range(1 if size["response"] > LONG else STEPS):
         prompts = torch.randint(2, shape.vocabulary, (size["prompts"], size["prompt"])).tolist()
         requests = [
             Request(tuple(prompt), 1000 * step + size["group"] * place + member)
@@ -214,16 +202,12 @@ def fit(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         return [predicted(SIZES[name], machine_of(found[name], bare | changed))[quantity] for name in FITTED]
 
     def solve(
-        quantity: str, one: Sequence[float], other: Sequence[float], rest: Sequence[float]
+        quantity: str, one: Sequence[float], other: Sequence[float], rest: Sequence[float], least: float
     ) -> tuple[float, float]:
-        """Factors x and y, none below 0, at which x one + y other + rest is what was measured, in relative terms."""
+        """Factors x from `least` and y from 0 at which x one + y other + rest is what was measured, relatively."""
         wanted = np.array([found[name][quantity] for name in FITTED])
         columns, target = np.array([one, other]).T / wanted[:, None], 1 - np.array(rest) / wanted
-        x, y = np.linalg.lstsq(columns, target, rcond=None)[0]
-        if x < 0 or y < 0:
-            kept = 0 if y < 0 else 1
-            factor = float(columns[:, kept] @ target / (columns[:, kept] @ columns[:, kept]))
-            return (factor, 0.0) if kept == 0 else (0.0, factor)
+        x, y = lsq_linear(columns, target, bounds=([least, 0.0], np.inf)).x
         return float(x), float(y)
 
     def difference(after: Sequence[float], before: Sequence[float]) -> list[float]:
@@ -234,10 +218,11 @@ def fit(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for quantity, share, linear in (("update", "train_share", "passes"), ("rollout", "decode_share", "launch")):
         plain, halved, more = by(quantity, {}), by(quantity, {share: 0.5}), by(quantity, {linear: 1.0})
         products = difference(halved, plain)
-        x, y = solve(quantity, products, difference(more, plain), difference(plain, products))
-        fitted |= {share: 1 / x if x else 1e9, linear: y}
+        # At most the whole rate is reached: at least once the products' time passes.
+        x, y = solve(quantity, products, difference(more, plain), difference(plain, products), 1.0)
+        fitted |= {share: 1 / x, linear: y}
     plain, more = by("mib", {}), by("mib", {"slack": 2.0})
-    x, _ = solve("mib", difference(more, plain), [0.0, 0.0], plain)
+    x, _ = solve("mib", difference(more, plain), [0.0, 0.0], plain, 0.0)
     return fitted | {"slack": 1 + x}
 
 

@@ -28,6 +28,7 @@ def write_results(results: Path) -> None:
         results / f"{RUN}/run.json", {"commit": "a", "settings": {"seed": 0}, "wall_seconds": 1.0, "stopped": None}
     )
     write_record(results / SCORES, {"lm_eval_version": "1", "policies": [{"seed": 0, "avg_at_k": 0.5}]})
+    write_record(results / "eval/base.manifest.json", {"sources": {"a.py": "1"}})
     write_lines(results / SAMPLES, [{"id": "1+1", "responses": ["2\u2028", "3"]}])
     write_lines(results / "data/train.jsonl", [{"id": "1+1"}])
 
@@ -125,6 +126,7 @@ KEPT: dict[str, tuple[Callable[[Path], None], str | None]] = {
     "nothing": (edit(METRICS, "", ""), None),
     "a time": (edit(METRICS, '"time/step": 1', '"time/step": 7'), None),
     "a version": (edit(SCORES, '"lm_eval_version": "1"', '"lm_eval_version": "2"'), None),
+    "a source file": (edit("eval/base.manifest.json", '"1"', '"2"'), None),
     "a new array": (tokens(reward=np.ones(3)), f"{TOKENS}: same; only after: reward"),
     "a time of a run": (edit(f"{RUN}/run.json", "1.0", "2.0"), f"{RUN}/run.json: differs in wall_seconds"),
     "a new field": (edit(SCORES, "{", '{"new": {"a": 1}, '), f"{SCORES}: same; only after: new.a"),

@@ -1,26 +1,29 @@
-"""What a GPU lacks where vLLM sleeps between rollout and update, and where it does not."""
+"""Which parts of trainer and engine share a device at once: vLLM sleeps on a GPU in the update, and there alone."""
 
 import pytest
 
+from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import shortage
+from tailrl.planning.memory import peak
 
-GIB = 2**30
-TRAINER = {"weights": 10 * GIB, "gradients": 10 * GIB, "optimizer state": 20 * GIB, "activations": 25 * GIB}
+TRAINER = {"weights": 10.0, "gradients": 10.0, "optimizer state": 20.0, "activations": 25.0}
 
 
 @pytest.mark.parametrize(
-    ("memory", "share", "awake", "asleep"),
+    ("share", "awake", "asleep"),
     [
-        (100, 30, 0, 0),
-        (80, 30, 15, 0),  # 65 of the trainer, or 30 of what stays and 30 of vLLM's
-        (80, 60, 45, 10),  # the rollout is the fuller half of the step
-        (60, 20, 25, 5),  # the update is
+        (30, 95, 65),  # the update is the fuller half: 65 of the trainer, or 30 of what stays and 30 of vLLM's
+        (60, 125, 90),  # the rollout is
     ],
 )
-def test_a_sleeping_engine_has_its_share_while_the_update_has_not(
-    memory: int, share: int, awake: int, asleep: int
-) -> None:
-    machine = Machine(memory=memory * GIB, reserve=0)
-    assert shortage(TRAINER, share * GIB, machine, sleeps=False) == awake * GIB
-    assert shortage(TRAINER, share * GIB, machine, sleeps=True) == asleep * GIB
+def test_a_sleeping_engine_has_its_share_while_the_update_has_not(share: int, awake: int, asleep: int) -> None:
+    parts = TRAINER | {"engine's weights": 5.0, "engine's cache": share - 5.0}
+    for gpu, needed in ((False, awake), (True, asleep)):
+        assert peak(parts, SamplerSettings(engine="vllm"), Machine(gpu=gpu, reserve=0)) == needed
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_other_engines_keep_their_weights_and_free_their_cache(gpu: bool) -> None:
+    sampler, machine = SamplerSettings(engine="transformers"), Machine(gpu=gpu, reserve=1)
+    assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 20.0}, sampler, machine) == 1 + 65 + 5
+    assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 50.0}, sampler, machine) == 1 + 30 + 55

@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import torch
 from ranks_fixture import on_ranks
+from shaped import config_of, shaped_policy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study
 from tailrl.config.policy import PretrainedPolicy, ScratchPolicy
 from tailrl.config.training import Training
 from tailrl.kernels.packing import Batch, micro_batches, pack_batch
-from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.forward import head_weight, hidden_states
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import activations, update_moments
 from tailrl.planning.shapes import KNOWN, Shape, shape_of
+from tailrl.planning.times import update_seconds
 from tailrl.planning.work import Work, work_of
 from tailrl.runtime.errors import StudyError
 from tailrl.training.placement import as_forward, place
@@ -29,23 +32,8 @@ SHAPES = [
 ]
 
 
-def llama(shape: Shape) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=64,
-            pad_token_id=None,
-            attn_implementation=PACKED_ATTENTION,
-        )
-    )
+def run_of(**training: Any) -> Run:
+    return parse_study({"name": "s", "arms": {"a": {}}, "training": training}).run("a")
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -57,7 +45,7 @@ def parameters(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_are_those_of_the_model(shape: Shape) -> None:
-    assert shape.parameters == parameters(llama(shape))
+    assert shape.parameters == parameters(shaped_policy(shape, 64))
 
 
 def test_a_known_name_has_the_parameters_of_its_model() -> None:
@@ -84,7 +72,7 @@ def test_known_names_have_as_many_as_their_authors_say(name: str, billions: floa
 def test_the_sizes_of_a_policy(tmp_path: Path) -> None:
     scratch = ScratchPolicy(hidden_size=64, layers=3, heads=2, intermediate_size=96, vocabulary_size=512)
     assert shape_of(scratch) == Shape(64, 3, 2, 2, 32, 96, 512, tied=True)
-    llama(SHAPES[1]).config.save_pretrained(tmp_path)
+    config_of(SHAPES[1]).save_pretrained(tmp_path)
     assert shape_of(PretrainedPolicy(source="pretrained", path=str(tmp_path))) == SHAPES[1]
     base = PretrainedPolicy(source="pretrained", path="Qwen/Qwen3-14B-Base")
     assert shape_of(base) is KNOWN["Qwen/Qwen3-14B"]
@@ -119,6 +107,13 @@ def test_tokens_are_those_that_are_packed() -> None:
     assert work.attended == batch.packing.index_NL.numel()
 
 
+@pytest.mark.parametrize("budget", [10, 31, 32, 44, 55, 56, 88, 100, 112, 150, 10_000])
+def test_equal_lengths_fill_a_micro_batch_with_whole_responses(budget: int) -> None:
+    batches = packed([12] * 12, budget)
+    work = Work(prompts=4, group=3, prompt=20, response=12, budget=budget)
+    assert work.batch == max(len(batch.tokens_P) for batch in batches)
+
+
 @pytest.mark.parametrize("budget", [10, 60, 100, 151, 10_000])
 def test_no_micro_batch_of_ragged_lengths_is_larger_and_the_largest_is_nearly_full(budget: int) -> None:
     lengths = [1, 23, 12, 8, 2, 20, 17, 11, 5, 16, 22, 7]
@@ -141,7 +136,7 @@ def test_a_step_is_spread_over_devices() -> None:
 # --- operations and activations ----------------------------------------------------------------------
 
 
-def forward(model: LlamaForCausalLM, work: Work) -> torch.Tensor:
+def forward(model: PreTrainedModel, work: Work) -> torch.Tensor:
     prompts = [[place] * work.prompt for place in range(int(work.prompts)) for _ in range(work.group)]
     batch = pack_batch(prompts, [[1] * work.response for _ in prompts])
     return hidden_states(model, batch.tokens_P, batch.packing)
@@ -151,10 +146,20 @@ def forward(model: LlamaForCausalLM, work: Work) -> torch.Tensor:
 def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     work = Work(prompts=2, group=3, prompt=9, response=8, budget=10_000)
     with FlopCounterMode(display=False) as counter:
-        forward(llama(shape), work).sum().backward()
+        forward(shaped_policy(shape, 64), work).sum().backward()
     counted = sum(count for op, count in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # The first layer's products send their gradient on to the embedding: three of each in every layer.
     assert counted == 6 * shape.layers * shape.products * work.row
+
+
+def test_attention_has_two_products_forward_and_five_backward() -> None:
+    """As torch counts its flash kernels, of which the causal mask leaves a half."""
+    shape, work = SHAPES[0], Work(prompts=1, group=1, prompt=60, response=5, budget=10_000)
+    sizes = (1, shape.heads, work.prompt + work.response, shape.head)
+    counted = sdpa_flop_count(sizes, sizes, sizes), sdpa_backward_flop_count(sizes, sizes, sizes, sizes)
+    products = 6 * shape.layers * shape.products * work.row + 8 * shape.embedding * work.sampled
+    bare, run = Machine(gpu=False, matmul=1.0, train_share=1.0, passes=0.0), run_of()
+    assert update_seconds(shape, run, work, bare, 1) - products == shape.layers * sum(counted) / 2
 
 
 LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
@@ -164,7 +169,7 @@ LONG = Work(prompts=1, group=1, prompt=64, response=8128, budget=16_384)
 @pytest.mark.parametrize("work", [Work(prompts=3, group=4, prompt=11, response=9, budget=10_000), LONG])
 def test_activations_are_those_that_autograd_keeps(shape: Shape, work: Work) -> None:
     """Storages that are saved for the backward pass and are no weights, each once."""
-    model = llama(shape)
+    model = shaped_policy(shape, 64)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -194,7 +199,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
             return buffer
 
         kind.allocate = allocate  # in a process of its own
-    model = llama(shape)
+    model = shaped_policy(shape, 64)
     place(model, Training(dtype="bfloat16"))
     batch = pack_batch([[1, 2, 3]], [[4, 5, 6]])
     whole = as_forward(model, lambda: hidden_states(model, batch.tokens_P, batch.packing) @ head_weight(model).T)
@@ -205,7 +210,7 @@ def allocated(shape: Shape) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(("shape", "devices"), [(SHAPES[0], 1), (SHAPES[1], 2)])
 def test_buffers_are_those_that_sharding_allocates(shape: Shape, devices: int, tmp_path: Path) -> None:
     (gathered, reduced), *_ = on_ranks(devices, tmp_path, allocated, shape)
-    run = parse_study({"name": "s", "arms": {"a": {}}, "training": {"dtype": "bfloat16"}}).run("a")
+    run = run_of(dtype="bfloat16")
     _, layer, root = update_moments(shape, run, Work(1, 1, 3, 3, 100), Machine(), devices)
     head = 2 * shape.embedding
     divided = {1: 4, 2: 0}[devices]  # a rank alone divides in a tensor of its own

@@ -3,19 +3,21 @@
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ranks_fixture import on_ranks
-from step_fixture import DVP, run_of
+from step_fixture import DVP, make_rollouts, run_of, samples_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.rollout.types import Rollout
+from tailrl.training import step
 from tailrl.training.optimizer import make_optimizer
-from tailrl.training.step import Sample, update
-from tailrl.training.step_record import Stopwatch
+from tailrl.training.step import Sample, accumulate_gradients, update
+from tailrl.training.step_record import StepRecord, Stopwatch
 
 TOKENS = 8128
 VOCABULARY = 512
@@ -58,3 +60,20 @@ def test_an_update_on_eight_thousand_tokens_takes_no_square_of_them(tmp_path: Pa
     ((norm, mib),) = on_ranks(1, tmp_path, trained)
     assert np.isfinite(norm) and norm > 0
     assert mib < 250
+
+
+def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls, whole = run_of({}, token_budget=1), list[str](), step._forward
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
+    config = LlamaConfig(vocab_size=2048, attn_implementation=PACKED_ATTENTION, **sizes)
+    model = LlamaForCausalLM(config)
+
+    def forward(*given: Any) -> Any:
+        calls.append("forward")
+        return whole(*given)
+
+    monkeypatch.setattr(step, "give_back_freed", lambda: calls.append("given back"))
+    monkeypatch.setattr(step, "_forward", forward)
+    rollouts, advantages = make_rollouts()
+    accumulate_gradients(model, samples_of(rollouts, advantages, run), run, Stopwatch(), StepRecord())
+    assert calls == [*["given back", "forward"] * len(rollouts), "given back"]

@@ -35,8 +35,9 @@ class SamplerSettings(Settings):
         0.4,
         gt=0,
         lt=1,
-        description="share of a GPU's memory that vLLM takes for weights and cache; a trainer on the same GPU gets the "
-        "rest; an evaluation can take nearly all",
+        description="share of a GPU's memory that vLLM takes for weights and cache; beside a trainer it sleeps in the "
+        "update, and the trainer's weights and optimizer state lie beside it in the rollout; an evaluation can take "
+        "nearly all",
     )
     tensor_parallel: int = Field(
         1,

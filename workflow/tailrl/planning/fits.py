@@ -4,6 +4,7 @@ Only what lies on a device all the time is counted, so that no job is refused th
 rest.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from tailrl.config.jobs import Run
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import BYTES, training_memory
+from tailrl.planning.memory import BYTES, peak, training_memory
+from tailrl.planning.refusal import refusal
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.work import work_of
 from tailrl.runtime.devices import attached
@@ -21,7 +23,6 @@ from tailrl.runtime.errors import StudyError
 
 TOO_LARGE_FOR_A_CPU = 1e9
 """Parameters of a policy that a CPU would train or sample for weeks."""
-MOST_RANKS = 1024
 ALWAYS_THERE = ("weights", "gradients", "optimizer state")
 
 
@@ -32,22 +33,14 @@ def check_training(run: Run, folder: Path, ranks: int) -> None:
         return
     _check_torch(shape, folder, ranks)
 
-    def held(devices: int) -> float:
+    def held(machine: Machine, devices: int) -> float:
         """Bytes of a device that trainer and engine take whatever the lengths."""
-        work, machine = work_of(run.training, 1, 1, devices), Machine()
-        parts = training_memory(shape, run, work, machine, devices)
-        return machine.reserve + sum(parts[name] for name in ALWAYS_THERE) + _engine(shape, run.sampler)
+        parts = training_memory(shape, run, work_of(run.training, 1, 1, devices), machine, devices)
+        engine = {"engine's weights": _engine(shape, run.sampler), "engine's cache": 0.0}
+        return peak({name: parts[name] for name in ALWAYS_THERE} | engine, run.sampler, machine)
 
-    memory = _memory()
-    if memory is None or held(ranks) <= memory:
-        return
-    enough = next((n for n in (2**k for k in range(MOST_RANKS.bit_length())) if n > ranks and held(n) <= memory), None)
-    raise StudyError(
-        f"{folder}: {shape.parameters / 1e9:.1f} billion parameters do not fit: weights, gradients, optimizer state "
-        f"and the engine take {held(ranks) / 1e9:.0f} GB of each of {ranks} GPUs, which have {memory / 1e9:.0f} GB; "
-        + (f"{enough} ranks would fit, or " if enough else "what would fit are ")
-        + f"GPUs of more than {held(ranks) / 1e9:.0f} GB (tailrl plan)"
-    )
+    what = "weights, gradients, optimizer state and the engine"
+    _refuse(shape, folder, ranks, held, what, run.sampler.tensor_parallel)
 
 
 def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
@@ -56,12 +49,22 @@ def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
     if shape is None:
         return
     _check_torch(shape, folder, 1)
-    memory, needed = _memory(), _engine(shape, sampler) + Machine().reserve
-    if memory is not None and needed > memory:
-        raise StudyError(
-            f"{folder}: {shape.parameters / 1e9:.1f} billion parameters in {sampler.dtype} take {needed / 1e9:.0f} GB "
-            f"of one GPU, which has {memory / 1e9:.0f} GB: what would fit is a GPU of more than {needed / 1e9:.0f} GB"
-        )
+    needed = _engine(shape, sampler)
+    _refuse(shape, folder, 1, lambda machine, _: needed + machine.reserve, f"the engine's weights in {sampler.dtype}")
+
+
+def _refuse(
+    shape: Shape, folder: Path, ranks: int, held: Callable[[Machine, int], float], what: str, sharing: int = 1
+) -> None:
+    """Raises StudyError where what is held, named by `what`, is more than this process's GPU has."""
+    memory = _memory()
+    if memory is None:
+        return
+    machine = Machine(memory=memory)
+    why = f"{what} take {held(machine, ranks) / 1e9:.0f} GB of each"
+    said = refusal(shape, machine, ranks, lambda one, n: held(one, n) <= one.memory, why, sharing)
+    if said:
+        raise StudyError(f"{folder}: {said}")
 
 
 def _engine(shape: Shape, sampler: SamplerSettings) -> float:

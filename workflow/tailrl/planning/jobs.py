@@ -7,7 +7,8 @@ from tailrl.config.study import Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.config.training import Training
 from tailrl.planning.machine import IN_FLIGHT, Machine
-from tailrl.planning.memory import Placed, in_flight, place
+from tailrl.planning.memory import Placed, in_flight, place, sleeps
+from tailrl.planning.refusal import refusal
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
 from tailrl.planning.work import Work, work_of
@@ -17,9 +18,6 @@ PROMPT = 200
 """Tokens of a prompt where nobody says how many."""
 AT_ONCE_BYTES = 8 * 2**30
 """A part of a checkpoint of several ranks (`training.checkpoint_files`), which all ranks write together."""
-DEVICES = (1, 2, 4, 8, 16, 32, 64)
-SIZES = (24e9, 48e9, 80e9, 96e9, 141e9, 192e9, 288e9)
-"""Devices and bytes of a device among which one looks for what would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +60,23 @@ def what_would_fit(
 ) -> str:
     """The sentence where a policy does not fit its devices, with what would; empty where it does. See `plan_arms`."""
 
-    def lacking(machine: Machine, devices: int) -> float:
-        return max(arm.placed.lacking for arm in plan_arms(study, machine, devices, prompt, response).values())
+    def fits(machine: Machine, devices: int) -> bool:
+        planned = plan_arms(study, machine, devices, prompt, response).values()
+        return not any(arm.placed.lacking for arm in planned)
 
-    if not lacking(machine, devices):
-        return ""
+    samplers = [study.run(arm).sampler for arm in study.arms]
     billions = shape_of(study.policy).parameters / 1e9
-    sharing = max(study.run(arm).sampler.tensor_parallel for arm in study.arms)
-    more = next((n for n in DEVICES if n > devices and n % sharing == 0 and not lacking(machine, n)), None)
-    sized = (machine.model_copy(update={"memory": size}) for size in SIZES if size > machine.memory)
-    larger = next((one.memory for one in sized if not lacking(one, devices)), None)
-    would = [f"{more} such devices would (--set-resources train:ranks={more})"] if more else []
-    would += [f"{devices} of {larger / 1e9:g} GB would"] if larger else []
     each = 16 if study.training.optimizer == "adamw" else 12
-    engine = max(study.run(arm).sampler.gpu_memory_utilization for arm in study.arms) if machine.gpu else 0.0
-    most = devices * max(0.0, machine.memory * (1 - engine) - machine.reserve) / each / 1e9
-    return (
-        f"a policy of {billions:.1f} billion parameters does not fit {devices} x {machine.memory / 1e9:g} GB: "
+    room = machine.memory - machine.reserve
+    # In the update all of them, while vLLM sleeps; in the rollout no gradients, beside vLLM's share.
+    share = max(sampler.gpu_memory_utilization * sleeps(sampler, machine) for sampler in samplers) * machine.memory
+    most = devices * max(0.0, min(room / each, (room - share) / (each - 4))) / 1e9
+    why = (
         f"training takes {each} bytes a parameter, {each * billions:.0f} GB, and room is for {most:.1f} billion less "
-        "activations; "
-        + (" or ".join(would) or "no more and no larger devices would, but a smaller training.token_budget might")
+        "activations"
     )
+    sharing = max(sampler.tensor_parallel for sampler in samplers)
+    return refusal(shape_of(study.policy), machine, devices, fits, why, sharing)
 
 
 def training_seconds(

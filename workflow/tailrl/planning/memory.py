@@ -2,8 +2,8 @@
 
 Weights, gradients and optimizer state are exact. What passes is counted at the fullest moment of an update: activations
 from what autograd keeps of a layer, times the machine's `slack` for the allocator; buffers as FSDP2 allocates them
-(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device.
-vLLM's memory stays allocated unless it sleeps (`shortage`); the other engines free their cache after sampling.
+(torch 2.13, `_fsdp_collectives.py`: `foreach_all_gather`, `foreach_reduce`). Engine and trainer share the device:
+`peak` says which parts are there at once.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,26 @@ PASSING = ("weights at work", "gradients at work", "activations", "log-probs")
 """The trainer's parts that exist only during an update."""
 
 
+def sleeps(sampler: SamplerSettings, machine: Machine) -> bool:
+    """Whether the engine gives all its memory away while the trainer works: vLLM's sleep mode, on a GPU alone.
+
+    `rollout.vllm.engine.VllmSampler.release` does so in every training.
+    """
+    return machine.gpu and sampler.engine == "vllm"
+
+
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
-    """Peak bytes of trainer and engine together."""
-    update = sum(parts.get(name, 0.0) for name in PASSING)
-    cache = parts["engine's cache"]
-    rest = sum(parts.values()) - update - cache
-    return machine.reserve + rest + (update + cache if sampler.engine == "vllm" else max(update, cache))
+    """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
+
+    Weights and optimizer state are always there; gradients and what passes in the update alone. A sleeping vLLM has
+    nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights.
+    """
+    always = parts["weights"] + parts["optimizer state"]
+    weights, cache = parts["engine's weights"], parts["engine's cache"]
+    update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
+    if not sleeps(sampler, machine):
+        update += weights + (cache if sampler.engine == "vllm" else 0.0)
+    return machine.reserve + always + max(update, weights + cache)
 
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
@@ -143,34 +157,16 @@ class Placed:
     lacking: float  # bytes that the trainer or the engine lacks; 0 if both fit
 
 
-def shortage(trainer: Mapping[str, float], share: float, machine: Machine, sleeps: bool) -> float:
-    """Bytes that a GPU lacks for a trainer, by part, and vLLM's share: at once or, if vLLM sleeps, in turns.
-
-    Weights and optimizer state stay on the device while vLLM samples; gradients and what passes do not.
-    """
-    update = sum(trainer.values())
-    if not sleeps:
-        return max(0.0, machine.reserve + update - (machine.memory - share))
-    rollout = trainer["weights"] + trainer["optimizer state"] + share
-    return max(0.0, machine.reserve + max(update, rollout) - machine.memory)
-
-
-def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int, sleeps: bool = False) -> Placed:
-    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share.
-
-    `sleeps`: count on vLLM's sleep mode, which a GPU has between rollout and update. Without it the plan is careful.
-    """
-    trainer = training_memory(shape, run, work, machine, devices)
-    engine = engine_memory(shape, run.sampler, work, machine)
-    if not machine.gpu or run.sampler.engine != "vllm":
-        parts = trainer | engine
-        return Placed(parts, machine, max(0.0, peak(parts, run.sampler, machine) - machine.memory))
-    share = run.sampler.gpu_memory_utilization * machine.memory
-    cache = share - engine["engine's weights"]
-    held, one = in_flight(shape, run.sampler, work, machine)
-    lacking = max(0.0, one - cache) + shortage(trainer, share, machine, sleeps)
-    # vLLM always takes its whole share.
-    return Placed(trainer | engine | {"engine's cache": max(cache, one)}, held, lacking)
+def place(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> Placed:
+    """Place a trainer's shard and an engine (or its slice) on one of n devices; the study sets vLLM's share."""
+    parts = training_memory(shape, run, work, machine, devices) | engine_memory(shape, run.sampler, work, machine)
+    lacking, held = 0.0, machine
+    if machine.gpu and run.sampler.engine == "vllm":
+        # vLLM always takes its whole share, which must hold the longest sequence.
+        cache = run.sampler.gpu_memory_utilization * machine.memory - parts["engine's weights"]
+        held, one = in_flight(shape, run.sampler, work, machine)
+        lacking, parts["engine's cache"] = one - cache, max(cache, one)
+    return Placed(parts, held, max(0.0, lacking, peak(parts, run.sampler, machine) - machine.memory))
 
 
 def in_flight(shape: Shape, sampler: SamplerSettings, work: Work, machine: Machine) -> tuple[Machine, float]:

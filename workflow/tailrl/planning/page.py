@@ -35,7 +35,7 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     seeds = study.arm_seeds()
     runs = sum(len(seeds[arm]) for arm in study.arms)
     planned = plan_arms(study, machine, devices, prompt, response)
-    fullest = max(planned, key=lambda arm: sum(planned[arm].placed.parts.values()))
+    fullest = max(planned, key=lambda arm: peak(planned[arm].placed.parts, planned[arm].run.sampler, machine))
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
     lines = [f"{study.name}: {len(study.arms)} arms, {runs} runs, a job on {devices} x {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
@@ -72,6 +72,7 @@ def _memory(planned: Planned) -> Iterator[str]:
         shared = sampler.tensor_parallel
         where = f"of each of the {shared} that share one" if shared > 1 else "of it"
         yield f"  vLLM has {share:.0%} {where}, with room for {machine.in_flight} sequences in flight"
+        yield "  vLLM sleeps while the trainer works: the fuller half of a step counts"
 
 
 def _whole(

@@ -1,9 +1,10 @@
 """Seconds of one step, by phase, on one of n devices: counted work over the machine's throughput.
 
 Matrix products: six operations a parameter and token for forward and backward, eight with activation checkpointing,
-and eight times the width a logit, because the log-probs' forward is done twice. The rest is memory traffic
+and eight times the width a logit, because the log-probs' forward is done twice. Attention has two products forward and
+five backward, which computes its scores again, each over half of all pairs of positions. The rest is memory traffic
 (`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus
-a fixed cost a layer.
+a fixed cost a layer. The transformers engine also copies the cache for each token.
 """
 
 from tailrl.config.jobs import Run
@@ -43,6 +44,9 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     read = size * (entries + rows * shape.cached * middle) / sharing / machine.bandwidth
     step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
+    if sampler.engine == "transformers":
+        # `DynamicCache` concatenates: it reads the cache and writes it into new memory, which Linux clears before.
+        step += (2 if machine.gpu else 3) * size * rows * shape.cached * middle / machine.bandwidth
     step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
     prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
     return prefill + rounds * work.response * step
@@ -53,7 +57,7 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
     again = run.training.activation_checkpointing
     body = (8 if again else 6) * shape.layers * shape.products * work.row
     length = work.prompt + work.response
-    attention = (8 if again else 6) * shape.layers * shape.heads * shape.head * work.sequences * length**2
+    attention = (9 if again else 7) * shape.layers * shape.heads * shape.head * work.sequences * length**2
     head = 8 * shape.embedding * work.sampled
     size = BYTES[run.computed_in(machine.gpu)]
     batches = max(1.0, work.row / work.batch)

@@ -33,8 +33,16 @@ class Work:
 
     @property
     def batch(self) -> int:
-        """Most tokens of a micro-batch's row: ragged lengths fill it up, and one sequence may exceed the budget."""
-        return min(math.ceil(self.row), max(self.budget, self.prompt + self.most - 1))
+        """Most tokens of a micro-batch's row: ragged lengths fill it up, and one sequence may exceed the budget.
+
+        Of equal lengths whole responses alone have room (`kernels.packing.micro_batches`).
+        """
+        most = max(self.budget, self.prompt + self.most - 1)
+        if self.longest is None:
+            groups, left = divmod(self.budget, self.prompt + self.group * self.response)
+            count = max(1, groups * self.group + max(0, (left - self.prompt) // self.response))
+            most = math.ceil(count / self.group) * self.prompt + count * (self.response - 1)
+        return min(math.ceil(self.row), most)
 
     @property
     def batch_sampled(self) -> float:

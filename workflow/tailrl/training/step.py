@@ -24,6 +24,7 @@ from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError
+from tailrl.runtime.heap import give_back_freed
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward, tensor_floats
 from tailrl.training.step_record import Part, StepRecord, Stopwatch
@@ -128,6 +129,7 @@ def accumulate_gradients(
         groups = _micro_batches(samples, run, indices)
         parts: list[Part] = []
         for index, counts in distributed.dealt(len(groups)):
+            give_back_freed()
             chosen = [samples[i] for i in groups[index]]
             before = None if old is None else [old[i] for i in groups[index]]
             with watch.phase("forward"), torch.set_grad_enabled(teaches):
@@ -142,6 +144,7 @@ def accumulate_gradients(
         for part in parts:
             record.add(part)
             loss_sum += part.loss.item()
+    give_back_freed()
     return loss_sum
 
 
