@@ -21,6 +21,7 @@ from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.objective.corrections import correct
+from tailrl.pages import explorer
 from tailrl.report.study import write_report
 
 pytestmark = needs_browser
@@ -52,41 +53,50 @@ def dropped(response: dict[str, Any], set: dict[str, float]) -> dict[str, NDArra
     """bool [T] for each remedy: its weight is 0. Weights are tailrl.objective's; DVP and DPPO are written out here."""
     trainer, sampler = (torch.tensor(response[side], dtype=torch.float64) for side in SIDES)
     count = len(trainer)
-    where, none = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
+    where, none = torch.zeros(count + 1, dtype=torch.int64), torch.zeros(count + 1, dtype=torch.bool)
 
-    def gone(**correction: Any) -> NDArray[np.bool_]:
-        weight_T: NDArray[np.float64] = correct(
-            trainer - sampler, none, where, 1, Correction(**correction)
-        ).weight_T.numpy()
+    def gone(left_out: float = 0.0, **correction: Any) -> NDArray[np.bool_]:
+        """`left_out`: Δ that stands for the response's tokens that the page does not show."""
+        delta = torch.cat([trainer - sampler, torch.tensor([left_out], dtype=torch.float64)])
+        weights = correct(delta, none, where, 1, Correction(**correction))
+        weight_T: NDArray[np.float64] = weights.weight_T[:count].numpy()
         return weight_T == 0
 
     p, q, advantage = trainer.exp().numpy(), sampler.exp().numpy(), np.array(response["advantage"])
     top_p, top_q = (np.exp(response.get(f"{side}_top", np.zeros(count))) for side in SIDES)
     rho, c, limit = math.exp(set["rho"]), 10 ** set["c"], 10 ** set["veto"]
     # A limit of 1 is none that an arm may have.
-    veto = gone(veto=limit) if limit < 1 else np.full(count, bool((trainer < sampler).any()))
+    below = response["least"] < 0 or bool((trainer < sampler).any())
+    veto = gone(response["least"], veto=limit) if limit < 1 else np.full(count, below)
     return {
         "dvp": (p < rho * top_p) | (q < rho * top_q),
         "icepop": gone(token="mask", token_threshold=c),
         "dppo": np.where(advantage > 0, p - q > set["epsilon"], p - q < -set["epsilon"]),
-        "mis": gone(sequence="mis", sequence_threshold=c),
+        "mis": gone(response["rest"], sequence="mis", sequence_threshold=c),
         "veto": veto,
         "tis": gone(token="tis", token_threshold=c),
     }
 
 
-@pytest.mark.parametrize("tops", [True, False])
-def test_sliders_drop_what_the_objective_drops(tops: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tops", "most"), [(True, 2000), (False, 2000), (True, 30)])
+def test_sliders_drop_what_the_objective_drops(
+    tops: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorer, "TOKENS_OF_A_RESPONSE", most)
     html = page.html_page(diagnosis() if tops else diagnosis(trainer_top_T=None, sampler_top_T=None))
     seen, console = use(html, f"{USER} sliders({json.dumps(SETTINGS)})", tmp_path)
     assert console == []
     data, counts = data_of(html), []
+    shown = sum(min(most, length) for length in LENGTHS)
     for settings, found in zip(SETTINGS, seen, strict=True):
         assert found["note"] == tops, "without largest probabilities the page says that they count as 1"
         each = [dropped(response, settings) for response in data]
         for name in each[0]:
             here, every = int(each[0][name].sum()), sum(int(one[name].sum()) for one in each)
-            assert found["counts"][name] == [f"{here} of {len(data[0]['token'])}", f"{every} of {sum(LENGTHS)}"], name
+            assert found["counts"][name] == [
+                f"{here} of {len(data[0]['token'])}",
+                f"{every} of {shown}",
+            ], name
             assert found["struck"][name] == here, name
             counts.append((name, every))
         logp, top = ([np.array(data[0].get(f"{side}{end}", 0.0)) for side in SIDES] for end in ("", "_top"))

@@ -13,6 +13,7 @@
       one.known[name] = name in given;
     }
     one.delta = numbers(null, length, NaN);
+    one.moved = numbers(null, length, NaN);
     one.sum = Number(given.rest);
     one.least = Number(given.least);
     one.sound = 0;
@@ -20,6 +21,7 @@
       const p = one.trainer[i], q = one.sampler[i];
       if (!Number.isFinite(p) || !Number.isFinite(q) || p > 1e-5 || q > 1e-5) continue;
       one.delta[i] = min(p, 0) - min(q, 0);
+      one.moved[i] = exp(min(p, 0)) - exp(min(q, 0));
       one.sum += one.delta[i];
       one.least = min(one.least, one.delta[i]);
       one.sound++;
@@ -30,17 +32,15 @@
   // min_p: a token is safe if log p ≥ log p_top + ln ρ. Where p_top is not logged it counts as 1, its upper bound.
   const unsafe = (logp, top, rho) => logp < (Number.isNaN(top) ? 0 : top) + rho;
   const outside = (one, i, set) => (unsafe(one.trainer[i], one.trainer_top[i], set.rho) ? 1 : 0) + (unsafe(one.sampler[i], one.sampler_top[i], set.rho) ? 2 : 0);
+  // Each remedy: the slider that sets it, the weight that it gives to a token, and the column that it needs.
   const remedies = {
-    dvp: { weight: (one, i, set) => outside(one, i, set) ? 0 : 1 },
-    icepop: { weight: (one, i, set) => abs(one.delta[i]) > log(set.c) ? 0 : exp(one.delta[i]) },
+    dvp: { by: "rho", weight: (one, i, set) => outside(one, i, set) ? 0 : 1 },
+    icepop: { by: "c", weight: (one, i, set) => abs(one.delta[i]) > set.logC ? 0 : exp(one.delta[i]) },
     // DPPO with total variation: masked where A pushes the probability further away from the sampler's.
-    dppo: { weight: (one, i, set) => {
-      const moved = exp(min(one.trainer[i], 0)) - exp(min(one.sampler[i], 0));
-      return (one.advantage[i] > 0 ? moved > set.epsilon : moved < -set.epsilon) ? 0 : 1;
-    }, needs: "advantage" },
-    mis: { weight: (one, i, set) => one.sum > log(set.c) ? 0 : exp(one.sum) },
-    veto: { weight: (one, i, set) => one.least < log(set.veto) ? 0 : 1 },
-    tis: { weight: (one, i, set) => min(exp(one.delta[i]), set.c) },
+    dppo: { by: "epsilon", weight: (one, i, set) => (one.advantage[i] > 0 ? one.moved[i] > set.epsilon : one.moved[i] < -set.epsilon) ? 0 : 1, needs: "advantage" },
+    mis: { by: "c", weight: (one, i, set) => one.sum > set.logC ? 0 : exp(one.sum) },
+    veto: { by: "veto", weight: (one, i, set) => one.least < set.logVeto ? 0 : 1 },
+    tis: { by: "c", weight: (one, i, set) => min(exp(one.delta[i]), set.c) },
   };
   const can = (one, name) => !remedies[name].needs || one.known[remedies[name].needs];
 
@@ -71,17 +71,20 @@
     const [pick, tokens, detail, key] = ["[data-pick]", ".tokens", ".detail", "[data-key]"].map(part);
     if (!all.length) return;
     let one = all[0], spans = [], shown = new Uint8Array(0), at = 0, over = -1, waiting = false, worst = [], next = 0;
-    const set = { rho: -13, c: 2, epsilon: 0.2, veto: 1e-4 };
+    const set = {}, stale = new Set(Object.keys(remedies));
     const chosen = (name) => part(`input[name="${root.dataset.group}-${name}"]:checked`).value;
 
     const readSliders = () => {
       for (const input of root.querySelectorAll("[data-set]")) {
-        const name = input.dataset.set, value = Number(input.value);
+        const name = input.dataset.set, value = Number(input.value), before = set[name];
         set[name] = name === "c" || name === "veto" ? 10 ** value : value;
+        if (set[name] === before) continue;
+        for (const [remedy, { by }] of Object.entries(remedies)) if (by === name) stale.add(remedy);
         const words = name === "rho" ? `e^${String(value).replace("-", "−")} = ${exp(value).toExponential(1)}` : name === "veto" ? set[name].toExponential(1) : short(set[name]);
         part(`output[data-of="${name}"]`).textContent = words;
         input.setAttribute("aria-valuetext", words);
       }
+      Object.assign(set, { logC: log(set.c), logVeto: log(set.veto) });
     };
     const dropped = (one, name) => {
       let count = 0;
@@ -94,12 +97,15 @@
     const count = () => {
       for (const row of root.querySelectorAll("[data-remedy]")) {
         const name = row.dataset.remedy, able = all.filter((other) => can(other, name));
-        for (const [part, those] of [["here", able.filter((other) => other === one)], ["all", able]]) {
+        if (!stale.has(name)) continue;
+        const every = able.map((other) => [other, dropped(other, name)]);
+        for (const [part, those] of [["here", every.filter(([other]) => other === one)], ["all", every]]) {
           const cell = row.querySelector(`[data-part="${part}"]`);
-          if (those.length) share(cell, sum(those.map((other) => dropped(other, name))), sum(those.map((other) => other.sound)));
+          if (those.length) share(cell, sum(those.map(([, gone]) => gone)), sum(those.map(([other]) => other.sound)));
           else cell.textContent = "no advantages";
         }
       }
+      stale.clear();
     };
     // The class of a token is its colour and whether it is dropped; only classes that change are written.
     const paint = () => {
@@ -191,6 +197,7 @@
       worst = [...one.delta.keys()].filter((i) => !Number.isNaN(one.delta[i])).sort((i, j) => abs(one.delta[j]) - abs(one.delta[i]));
       next = 0;
       at = 0;
+      for (const name of Object.keys(remedies)) stale.add(name);
       const cut = part("[data-cut]");
       cut.hidden = one.whole === one.length;
       cut.textContent = `Tokens ${one.begin} to ${one.begin + one.length - 1} of ${one.whole.toLocaleString("en")} are shown, around the largest mismatch. The others count for weights of the whole response.`;
