@@ -42,6 +42,8 @@ NEVER: dict[str, object] = {
 }
 # A model that the project itself made into a benchmark's input, from a file of one name.
 EXEMPT = {("smollm2.py", "AutoModelForCausalLM.from_pretrained"), ("smollm2.py", "AutoTokenizer.from_pretrained")}
+# Functions of a framework, from a checkout that the caller names.
+EXEMPT |= {("framework_calls.py", "exec")}
 
 
 def faults(source: str, name: str = "") -> Iterator[str]:
@@ -54,7 +56,7 @@ def faults(source: str, name: str = "") -> Iterator[str]:
             continue
         called = ast.unparse(node.func)
         given = {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
-        if called in BANNED_CALLS:
+        if called in BANNED_CALLS and (name, called) not in EXEMPT:
             yield f"calls {called}"
         if called == "yaml.load" and ast.unparse(node.args[-1]) != "_Loader":
             yield "yaml.load with another loader"

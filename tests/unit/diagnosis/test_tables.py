@@ -1,5 +1,6 @@
 """`tailrl.diagnose` of every kind of table, without the libraries of a study."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from log_fixture import SEQUENCES, plain_rows, write_lines
 
 from tailrl import diagnose
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.metrics import quantity
+from tailrl.diagnosis.metrics import named_metrics, quantity
 from tailrl.diagnosis.progress import read_with_progress
 from tailrl.diagnosis.readers import read_log
 from tailrl.diagnosis.tables import read_table
@@ -96,6 +97,25 @@ def test_the_diagnosis() -> None:
     found = diagnose(ROWS)
     assert quantity(found.measured, "abs_logp").mean > 0
     assert {one.name for one in found.remedies} >= {"token_tis", "mis", "dvp"} and found.advice.words
+
+
+@pytest.mark.filterwarnings("error")
+def test_log_probs_of_any_size_are_findings_without_warnings() -> None:
+    """Fills such as −1e6, and a response whose ratio overflows."""
+    rows = [
+        {"sampler_logprobs": [-1e6, -1.0, -800.0], "trainer_logprobs": [-1.0, -1.0, -1.0], "reward": 1.0},
+        {"sampler_logprobs": [-1.0], "trainer_logprobs": [-1e6], "reward": 0.0},
+    ]
+    found = diagnose(rows)
+    assert found.measured.tokens == 4 and found.measured.extremes["abs_logp_max"] == 1e6 - 1
+    assert all(math.isinf(one.largest) for one in found.remedies if one.name == "sequence_is")
+    assert found.advice.words and len(named_metrics(found.measured)) > 20
+
+
+def test_probabilities_in_place_of_log_probs_leave_nothing() -> None:
+    found = diagnose([{"sampler_logprobs": [0.5, 0.25], "trainer_logprobs": [0.5, 0.3]}])
+    assert found.measured.tokens == 0 and found.measured.odd["trainer's above 0"] == 2
+    assert found.advice.words == "No token has sound log-probs of both sides: log them first."
 
 
 BLOCKED = """

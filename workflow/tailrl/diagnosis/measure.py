@@ -90,6 +90,7 @@ class Measured:
     signature: SignatureSums = field(default_factory=lambda: SignatureSums(SEQUENCE_GROUPS))
     sequences: int = 0
 
+    @np.errstate(over="ignore", invalid="ignore")  # a log-prob of -1e6 is a finding
     def add(self, title: str, log: Log) -> None:
         """Adds a part of a log."""
         train_T, infer_T = log.trainer_T, log.sampler_T

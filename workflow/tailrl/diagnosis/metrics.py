@@ -68,6 +68,7 @@ def named_metrics(measured: Measured) -> list[Named]:
     ]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def quantity(measured: Measured, name: str) -> Interval:
     """One of our quantities: a mean over tokens (TOKEN), an extreme, or one of OTHERS. Extremes have no interval."""
     if not measured.tokens:

@@ -18,7 +18,7 @@ from tailrl.runtime.errors import StudyError, few, reason
 CHUNK = 200_000
 """Tokens that a part of a log holds, or one longer sequence."""
 
-CHUNK_SEQUENCES = 20_000
+SEQUENCES_A_PART = 20_000
 """Sequences that a part holds at most: each takes a kilobyte besides its tokens."""
 
 MOST_BYTES_A_LINE = 256_000_000
@@ -75,7 +75,7 @@ def in_parts(rows: Iterable[tuple[str, LoggedRow]]) -> Iterator[tuple[str, Log]]
         if len(row.sampler_T):
             kept.append(row)
             size += len(row.sampler_T)
-        if size >= CHUNK or len(kept) >= CHUNK_SEQUENCES:
+        if size >= CHUNK or len(kept) >= SEQUENCES_A_PART:
             yield title, pack(kept)
             kept, size = [], 0
     if kept:

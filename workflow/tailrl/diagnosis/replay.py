@@ -152,6 +152,7 @@ class Replay:
         self._basis: str | None = None
         self._top_unknown = False
 
+    @np.errstate(over="ignore", invalid="ignore")  # where a square overflows, nothing is left of the sample
     def add(self, log: Log) -> None:
         """Adds a part of a log."""
         if self._basis is None and (found := [name for name in ("advantage", "reward") if name in log.has()]):
@@ -255,8 +256,7 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
     kept_T = weight_T > 0
     sequence_T = tokens.sequence_T.numpy()
     basis_T, known_T = tokens.basis_T, tokens.known_T
-    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
-        squared_T = weight_T**2
+    squared_T = weight_T**2
     first_T = np.diff(sequence_T, prepend=-1) != 0
     found = {
         "tokens": len(weight_T),
@@ -272,8 +272,7 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
         "known_responses": known_T[first_T].sum(),
     }
     for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
-        with np.errstate(invalid="ignore"):
-            found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
+        found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
     return {name: float(value) for name, value in found.items()}
 
 
