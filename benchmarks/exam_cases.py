@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 from transformers import PreTrainedModel
 
 from tailrl.config.sampler import Disturbance
-from tailrl.diagnosis.log import LoggedRow
+from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.objective.disturbance import round_weights
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
@@ -23,6 +23,9 @@ from tailrl.runtime.seeding import derive_seed
 
 AGAIN_ROW = 600
 """Tokens of a packed row when the trainer computes once more."""
+
+OTHER_ROW = 350
+"""Tokens of a packed row when the trainer's own log-probs stand in for the sampler's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,14 @@ class Fault:
         weights: the sampler's weights, rounded: int8, int4, float8, router (a mixture's router in float8).
         cache: the sampler's keys and values are rounded to float8. flips: the share of tokens whose router errs.
         age: the sampler's weights are so many steps old; `reused`: instead the trainer's are so many steps newer.
-        temperature, trainer_temperature: of either side; raw: the sampler logs log-probs before temperature and mask.
+        temperature, trainer_temperature: of either side; raw: the sampler logs log-probs before temperature and mask;
+            rescored: its log-probs are the trainer's, packed in a third way.
         rule, threshold: the sampler's truncation, a key of `safe_set.RULES`; banned: the share of tokens that it never
             samples.
         floor, noise: of the dial.
         context: what the trainer sees for the prompt: twice, prefix, other, cut.
         dropout, attention, rope, layer: faults of the trainer that no rule knows.
-        shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `_spoil`.
+        shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `_spoiled`.
         columns: optional columns that are logged.
     """
 
@@ -54,6 +58,7 @@ class Fault:
     temperature: float = 1.0
     trainer_temperature: float = 1.0
     raw: bool = False
+    rescored: bool = False
     rule: str = "full"
     threshold: float = 0.0
     banned: float = 0.0
@@ -72,8 +77,21 @@ class Fault:
     columns: tuple[str, ...] = ()
 
 
-def make_log(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[list[LoggedRow], float]:
-    """The rows of a log with this fault, and k3 of the trainer against itself packed in another way."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A log with its truth: the planted causes, none for a clean log; `floor`: k3 of the trainer against itself."""
+
+    set: str
+    model: str
+    number: int
+    truth: tuple[str, ...]
+    fault: dict[str, Any]
+    floor: float
+    log: Log
+
+
+def make_log(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, float]:
+    """A log with this fault, and k3 of the trainer against itself packed in another way."""
     steps = [len(trained.past) - 1 - 2 * i for i in range(4)] if fault.age or fault.reused else None
     if steps is None:
         choices = sorted({0, len(trained.past) // 3, len(trained.past) - 1})
@@ -89,7 +107,8 @@ def make_log(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[lis
         step = float(trainer_at) if steps is not None else np.nan
         rows += [replace(row, step=step, version=version) for row in found]
         floors.append(floor)
-    return _spoil(rows, fault, np.random.default_rng(seed)), float(np.mean(floors))
+    random = np.random.default_rng(seed)
+    return pack([_spoiled(row, fault, random) for row in rows]), float(np.mean(floors))
 
 
 def _part(
@@ -119,6 +138,8 @@ def _part(
         raw = copy.deepcopy(trained.model)
         raw.load_state_dict(weights)
         infer = score(raw.to(getattr(torch, fault.dtype)), prompts, responses)
+    if fault.rescored:
+        infer = score(trainer, prompts, responses, fault.trainer_temperature, OTHER_ROW)
     recomputed = score(_with(trained, weights), prompts, responses) if "recomputed" in fault.columns else None
     delta_T = torch.cat(again).double() - torch.cat(train).double()
     floor = float((delta_T.expm1() - delta_T).mean())
@@ -265,16 +286,12 @@ def _broken(trainer: PreTrainedModel, fault: Fault, seed: int) -> Iterator[None]
 # --- what is written -----------------------------------------------------------------------------------
 
 
-def _spoil(rows: list[LoggedRow], fault: Fault, random: np.random.Generator) -> list[LoggedRow]:
+def _spoiled(row: LoggedRow, fault: Fault, random: np.random.Generator) -> LoggedRow:
     """Faults of the log: a shift, NaN or infinite numbers of one side, a clip of one side, a wrong mask.
 
     Masks: `prompt` has prompt tokens with the sampler's 0, `padding` has padding after the end with the trainer's
     numbers and the sampler's 0, `zeros` sets the last third of the trainer's numbers to 0.
     """
-    return [_spoiled(row, fault, random) for row in rows]
-
-
-def _spoiled(row: LoggedRow, fault: Fault, random: np.random.Generator) -> LoggedRow:
     sides = {"sampler": row.sampler_T.copy(), "trainer": row.trainer_T.copy()}
     if fault.shift:
         rolled_T = np.roll(sides["trainer"], fault.shift)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.signals import Signals
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 
 LOGPROB_ROUNDING = 1e-5
@@ -75,6 +76,7 @@ class Measured:
         sums_S: for each statistic of TOKEN its sum over each sequence's tokens; `tokens`: their number.
         extremes: the largest and least values over all tokens.
         bins: for the signature, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σℓ², Σ(1 − π_train).
+        signals: what tells causes apart.
     """
 
     titles: Counter[str] = field(default_factory=Counter)
@@ -83,12 +85,14 @@ class Measured:
     parts: dict[str, list[FloatArray]] = field(default_factory=dict)
     extremes: dict[str, float] = field(default_factory=dict)
     bins: dict[str, FloatArray] = field(default_factory=dict)
+    signals: Signals = field(default_factory=Signals)
     sequences: int = 0
 
     def add(self, title: str, log: Log) -> None:
         """Adds a part of a log."""
         train_T, infer_T = log.trainer_T, log.sampler_T
         sound_T = self._odd(train_T, infer_T)
+        self.signals.add(log, sound_T)
         train_T, infer_T, sequence_T = train_T[sound_T], infer_T[sound_T], log.sequence_T[sound_T]
         train_T, infer_T = np.minimum(train_T, 0.0), np.minimum(infer_T, 0.0)
         count = len(log.start_S)
