@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 import numpy as np
+import yaml
 from exam_answers import answer, group_rows, measured_of, publish
 from exam_cases import Case, Fault, make_log
 from exam_models import SPECS, Spec, obtain
@@ -56,7 +56,7 @@ def cases(which: str, work: Path, names: list[str]) -> Iterator[Case]:
 def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], int]], work: Path) -> Iterator[Case]:
     folder = work / "logs" / spec.name
     folder.mkdir(parents=True, exist_ok=True)
-    trained = None
+    trained, groups = None, design()["groups"]
     for number, (truth, given, again) in enumerate(faults):
         if ("flips" in given and spec.kind != "mixture") or number % spec.every:
             continue
@@ -73,7 +73,7 @@ def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], in
             print(f"{spec.name} {number} {truth} {given} {seconds:.1f} s", file=sys.stderr)
         with np.load(file) as loaded:
             log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
-            planted = () if truth == "none" else tuple(truth.split("+"))
+            planted = () if truth == "none" else tuple(groups.get(name, name) for name in truth.split("+"))
             yield Case(which, spec.name, number, planted, given, float(loaded["floor"]), log)
 
 

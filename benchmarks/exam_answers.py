@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -116,13 +117,17 @@ def calibration_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     sure = np.array([one.causes[0].sure for one in named])
     right = np.array([one.right for one in named])
     rows: list[dict[str, object]] = []
-    for low, high in zip(SURE_EDGES, SURE_EDGES[1:], strict=False):
+    for low, high in pairwise(SURE_EDGES):
         chosen = (sure >= low) & ((sure < high) | (high == 1.0))
         if chosen.any():
             share = share_interval(int(right[chosen].sum()), int(chosen.sum()))
             ends = _ends(share)
             rows.append(
-                {"sure": f"{low:g} to {high:g}", "answers": int(chosen.sum()), "mean sure": f"{sure[chosen].mean():.3f}"}
+                {
+                    "sure": f"{low:g} to {high:g}",
+                    "answers": int(chosen.sum()),
+                    "mean sure": f"{sure[chosen].mean():.3f}",
+                }
                 | {"right": ends["share"], "low": ends["low"], "high": ends["high"]}
             )
     return rows
@@ -173,8 +178,8 @@ def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]
         "# The exam of causes",
         f"{len(answers)} logs of known cause, on models that the rules of `tailrl diagnose` were not settled on. "
         "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were diagnosed.",
-        "A case is right if the cause that is named first was planted; a clean log, if none is named. Cases count where "
-        "k3 is above ten times that of the trainer against itself, or where the log itself has a fault. Intervals are "
+        "A case is right if the cause that is named first was planted; a clean log, if none is named. A case counts if "
+        "k3 is above ten times that of the trainer against itself, or if the log itself has a fault. Intervals are "
         "Wilson's, at 95 %.",
         f"Limits: {limits['overall']:.0%} of all causes, {limits['group']:.0%} of each group, and at most "
         f"{limits['false_alarms']:.0%} of clean logs with a cause.",

@@ -18,7 +18,6 @@ from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.objective.disturbance import round_weights
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
-from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime.seeding import derive_seed
 
 AGAIN_ROW = 600
@@ -325,5 +324,3 @@ def _spoiled(row: LoggedRow, fault: Fault, random: np.random.Generator) -> Logge
         again_T=longer(row.again_T, other_T),
         advantage_T=longer(row.advantage_T, nothing_T),
     )
-
-

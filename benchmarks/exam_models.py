@@ -63,7 +63,18 @@ SPECS = (
     Spec("arithmetic_mixture", False, "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
     Spec("words_160", True, "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
     Spec("words_mixture", True, "words", "mixture", 22, layers=4, vocabulary=1200),
-    Spec("smollm2", True, "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, max_new_tokens=16, every=2),
+    Spec(
+        "smollm2",
+        True,
+        "words",
+        "pretrained",
+        23,
+        steps=4,
+        learning_rate=1e-4,
+        responses=32,
+        max_new_tokens=16,
+        every=2,
+    ),
 )
 
 
@@ -114,7 +125,8 @@ def score(
     found: dict[int, Tensor] = {}
     keys = [tuple(prompt) for prompt in prompts]
     for chosen in micro_batches(keys, [len(response) for response in responses], row):
-        found.update(zip(chosen, _row(model, [keys[i] for i in chosen], [responses[i] for i in chosen], temperature)))
+        scored = _row(model, [keys[i] for i in chosen], [responses[i] for i in chosen], temperature)
+        found.update(zip(chosen, scored, strict=True))
     return [found[i] for i in range(len(responses))]
 
 

@@ -1,4 +1,4 @@
-"""What caused a mismatch: checks and a calibrated model of what was measured, each with its evidence and how sure it is.
+"""What caused a mismatch, by checks and a calibrated model, each cause with its evidence and how sure it is.
 
 Faults of the log itself (NaN, masks, shifted or clipped log-probs) are found by checks. The other causes are told by
 the shape of the mismatch: a logistic model of a few numbers (`features.py`) for each, so that two can act at once. Its
@@ -123,7 +123,7 @@ def find_faults(measured: Measured) -> tuple[str, ...]:
 
 def _cut(side: str, signals: Signals) -> bool:
     """Whether many tokens share a side's least log-prob exactly, while few come near it."""
-    low, same, near = signals.least.get(side, (0.0, 0, 0))
+    low, same, near = signals.least(side)
     return low < -0.5 and same >= max(5.0, 0.3 * near)
 
 
@@ -146,4 +146,3 @@ def shapes(found: Mapping[str, float]) -> dict[str, float]:
         cause: 1 / (1 + math.exp(-(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))))
         for cause, weights in sure.weights.items()
     }
-

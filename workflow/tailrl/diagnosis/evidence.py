@@ -46,15 +46,15 @@ def _shift(measured: Measured) -> list[str]:
     return [
         f"In {count(int(signals.shifted.sum()), 'sequence')} of {signals.compared} the two sides fit at least four "
         "times better after a move.",
-        f"With the trainer's log-probs taken {count(abs(lag), 'token')} {'later' if lag > 0 else 'earlier'}, mean |Δ| is "
-        f"{ratio(fits[best], tokens[best]):.2g} nats; as logged, {ratio(fits[present], tokens[present]):.2g}.",
+        f"With the trainer's log-probs taken {count(abs(lag), 'token')} {'later' if lag > 0 else 'earlier'}, mean |Δ| "
+        f"is {ratio(fits[best], tokens[best]):.2g} nats; as logged, {ratio(fits[present], tokens[present]):.2g}.",
     ]
 
 
 def _clipped(measured: Measured) -> list[str]:
     found = []
     for side in SIDES:
-        low, same, near = measured.signals.least.get(side, (0.0, 0, 0))
+        low, same, near = measured.signals.least(side)
         if same > 1:
             found.append(
                 f"{count(same, 'token')} of the {side} {'has' if same == 1 else 'have'} exactly its least log-prob, "
@@ -70,8 +70,8 @@ def _temperature(measured: Measured) -> list[str]:
     return [
         f"The sampler is {warmer}: its temperature is about {found:.2f} times the trainer's.",
         f"One ratio of temperatures explains {_percent(max(0.0, explained))} of Σ Δ².",
-        f"Certain tokens (above e^{HEAD:g}) err to one side by {shape['head_sign']:+.2f} of their size, rare ones (below "
-        f"e^{RARE:g}) by {shape['rare_sign']:+.2f}.",
+        f"Σ Δ / Σ |Δ| is {shape['head_sign']:+.2f} for certain tokens (above e^{HEAD:g}), and "
+        f"{shape['rare_sign']:+.2f} for rare ones (below e^{RARE:g}).",
     ]
 
 
@@ -92,15 +92,17 @@ def _raw(measured: Measured) -> list[str]:
 def _truncation(measured: Measured) -> list[str]:
     signals = measured.signals
     low, _ = signals.edges
-    mass = math.exp(-signals.sums["size"] / signals.sums["tokens"])
+    sums = signals.sums
+    mass, most = math.exp(-sums["size"] / sums["tokens"]), math.exp(min(low, 0.0))
+    above, theirs = ratio(sums["above"], sums["tokens"]), 1 - ratio(sums["positive"], sums["squared"], 1.0)
     sentences = [
-        f"The sampler's probability is the larger one at {_percent(1 - ratio(signals.sums['above'], signals.sums['tokens']))} "
-        f"of the tokens; {_percent(1 - ratio(signals.sums['positive'], signals.sums['squared'], 1.0))} of Σ Δ² is theirs.",
-        f"On average the sampler's set has {_percent(mass)} of the trainer's probability, and at the least "
-        f"{_percent(math.exp(min(low, 0.0)))}: a top-p at this value would show so.",
+        f"The sampler's probability is not the smaller one at {_percent(1 - above)} of the tokens; {_percent(theirs)} "
+        "of Σ Δ² is theirs.",
+        f"The sampler's set has {_percent(mass)} of the trainer's probability on average and {_percent(most)} at the "
+        "least: top-p cuts at such a value.",
     ]
-    if signals.sums["ranked"]:
-        sentences.append(f"No sampled token has a rank above {signals.sums['rank']:.0f}, counted from 0.")
+    if sums["ranked"]:
+        sentences.append(f"No sampled token has a rank above {sums['rank']:.0f}, counted from 0.")
     return sentences
 
 
@@ -140,8 +142,8 @@ def _noise(measured: Measured) -> list[str]:
     signals = measured.signals
     shape, sums = features(signals), signals.sums
     sentences = [
-        f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % and "
-        f"{10 ** shape['tail']:.2g} times at 99 %.",
+        f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "
+        f"and {10 ** shape['tail']:.2g} times at 99 %.",
         f"{_percent(ratio(sums['positive'], sums['squared'], 0.5))} of Σ Δ² lies above 0: noise has no side.",
         f"Certain tokens have {10 ** shape['law']:.2g} times the |Δ|/(1 − p) of rare ones.",
     ]
@@ -153,11 +155,11 @@ def _noise(measured: Measured) -> list[str]:
 
 def _floor(measured: Measured) -> list[str]:
     signals = measured.signals
-    low, same, near = signals.least["sampler"]
+    low, same, near = signals.least("sampler")
     sentences = [
         f"{count(same + near, 'token')} of the sampler lie within half a nat of its least log-prob, {low:.4g}.",
-        f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler over seven "
-        "times as much.",
+        f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler over "
+        "seven times as much.",
     ]
     if signals.vocabulary:
         share = min(1.0, signals.vocabulary * math.exp(low))
@@ -183,8 +185,7 @@ EVIDENCE: dict[str, Callable[[Measured], list[str]]] = {
     "truncation": _truncation,
     "prompt": _prompt,
     "stale": _stale,
-    "rounding": _noise,
-    "quantised": _noise,
+    "precision": _noise,
     "routing": _noise,
     "floor": _floor,
     "unknown": _unknown,

@@ -11,6 +11,7 @@ FEATURES = (
     *("size", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
     *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
+    *("crossed_source", "sided_source"),
 )
 """In the order of a vector: see `features`."""
 
@@ -82,7 +83,9 @@ def features(signals: Signals) -> dict[str, float]:
     the sampler is sure of and the trainer finds rare, and that the trainer gives e^−12 and the sampler far more.
     gain, age: see above. moved: how much of Σℓ² is the trainer's own, where its recomputed log-probs are logged.
     entropy: mean −s, nats. plateau: log10 of the share of tokens within half a nat of the sampler's least log-prob.
-    crossing, one_sided: whether certain and rare tokens err to different sides, or to one.
+    crossing, one_sided: whether certain and rare tokens err to different sides, or to one. crossed_source,
+    sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
+    sampler's tokens err to one side, more than any whole distribution's.
     """
     s = signals.sums
     tokens = s["tokens"]
@@ -106,16 +109,16 @@ def features(signals: Signals) -> dict[str, float]:
         "rare_sign": rare,
         **{name: decades(ratio(s[f"{name}_size"], s[name]), place) for name in ("first", "early", "last")},
         "neighbours": ratio(s["neighbours"], s["cut_squared"]),
-        "size_neighbours": ratio(
-            ratio(s["size_neighbours"], s["pairs"], x_mean**2) - x_mean**2, x_squared - x_mean**2
-        ),
+        "size_neighbours": ratio(ratio(s["size_neighbours"], s["pairs"], x_mean**2) - x_mean**2, x_squared - x_mean**2),
         "disagreement": math.log10(s["sure_and_not"] / tokens + 1e-4),
         "impossible": math.log10(s["impossible"] / tokens + 1e-4),
         "gain": gain(signals),
         "age": math.log1p(age(signals)),
         "moved": max(0.0, 1 - ratio(s["engine_squared"], s["paired"], 1.0)) if s["recomputed"] else 0.0,
         "entropy": min(3.0, s["entropy"] / tokens),
-        "plateau": math.log10(signals.least["sampler"][2] / tokens + 1e-4),
+        "plateau": math.log10(signals.least("sampler")[2] / tokens + 1e-4),
         "crossing": max(0.0, -head * rare),
         "one_sided": max(0.0, head * rare),
+        "crossed_source": max(0.0, -head * rare) * math.tanh(2 * beta),
+        "sided_source": max(0.0, head * rare) * float(np.clip(-beta - 1, 0, 3)) / 3,
     }

@@ -1,7 +1,8 @@
 """What tells causes of a mismatch apart, added up over a log in one pass.
 
-With t, s: the trainer's and the sampler's log-prob of a sampled token, nats; ℓ = t − s; d = tanh(ℓ/2) = (p − q)/(p + q);
-x = ℓ / (1 − p̄), p̄ the geometric mean of both probabilities, which under noise on the logits does not depend on p̄.
+With t, s: the trainer's and the sampler's log-prob of a sampled token, nats; p, q: their probabilities; ℓ = t − s;
+d = tanh(ℓ/2) = (p − q)/(p + q); x = ℓ / (1 − p̄), p̄ the geometric mean of p and q. Under noise on the logits the size
+of x does not depend on p̄.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ HEAD, RARE = -0.05, -3.0
 IMPROBABLE = -2.5
 """Nats: a token that one side is certain of and the other finds less probable than this has no log-prob of the one."""
 
+LEVEL_WIDTH, LEVELS, NEAR_LEVELS = 0.05, 1200, 10
+"""Bins of −log-prob, nats: their width, their number, and how many are near the last."""
+
 EARLY = 4
 """Tokens at a response's beginning."""
 
@@ -43,8 +47,8 @@ class Signals:
             which another lag fits at least four times better, and of those with 4 tokens or more.
         temperature: (2, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
         sizes: counts of SIZE_EDGES.
-        least: for either side the least log-prob, how many tokens have exactly that, and how many lie within 0.5 nats
-            of it.
+        lowest: for either side the least log-prob, and how many tokens have exactly that.
+        levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
         edges: the least and largest ℓ.
         zeros: for either side, tokens that are left out: see `_filled`.
         per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
@@ -57,7 +61,8 @@ class Signals:
     compared: int = 0
     temperature: FloatArray = field(default_factory=lambda: np.zeros((2, len(LOG_TEMPERATURES))))
     sizes: FloatArray = field(default_factory=lambda: np.zeros(len(SIZE_EDGES) - 1))
-    least: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    lowest: dict[str, tuple[float, int]] = field(default_factory=dict)
+    levels: dict[str, IntArray] = field(default_factory=dict)
     edges: tuple[float, float] = (np.inf, -np.inf)
     zeros: dict[str, int] = field(default_factory=lambda: {"sampler": 0, "trainer": 0})
     per_sequence: list[FloatArray] = field(default_factory=list)
@@ -128,14 +133,19 @@ class Signals:
         self.shifted += np.bincount(best_S[better_LS.any(0)], minlength=len(LAGS))
 
     def _least(self, name: str, own_T: FloatArray) -> None:
-        low = float(own_T.min())
-        before = self.least.get(name, (np.inf, 0, 0))
-        if low > before[0]:
-            low = before[0]
-        same, near = int((own_T == low).sum()), int(((own_T > low) & (own_T < low + 0.5)).sum())
-        if before[0] == low:
-            same, near = same + before[1], near + before[2]
-        self.least[name] = low, same, near
+        low, same = self.lowest.get(name, (np.inf, 0))
+        least = min(low, float(own_T.min()))
+        self.lowest[name] = least, (same if least == low else 0) + int((own_T == least).sum())
+        place_T = np.minimum((-own_T / LEVEL_WIDTH).astype(np.int64), LEVELS - 1)
+        found = np.bincount(place_T, minlength=LEVELS)
+        self.levels[name] = self.levels.get(name, 0) + found
+
+    def least(self, side: str) -> tuple[float, int, int]:
+        """A side's least log-prob, the tokens with exactly that, and those within about half a nat above it."""
+        low, same = self.lowest.get(side, (0.0, 0))
+        place = min(int(-low / LEVEL_WIDTH), LEVELS - 1)
+        near = self.levels[side][max(0, place - NEAR_LEVELS) : place + 1].sum() if side in self.levels else 0
+        return low, same, int(near) - same
 
     def _sums(self, log: Log, sound_T: np.ndarray, train_T: FloatArray, infer_T: FloatArray) -> None:
         delta_T = train_T - infer_T
