@@ -51,12 +51,12 @@ def settle(
     These log-odds settle the penalty and one factor for all causes, which makes the probabilities hold.
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
-    known_CF, model_C = standardised(value_CF, mean_F, scale_F), np.array(model_C)
+    known_CF, names_C = standardised(value_CF, mean_F, scale_F), np.array(model_C)
     best: tuple[float, float, FloatArray] | None = None
     for penalty in PENALTIES:
         held_CK = np.zeros(is_CK.shape)
-        for name in np.unique(model_C):
-            out_C = model_C == name
+        for name in np.unique(names_C):
+            out_C = names_C == name
             weights = np.array([fit_one(known_CF[~out_C], is_C[~out_C], penalty) for is_C in is_CK.T])
             held_CK[out_C] = scores(known_CF[out_C], weights)
         if best is None or log_loss(held_CK, is_CK) < best[0]:

@@ -29,6 +29,9 @@ FLOORS = 3.0
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
 
+KNOWN = 0.3
+"""Where no cause is as sure, `unknown` comes first: settled on models left out."""
+
 NAMED = 0.1
 """A cause that is less sure is not named."""
 
@@ -93,8 +96,8 @@ def settled() -> Sure:
 def find_causes(measured: Measured) -> tuple[Cause, ...]:
     """The causes that fit: faults of the log first, then the most probable first; none if the two sides agree.
 
-    A shift or a clip hides what else there may be, so no other shape is looked for beside them. Where no cause is as
-    probable as not, `unknown` comes first.
+    A shift or a clip hides what else there may be, so no other shape is looked for beside them. Where none is
+    sure enough, `unknown` comes first.
     """
     signals = measured.signals
     faults = find_faults(measured)
@@ -103,7 +106,7 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
         return tuple(found)
     sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
     shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    if max(sure.values()) < 0.5:
+    if max(sure.values()) < KNOWN:
         shown.insert(0, Cause("unknown", 1 - max(sure.values()), evidence("unknown", measured)))
     return (*found, *shown)
 

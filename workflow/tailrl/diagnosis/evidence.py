@@ -171,7 +171,7 @@ def _unknown(measured: Measured) -> list[str]:
     sums = measured.signals.sums
     return [
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats, its root mean square "
-        f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause is as probable as not."
+        f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause fits well."
     ]
 
 
