@@ -94,7 +94,8 @@ class Signals:
     def _filled(self, log: Log, sound_T: np.ndarray) -> np.ndarray:
         """Tokens in a run of exact zeros on one side, of which the other finds one improbable: no log-probs, a filling.
 
-        A truncated sampler has such zeros too, at tokens that the trainer finds probable.
+        A truncated sampler has such zeros too, at tokens that the trainer finds probable, and a greedy one at all
+        tokens of a sequence.
         """
         filled_T = np.zeros(len(sound_T), bool)
         starts_T = np.concatenate([[True], np.diff(log.sequence_T) != 0])
@@ -105,6 +106,9 @@ class Signals:
             zero_T = sound_T & (own_T == 0)
             run_T = np.cumsum(starts_T | np.concatenate([[True], zero_T[1:] != zero_T[:-1]])) - 1
             deep_R = np.bincount(run_T[zero_T & (other_T < IMPROBABLE)], minlength=run_T[-1] + 1) > 0
+            if name == "sampler":
+                begins, ends = np.flatnonzero(starts_T), np.flatnonzero(np.append(starts_T[1:], True))
+                deep_R[run_T[begins][run_T[begins] == run_T[ends]]] = False
             found_T = zero_T & deep_R[run_T]
             self.zeros[name] += int(found_T.sum())
             filled_T |= found_T
