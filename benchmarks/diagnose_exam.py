@@ -65,7 +65,8 @@ def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], in
         if not file.exists():
             trained = trained or obtain(spec, work / "models" / spec.name)
             begun = time.perf_counter()
-            fault = Fault(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+            settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+            fault = Fault(**settings)
             log, floor = make_log(trained, fault, seed, spec.responses)
             arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name != "text_S"}
             np.savez(file, floor=floor, **arrays)

@@ -136,10 +136,10 @@ def _row(
     batch = pack_batch(prompts, [list(response) for response in responses])
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
     parts = []
-    for hidden_RH, target_R in zip(hidden_TH.split(512), batch.targets_T.split(512), strict=True):
+    for hidden_RH, target_R in zip(torch.split(hidden_TH, 512), torch.split(batch.targets_T, 512), strict=True):
         logp_RV = ((hidden_RH @ head_weight(model).T).float() / temperature).log_softmax(-1)
         parts.append(logp_RV.gather(-1, target_R[:, None]).squeeze(-1))
-    return torch.cat(parts).split([len(response) for response in responses])
+    return torch.split(torch.cat(parts), [len(response) for response in responses])
 
 
 def obtain(spec: Spec, folder: Path) -> Trained:
