@@ -2,6 +2,7 @@
 
     python benchmarks/diagnose_exam.py settle    # makes the logs of that set and writes diagnosis/sure.json
     python benchmarks/diagnose_exam.py judge     # makes the others and writes docs/results/diagnose_exam/
+    python benchmarks/diagnose_exam.py pretrained    # the same with SmolLM2-135M, into its folder pretrained/
 
 Policies and logs stay in --work, so that a run goes on where it ended. diagnose_exam.yaml has the design.
 """
@@ -44,12 +45,12 @@ def cases(which: str, work: Path, names: list[str]) -> Iterator[Case]:
     plan = design()
     faults = [
         (truth, given, again)
-        for truth, listed in plan[which].items()
-        for again in range(plan["clean_seeds"] if (truth, which) == ("none", "judge") else 1)
+        for truth, listed in plan["settle" if which == "settle" else "judge"].items()
+        for again in range(plan["clean_seeds"] if truth == "none" and which != "settle" else 1)
         for given in listed
     ]
     for spec in SPECS:
-        if spec.judge == (which == "judge") and (not names or spec.name in names):
+        if spec.set == which and (not names or spec.name in names):
             yield from _of_model(spec, which, faults, work)
 
 
@@ -105,7 +106,7 @@ def settle_rules(made: list[Case], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("set", choices=("settle", "judge"))
+    parser.add_argument("set", choices=("settle", "judge", "pretrained"))
     parser.add_argument("models", nargs="*", help="make the logs of these models, and stop")
     parser.add_argument("--work", type=Path, default=Path("results/diagnose_exam"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/diagnose_exam"))
@@ -117,12 +118,12 @@ def main() -> None:
         settle_rules(made, SURE)
     answers = [answer(case) for case in made]
     show(group_rows(answers), None)
-    if arguments.set == "judge":
-        publish(answers, design()["limits"], arguments.out)
-    else:
+    if arguments.set == "settle":
         for one in answers:
             if not one.right:
                 print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
+    else:
+        publish(answers, design()["limits"], arguments.out / ("" if arguments.set == "judge" else arguments.set))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-Models that settle the rules do arithmetic. Those that judge them sort words, have other sizes and other seeds, and one
-is pretrained.
+Models that settle the rules do arithmetic. Those that judge them sort words, and have other sizes and other seeds. The
+pretrained one, SmolLM2-135M, judges them once more.
 """
 
 import sys
@@ -43,7 +43,7 @@ class Spec:
     """A policy of the exam; `steps` of RLOO leave one checkpoint each. `every`: it has every n-th fault."""
 
     name: str
-    judge: bool
+    set: Literal["settle", "judge", "pretrained"]
     task: Literal["arithmetic", "words"]
     kind: Literal["llama", "mixture", "pretrained"]
     seed: int
@@ -58,14 +58,14 @@ class Spec:
 
 
 SPECS = (
-    Spec("arithmetic_128", False, "arithmetic", "llama", 11),
-    Spec("arithmetic_64", False, "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
-    Spec("arithmetic_mixture", False, "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
-    Spec("words_160", True, "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("words_mixture", True, "words", "mixture", 22, layers=4, vocabulary=1200),
+    Spec("arithmetic_128", "settle", "arithmetic", "llama", 11),
+    Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
+    Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
+    Spec("words_160", "judge", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
+    Spec("words_mixture", "judge", "words", "mixture", 22, layers=4, vocabulary=1200),
     Spec(
         "smollm2",
-        True,
+        "pretrained",
         "words",
         "pretrained",
         23,
