@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.features import FEATURES
 
-PENALTIES = (0.3, 1.0, 3.0, 10.0)
+PENALTIES = (0.1, 0.3, 1.0, 3.0)
 """Of squared weights, against a sum over cases: the one with the best log-loss on models left out is taken."""
 
 
