@@ -1,6 +1,6 @@
 """The exam of causes: logs of known cause, which settle the rules of `tailrl diagnose` or judge them.
 
-    python benchmarks/diagnose_exam.py settle    # makes the logs of that set and writes diagnosis/sure.json
+    python benchmarks/diagnose_exam.py settle    # makes the logs of that set and writes diagnosis/sure.yaml
     python benchmarks/diagnose_exam.py judge     # makes the others and writes docs/results/diagnose_exam/
     python benchmarks/diagnose_exam.py pretrained    # the same with SmolLM2-135M, into its folder pretrained/
 
@@ -111,7 +111,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("results/diagnose_exam"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/diagnose_exam"))
     arguments = parser.parse_args()
-    made = list(cases(arguments.set, arguments.work, arguments.models))
+    # The models that judged first settle too, with the faults that they had.
+    sets = ("settle", "first") if arguments.set == "settle" else (arguments.set,)
+    made = [case for which in sets for case in cases(which, arguments.work, arguments.models)]
     if arguments.models:
         return
     if arguments.set == "settle":

@@ -1,12 +1,14 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-Models that settle the rules do arithmetic. Those that judge them sort words, and have other sizes and other seeds. The
-pretrained one, SmolLM2-135M, judges them once more.
+Models that settle the rules do arithmetic; those of the set `first` sort words, and judged them first. After that they
+settle too, and models of other sizes and seeds, which reverse words, are the judges. The pretrained one is a set of its
+own.
 """
 
+import random
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,8 +45,8 @@ class Spec:
     """A policy of the exam; `steps` of RLOO leave one checkpoint each. `every`: it has every n-th fault."""
 
     name: str
-    set: Literal["settle", "judge", "pretrained"]
-    task: Literal["arithmetic", "words"]
+    set: Literal["settle", "first", "judge", "pretrained"]
+    task: Literal["arithmetic", "words", "reverse"]
     kind: Literal["llama", "mixture", "pretrained"]
     seed: int
     hidden: int = 128
@@ -61,8 +63,10 @@ SPECS = (
     Spec("arithmetic_128", "settle", "arithmetic", "llama", 11),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
     Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
-    Spec("words_160", "judge", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("words_mixture", "judge", "words", "mixture", 22, layers=4, vocabulary=1200),
+    Spec("words_160", "first", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
+    Spec("words_mixture", "first", "words", "mixture", 22, layers=4, vocabulary=1200),
+    Spec("reverse_96", "judge", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
+    Spec("reverse_mixture", "judge", "reverse", "mixture", 32, layers=2, vocabulary=700),
     Spec(
         "smollm2",
         "pretrained",
@@ -144,7 +148,7 @@ def _row(
 
 def obtain(spec: Spec, folder: Path) -> Trained:
     """The policy from its folder; made first where there is none."""
-    problems = load_task(_task(spec, 400, 5)).problems
+    problems = _problems(spec, 400, 5)
     if not (folder / "past.pt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_base(spec, folder)
@@ -158,12 +162,27 @@ def obtain(spec: Spec, folder: Path) -> Trained:
     return trained
 
 
-def _task(spec: Spec, problems: int, seed: int, slip: float = 0.0) -> ArithmeticTask | WordsTask:
+def _problems(spec: Spec, count: int, seed: int, slip: float = 0.0) -> list[Problem]:
     if spec.kind == "pretrained":
-        return WordsTask(name="words", problems=problems, words=(2, 2), seed=seed)
-    if spec.task == "words":
-        return WordsTask(name="words", problems=problems, words=(3, 5), seed=seed, slip=slip)
-    return ArithmeticTask(problems=problems, seed=seed, slip=slip)
+        return load_task(WordsTask(name="words", problems=count, words=(2, 2), seed=seed)).problems
+    if spec.task == "arithmetic":
+        return load_task(ArithmeticTask(problems=count, seed=seed, slip=slip)).problems
+    sorting = load_task(WordsTask(name="words", problems=count, words=(3, 5), seed=seed, slip=slip)).problems
+    return sorting if spec.task == "words" else [_reversed(problem, slip, seed) for problem in sorting]
+
+
+def _reversed(problem: Problem, slip: float, seed: int) -> Problem:
+    """Words to be written in reverse order, with a number before each; a slip writes another of them."""
+    words = problem.prompt.split()[::-1]
+    rng = random.Random(f"{seed} {problem.id}")
+    written = [rng.choice(words) if rng.random() < slip else word for word in words]
+    steps = "".join(f"{i}:{word}," for i, word in enumerate(written, 1))
+    return replace(
+        problem,
+        prompt=f"reverse {problem.prompt}",
+        answer=" ".join(words),
+        solution=f"{steps}\\boxed{{{' '.join(written)}}}",
+    )
 
 
 def _write_base(spec: Spec, folder: Path) -> None:
@@ -171,7 +190,7 @@ def _write_base(spec: Spec, folder: Path) -> None:
         smollm2.save(folder, shots=True)
         return
     seed = 1000 * spec.seed
-    problems = [*load_task(_task(spec, 8000, seed)).problems, *load_task(_task(spec, 3200, seed + 1, 0.3)).problems]
+    problems = [*_problems(spec, 8000, seed), *_problems(spec, 3200, seed + 1, 0.3)]
     tokenizer = train_tokenizer(spec.vocabulary, (one.prompt + (one.solution or "") for one in problems[-2000:]))
     settings = ScratchPolicy(
         vocabulary_size=spec.vocabulary,

@@ -8,7 +8,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.signals import LOG_TEMPERATURES, SIZE_EDGES, Signals
 
 FEATURES = (
-    *("size", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
+    *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
     *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
     *("crossed_source", "sided_source"),
@@ -75,7 +75,8 @@ def age(signals: Signals) -> float:
 def features(signals: Signals) -> dict[str, float]:
     """FEATURES of a log.
 
-    size: log10 of the median |x|; spread, tail: decades from there to its 90 % and 99 % quantiles. source: see above,
+    size: log10 of the median |x|; quiet: decades from its 10 % quantile to there; spread, tail: from there to its 90 %
+    and 99 % quantiles. source: see above,
     squashed. positive: the share of Σℓ² with ℓ > 0; above: of tokens. temperature_fit: of `temperature`, with
     temperature_size, its |ln|. law: decades by which |ℓ|/(1 − p̄) of certain tokens is above that of rare ones.
     head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last: decades of |x| there above the middle's. neighbours: correlation
@@ -97,6 +98,7 @@ def features(signals: Signals) -> dict[str, float]:
     head, rare = ratio(s["head_signed"], s["head_size"]), ratio(s["rare_signed"], s["rare_size"])
     return {
         "size": middle,
+        "quiet": min(4.0, middle - quantile(signals.sizes, 0.1)),
         "spread": quantile(signals.sizes, 0.9) - middle,
         "tail": quantile(signals.sizes, 0.99) - middle,
         "source": 4 * beta / (3 + abs(beta)),
