@@ -36,7 +36,7 @@ docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak gpu-check lint pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak diagnose-exam gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -86,6 +86,10 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
+
+diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: half an hour
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
 
 gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: eight minutes
 	$(IN_VENV) python benchmarks/gpu_check.py --out results/gpu_check.csv $(ARGS)

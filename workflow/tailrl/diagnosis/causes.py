@@ -1,8 +1,39 @@
-"""What caused a mismatch: rules on what was measured, each with its evidence and how sure it is."""
+"""What caused a mismatch, by checks and a calibrated model, each cause with its evidence and how sure it is.
 
+Faults of the log itself (NaN, masks, shifted or clipped log-probs) are found by checks. The other causes are told by
+the shape of the mismatch: a logistic model of a few numbers (`features.py`) for each, so that two can act at once. Its
+coefficients and the checks' hit rates lie in `sure.yaml`. `make diagnose-exam` settles them on logs of known cause.
+"""
+
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+import numpy as np
+import yaml
+
+from tailrl.artifacts.files import Record
+from tailrl.diagnosis.evidence import evidence
+from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.measure import Measured
+from tailrl.diagnosis.signals import Signals
+
+AGREE = 1e-4
+"""Nats: two sides whose log-probs differ by less, in the root of the mean square, agree as float32 does."""
+
+FLOORS = 3.0
+"""A mean square of ℓ below so many times that of the noise floor is no mismatch beyond it."""
+
+MOST_CUT = 3.0
+"""Standard deviations at which a number is cut before the model sees it."""
+
+KNOWN = 0.25
+"""Where no cause is as sure, `unknown` comes first: settled on models left out."""
+
+NAMED = 0.1
+"""A cause that is less sure is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +51,101 @@ class Cause:
     evidence: tuple[str, ...]
 
 
+class Words(Record):
+    """What is said of a cause. `fault`: of the log itself."""
+
+    title: str
+    verdict: str
+    do: str
+    log: str
+    fault: bool = False
+
+
+class Sure(Record):
+    """How sure causes are: hit rates of the checks, and the model of the others.
+
+    Attributes:
+        command: what wrote this. penalty, factor: see benchmarks/exam_rules.py.
+        checks: of each fault of a log, the share of right findings, by Laplace's rule.
+        mean, scale: of each feature. weights: of each cause, one a feature, and the constant.
+    """
+
+    command: str
+    penalty: float
+    factor: float
+    checks: dict[str, float]
+    mean: dict[str, float]
+    scale: dict[str, float]
+    weights: dict[str, dict[str, float]]
+
+
+@cache
+def words() -> dict[str, Words]:
+    """The words of every cause, by name."""
+    given = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
+    return {name: Words.model_validate(said) for name, said in given.items()}
+
+
+@cache
+def settled() -> Sure:
+    """How sure causes are, as the exam settled it."""
+    text = Path(__file__).with_name("sure.yaml").read_text(encoding="utf-8")
+    return Sure.model_validate(yaml.safe_load(text))
+
+
 def find_causes(measured: Measured) -> tuple[Cause, ...]:
-    """The causes that fit, the most probable first."""
-    del measured
-    return ()
+    """The causes that fit: faults of the log first, then the most probable first; none if the two sides agree.
+
+    A shift or a clip hides what else there may be, so no other shape is looked for beside them. Where none is
+    sure enough, `unknown` comes first.
+    """
+    signals = measured.signals
+    faults = find_faults(measured)
+    found = [Cause(name, settled().checks[name], evidence(name, measured)) for name in faults]
+    if agrees(signals) or {"shift", "clipped"} & set(faults):
+        return tuple(found)
+    sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
+    shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
+    if max(sure.values()) < KNOWN:
+        shown.insert(0, Cause("unknown", 1 - max(sure.values()), evidence("unknown", measured)))
+    return (*found, *shown)
+
+
+def find_faults(measured: Measured) -> tuple[str, ...]:
+    """Faults of the log itself: names of `causes.yaml`."""
+    signals = measured.signals
+    tokens = signals.sums.get("tokens", 0.0)
+    checks = {
+        "nan": any(measured.odd.values()),
+        "mask": sum(signals.zeros.values()) >= max(3.0, 1e-3 * tokens),
+        "shift": signals.shifted.sum() > max(1.0, 0.3 * signals.compared),
+        "clipped": any(_cut(side, signals) for side in ("sampler", "trainer")),
+    }
+    return tuple(name for name, holds in checks.items() if holds)
+
+
+def _cut(side: str, signals: Signals) -> bool:
+    """Whether many tokens share a side's least log-prob exactly, while few come near it."""
+    low, same, near = signals.least(side)
+    return low < -0.5 and same >= max(5.0, 0.3 * near)
+
+
+def agrees(signals: Signals) -> bool:
+    """Whether there is nothing to explain: no token, float32's agreement, or no more than the noise floor."""
+    sums = signals.sums
+    if not sums.get("tokens") or sums["squared"] < AGREE**2 * sums["tokens"]:
+        return True
+    return sums["again"] > 0 and sums["again_paired"] < FLOORS * sums["again_squared"]
+
+
+def shapes(found: Mapping[str, float]) -> dict[str, float]:
+    """The probability of each cause that the shape of a mismatch tells, from `features`."""
+    sure = settled()
+    cut = {
+        name: float(np.clip((found[name] - sure.mean[name]) / sure.scale[name], -MOST_CUT, MOST_CUT))
+        for name in FEATURES
+    }
+    return {
+        cause: 1 / (1 + math.exp(-(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))))
+        for cause, weights in sure.weights.items()
+    }

@@ -13,6 +13,7 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.signals import Signals
 from tailrl.diagnosis.signature import SignatureSums
 from tailrl.stats.intervals import Interval, mean_interval, ratio_interval
 
@@ -78,6 +79,7 @@ class Measured:
         floor: the same of the trainer against itself, over tokens that it scored a second time; None: not logged.
         signature: over positions and over both probabilities.
         bins: for the signature, (SEQUENCE_GROUPS, bins): tokens, Σ|ℓ|, Σℓ, Σℓ², Σ(1 − π_train).
+        signals: what tells causes apart.
     """
 
     titles: Counter[str] = field(default_factory=Counter)
@@ -88,6 +90,7 @@ class Measured:
     bins: dict[str, FloatArray] = field(default_factory=dict)
     floor: "Measured | None" = None
     signature: SignatureSums = field(default_factory=lambda: SignatureSums(SEQUENCE_GROUPS))
+    signals: Signals = field(default_factory=Signals)
     sequences: int = 0
 
     @np.errstate(over="ignore", invalid="ignore")  # a log-prob of -1e6 is a finding
@@ -95,6 +98,7 @@ class Measured:
         """Adds a part of a log."""
         train_T, infer_T = log.trainer_T, log.sampler_T
         sound_T = self._odd(train_T, infer_T)
+        self.signals.add(log, sound_T)
         train_T, infer_T, sequence_T = train_T[sound_T], infer_T[sound_T], log.sequence_T[sound_T]
         train_T, infer_T = np.minimum(train_T, 0.0), np.minimum(infer_T, 0.0)
         count = len(log.start_S)

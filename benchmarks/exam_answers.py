@@ -1,0 +1,201 @@
+"""What the diagnosis answers to logs of known cause, and the tables that are published of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from exam_cases import Case
+from table import write_csv
+
+from tailrl.diagnosis.causes import Cause, find_causes, words
+from tailrl.diagnosis.measure import Measured, measure
+from tailrl.diagnosis.metrics import quantity
+from tailrl.stats.intervals import Interval, share_interval
+
+MATTERS = 10.0
+"""A case counts where k3 is so many times that of the trainer against itself."""
+
+SURE_EDGES = (0.0, 0.5, 0.7, 0.9, 1.0)
+"""Bins of how sure the first answer is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A case with its diagnosis; `first` is `none` where nothing is named."""
+
+    case: Case
+    k3: float
+    causes: tuple[Cause, ...] = field(default=())
+
+    @property
+    def truth(self) -> str:
+        return "+".join(self.case.truth) or "none"
+
+    @property
+    def group(self) -> str:
+        """The group of the case: its cause, or `two causes`."""
+        return "two causes" if len(self.case.truth) > 1 else self.truth
+
+    @property
+    def first(self) -> str:
+        return self.causes[0].name if self.causes else "none"
+
+    @property
+    def right(self) -> bool:
+        """Whether the first-named cause is a planted one; of a clean log, whether none is named."""
+        return self.first in (self.case.truth or ("none",))
+
+    @property
+    def all_named(self) -> bool:
+        """Whether every planted cause is as probable as not."""
+        return set(self.case.truth) <= {cause.name for cause in self.causes if cause.sure >= 0.5}
+
+    @property
+    def matters(self) -> bool:
+        """Whether the case counts: a clean log, a fault of the log itself, or a mismatch well above the noise floor."""
+        known = words()
+        fault = any(known[name].fault for name in self.case.truth)
+        return not self.case.truth or fault or self.k3 > MATTERS * self.case.floor
+
+
+def measured_of(case: Case) -> Measured:
+    """Everything measured of a case's log."""
+    return measure([("exam", case.log)])
+
+
+def answer(case: Case) -> Answer:
+    """The diagnosis of a case."""
+    measured = measured_of(case)
+    return Answer(case, quantity(measured, "k3").mean, find_causes(measured))
+
+
+def group_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    """Each group's cases, how many were answered rightly, and Wilson's interval; all causes together; clean logs."""
+    counted = [one for one in answers if one.matters]
+    groups = {name: [one for one in counted if one.group == name] for name in dict.fromkeys(a.group for a in counted)}
+    clean = groups.pop("none", [])
+    chosen = {"all causes": [one for own in groups.values() for one in own], **groups, "clean logs": clean}
+    rows = []
+    for name, own in chosen.items():
+        if own:
+            share = share_interval(sum(one.right for one in own), len(own))
+            rows.append({"group": name, "cases": len(own), "right": sum(one.right for one in own), **_ends(share)})
+    both = [one for one in counted if len(one.case.truth) > 1]
+    if both:
+        named = sum(one.all_named for one in both)
+        rows.append(
+            {
+                "group": "two causes, both named",
+                "cases": len(both),
+                "right": named,
+                **_ends(share_interval(named, len(both))),
+            }
+        )
+    return rows
+
+
+def _ends(share: Interval) -> dict[str, str]:
+    return {"share": f"{share.mean:.3f}", "low": f"{share.low:.3f}", "high": f"{share.high:.3f}"}
+
+
+def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    """Cases by their truth (rows) and the first-named cause (columns); of two causes the truth is both."""
+    counted = [one for one in answers if one.matters]
+    columns = ["none", *words()]
+    rows = []
+    for truth in dict.fromkeys(one.truth for one in counted):
+        own = [one.first for one in counted if one.truth == truth]
+        rows.append({"truth": truth, **{name: own.count(name) for name in columns}})
+    return rows
+
+
+def calibration_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    """How sure the first answer was, against how often it was right, over logs with a named cause."""
+    named = [one for one in answers if one.matters and one.causes]
+    sure = np.array([one.causes[0].sure for one in named])
+    right = np.array([one.right for one in named])
+    rows: list[dict[str, object]] = []
+    for low, high in pairwise(SURE_EDGES):
+        chosen = (sure >= low) & ((sure < high) | (high == 1.0))
+        if chosen.any():
+            share = share_interval(int(right[chosen].sum()), int(chosen.sum()))
+            ends = _ends(share)
+            rows.append(
+                {
+                    "sure": f"{low:g} to {high:g}",
+                    "answers": int(chosen.sum()),
+                    "mean sure": f"{sure[chosen].mean():.3f}",
+                }
+                | {"right": ends["share"], "low": ends["low"], "high": ends["high"]}
+            )
+    return rows
+
+
+def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    """One row a case."""
+    return [
+        {
+            "model": one.case.model,
+            "case": one.case.number,
+            "truth": one.truth,
+            "fault": " ".join(f"{name}={value}" for name, value in one.case.fault.items()),
+            "k3": f"{one.k3:.3g}",
+            "noise floor": f"{one.case.floor:.2g}",
+            "counts": int(one.matters),
+            "first": one.first,
+            "sure": f"{one.causes[0].sure:.3f}" if one.causes else "",
+            "right": int(one.right),
+            "named": " ".join(f"{cause.name}:{cause.sure:.2f}" for cause in one.causes),
+        }
+        for one in answers
+    ]
+
+
+def publish(answers: Sequence[Answer], limits: Mapping[str, float], out: Path) -> None:
+    """The tables as CSV, and the page."""
+    tables = {
+        "groups": group_rows(answers),
+        "confusion": confusion_rows(answers),
+        "calibration": calibration_rows(answers),
+        "cases": case_rows(answers),
+    }
+    for name, rows in tables.items():
+        write_csv(rows, out / f"{name}.csv")
+    (out / "summary.md").write_text(page(answers, tables, limits), encoding="utf-8")
+
+
+def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]], limits: Mapping[str, float]) -> str:
+    """The page of the judged cases, in Markdown."""
+    misses = [row for row, one in zip(tables["cases"], answers, strict=True) if one.matters and not one.right]
+    short = [{name: row[name] for name in ("model", "truth", "fault", "k3", "named")} for row in misses]
+    confusion = [
+        {"planted": row["truth"]} | {name: row[name] or "" for name in row if name != "truth"}
+        for row in tables["confusion"]
+    ]
+    parts = [
+        "# The exam of causes",
+        f"{len(answers)} logs of known cause, on models that the rules of `tailrl diagnose` were not settled on. "
+        "`benchmarks/diagnose_exam.yaml` has the design, and was fixed before these logs were diagnosed.",
+        "A case is right if the cause that is named first was planted; a clean log, if none is named. A case counts if "
+        "k3 is above ten times that of the trainer against itself, or if the log itself has a fault. Intervals are "
+        "Wilson's, at 95 %.",
+        f"Limits: {limits['overall']:.0%} of all causes, {limits['group']:.0%} of each group, and at most "
+        f"{limits['false_alarms']:.0%} of clean logs with a cause.",
+        "## By group",
+        _table(tables["groups"]),
+        "## What was named first",
+        "Rows are what was planted, columns what was named.",
+        _table(confusion),
+        "## How sure, and how often right",
+        _table(tables["calibration"]),
+        "## Every miss",
+        _table(short) if short else "None.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

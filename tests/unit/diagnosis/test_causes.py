@@ -1,0 +1,170 @@
+"""Each rule on a log of its cause, and on the logs that look nearly like it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from causes_fixture import floor, rows, same, top_p
+
+from tailrl.diagnosis.causes import KNOWN, NAMED, Cause, agrees, find_causes, find_faults, settled, shapes, words
+from tailrl.diagnosis.evidence import EVIDENCE
+from tailrl.diagnosis.features import FEATURES, features
+from tailrl.diagnosis.log import LoggedRow, pack
+from tailrl.diagnosis.measure import Measured, measure
+
+
+def measured(found: list[LoggedRow]) -> Measured:
+    return measure([("a", pack(found))])
+
+
+def names(causes: tuple[Cause, ...]) -> list[str]:
+    return [cause.name for cause in causes]
+
+
+def test_every_cause_has_words_evidence_and_a_probability() -> None:
+    sure, known = settled(), words()
+    assert set(EVIDENCE) == set(known)
+    assert set(sure.checks) == {name for name, said in known.items() if said.fault}
+    assert set(sure.weights) == {name for name, said in known.items() if not said.fault} - {"unknown"}
+    for numbers in (sure.mean, sure.scale, *(dict(w) for w in sure.weights.values())):
+        assert {*FEATURES} <= set(numbers)
+
+
+def test_an_agreement_has_no_cause() -> None:
+    assert find_causes(measured(rows())) == ()
+    assert find_causes(measured(rows(noise=1e-6))) == ()
+
+
+def test_no_more_than_the_noise_floor_has_no_cause() -> None:
+    """The trainer differs from itself as much as from the sampler; where it does not, there is a cause."""
+    found = rows(noise=0.05)
+    random = np.random.default_rng(1)
+
+    def again(size: float) -> list[LoggedRow]:
+        return [
+            replace(row, again_T=row.trainer_T + size * (row.sampler_T - row.trainer_T) * random.choice([-1, 1]))
+            for row in found
+        ]
+
+    assert agrees(measured(again(1.0)).signals) and find_causes(measured(again(1.0))) == ()
+    assert not agrees(measured(again(0.1)).signals) and find_causes(measured(again(0.1)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5])
+@pytest.mark.parametrize("side", ["sampler_T", "trainer_T"])
+def test_numbers_that_are_none(side: str, value: float) -> None:
+    found = rows(count=10)
+    broken = getattr(found[3], side).copy()
+    broken[2] = value
+    found[3] = replace(found[3], **{side: broken})
+    (cause,) = find_causes(measured(found))
+    assert cause.name == "nan" and cause.evidence[0].startswith("1 token: the " + side[:7])
+    assert names(find_causes(measured([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))]))) == ["nan"]
+
+
+def test_a_shift_is_told_from_a_few_sequences_and_from_noise() -> None:
+    found = rows(noise=0.02, count=60)
+    moved = [replace(row, trainer_T=np.roll(row.trainer_T, 1)) for row in found]
+    causes = find_causes(measured(moved))
+    assert names(causes) == ["shift"]
+    assert "60 sequences of 60" in causes[0].evidence[0] and "1 token later" in causes[0].evidence[1]
+    assert "shift" not in find_faults(measured(moved[:10] + found[10:]))
+    assert "shift" not in find_faults(measured(rows(noise=2.0)))
+
+
+def test_a_filling_is_a_mask_and_two_zeros_are_not() -> None:
+    found = rows(noise=0.02, count=60)
+    filled = [
+        replace(
+            row,
+            sampler_T=np.concatenate([[0.0, 0.0], row.sampler_T]),
+            trainer_T=np.concatenate([[-5.0, -1.0], row.trainer_T]),
+            token_T=None,
+        )
+        for row in found
+    ]
+    causes = find_causes(measured(filled))
+    assert causes[0].name == "mask" and "120 tokens" in causes[0].evidence[0]
+    assert "mask" not in find_faults(measured(filled[:1] + found[1:]))
+    assert "mask" not in find_faults(measured(rows(sampler=top_p(0.8))))
+    greedy = measured(rows(sampler=lambda z: np.where(z == z.max(-1, keepdims=True), z, -np.inf)))
+    assert "mask" not in find_faults(greedy)
+
+
+@pytest.mark.parametrize("side", ["sampler_T", "trainer_T"])
+def test_a_clip_is_told_from_a_floor_and_from_coarse_numbers(side: str) -> None:
+    found = rows(noise=0.02)
+    clipped = [replace(row, **{side: np.maximum(getattr(row, side), -4.0)}) for row in found]
+    causes = find_causes(measured(clipped))
+    assert names(causes) == ["clipped"] and "-4" in causes[0].evidence[0]
+    assert "clipped" not in find_faults(measured(rows(sampler=floor(0.05))))
+    coarse = [replace(row, **{side: np.round(getattr(row, side) * 8) / 8}) for row in found]
+    assert "clipped" not in find_faults(measured(coarse))
+    assert "clipped" not in find_faults(measured(rows(sampler=top_p(0.8))))
+
+
+COOL, WARM = (lambda z: z / 0.7), (lambda z: z / 1.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "log"),
+    [
+        ("temperature", {"sampler": COOL}),
+        ("temperature", {"sampler": WARM}),
+        ("temperature", {"trainer": COOL}),
+        ("raw", {"sampler": COOL, "trainer": COOL, "logged": same}),
+        ("raw", {"sampler": WARM, "trainer": WARM, "logged": same}),
+        ("truncation", {"sampler": top_p(0.9)}),
+        ("truncation", {"sampler": top_p(0.8), "noise": 0.01}),
+        ("floor", {"sampler": floor(0.03)}),
+        ("floor", {"sampler": floor(0.1), "noise": 0.01}),
+    ],
+)
+def test_the_probable_cause_is_the_planted_one(name: str, log: dict) -> None:  # type: ignore[type-arg]
+    """On states that no model made, of other entropy than any that the rules were settled on."""
+    found = shapes(features(measured(rows(**log)).signals))
+    assert max(found, key=found.__getitem__) == name
+
+
+@pytest.mark.parametrize("size", [0.01, 0.05])
+def test_noise_is_a_matter_of_precision(size: float) -> None:
+    found = shapes(features(measured(rows(noise=size)).signals))
+    assert max(found, key=found.__getitem__) == "precision"
+
+
+def test_the_recomputed_log_probs_say_whose_the_mismatch_is() -> None:
+    """If the trainer's own move is all of it, the weights are stale; if the engine's is, they are not."""
+    found = rows(noise=0.3)
+    moved = [replace(row, recomputed_T=row.sampler_T) for row in found]
+    engine = [replace(row, recomputed_T=row.trainer_T) for row in found]
+    stale = [shapes(features(measured(log).signals))["stale"] for log in (moved, engine)]
+    assert stale[0] > 2 * stale[1]
+
+
+def test_two_faults_and_a_cause_are_all_named() -> None:
+    found = rows(sampler=top_p(0.85))
+    for row in found[:5]:
+        row.trainer_T[3] = np.nan
+    causes = find_causes(measured(found))
+    assert names(causes)[:2] == ["nan", "truncation"]
+
+
+def test_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model finds every cause improbable, `unknown` comes first, as sure as the others are not."""
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN - 0.1, "floor": NAMED / 2})
+    causes = find_causes(measured(rows(noise=0.1)))
+    assert names(causes) == ["unknown", "stale"]
+    assert [cause.sure for cause in causes] == pytest.approx([1.1 - KNOWN, KNOWN - 0.1])
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN + 0.1})
+    assert names(find_causes(measured(rows(noise=0.1)))) == ["stale"]
+
+
+def test_evidence_has_numbers() -> None:
+    """Every sentence of every cause can be said of a log without optional columns, and has a number."""
+    plain = measured(rows(noise=0.1))
+    for name, say in EVIDENCE.items():
+        if name == "nan":
+            continue
+        for sentence in say(plain):
+            assert any(letter.isdigit() for letter in sentence), (name, sentence)
+            assert "nan" not in sentence.lower().split(), (name, sentence)

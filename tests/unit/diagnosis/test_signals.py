@@ -1,0 +1,136 @@
+"""What tells causes apart, against plain loops and against what is planted; in any cut of the log."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from causes_fixture import Logits, V, log_softmax, rows, same, top_p
+
+from tailrl.diagnosis.features import features, quantile, source, temperature
+from tailrl.diagnosis.log import LoggedRow, pack
+from tailrl.diagnosis.measure import Measured, measure
+from tailrl.diagnosis.signals import LAGS, Signals
+
+
+def signals_of(found: list[LoggedRow]) -> Signals:
+    return measure([("a", pack(found))]).signals
+
+
+def test_sums_against_loops() -> None:
+    found = rows(noise=0.3, count=9)
+    sums = signals_of(found).sums
+    pairs = [(t, s) for row in found for t, s in zip(row.trainer_T, row.sampler_T, strict=True)]
+    assert sums["tokens"] == len(pairs)
+    assert sums["squared"] == pytest.approx(sum((t - s) ** 2 for t, s in pairs))
+    assert sums["positive"] == pytest.approx(sum((t - s) ** 2 for t, s in pairs if t > s))
+    head = [(t, s) for t, s in pairs if (t + s) / 2 > -0.05]
+    assert sums["head_signed"] == pytest.approx(sum(t - s for t, s in head))
+    assert sums["head_rest"] == pytest.approx(sum(1 - math.exp((t + s) / 2) for t, s in head))
+    assert sums["sure_and_not"] == sum(s > -0.05 and t < -3 for t, s in pairs)
+    neighbours = 0.0
+    for row in found:
+        x = [(t - s) / max(1 - math.exp((t + s) / 2), 1e-4) for t, s in zip(row.trainer_T, row.sampler_T, strict=True)]
+        x = [min(3.0, max(-3.0, value)) for value in x]
+        neighbours += sum(a * b for a, b in pairwise(x))
+    assert sums["neighbours"] == pytest.approx(neighbours)
+
+
+def test_a_cut_changes_nothing() -> None:
+    found = [replace(row, reward=float(i % 2)) for i, row in enumerate(rows(noise=0.3, count=20))]
+    cut = Measured()
+    for part in (found[:3], found[3:4], found[4:]):
+        cut.add("a", pack(part))
+    assert features(cut.signals) == pytest.approx(features(signals_of(found)))
+    assert cut.signals.least("trainer")[0] == min(row.trainer_T.min() for row in found)
+
+
+@pytest.mark.parametrize("lag", [-2, -1, 1, 2])
+def test_the_lag_is_the_planted_one(lag: int) -> None:
+    """The trainer's number for a token stands `lag` places later."""
+    found = [replace(row, trainer_T=np.roll(row.trainer_T, lag)) for row in rows(noise=0.01, count=30)]
+    signals = signals_of(found)
+    assert LAGS[int(signals.shifted.argmax())] == lag and signals.shifted.max() == signals.compared == 30
+
+
+def test_lags_stay_within_a_sequence() -> None:
+    tokens, _ = signals_of(rows(count=10, length=5)).lag_sums
+    lengths = [5 + i % 5 for i in range(10)]
+    assert tokens.tolist() == [sum(n - abs(lag) for n in lengths) for lag in LAGS]
+
+
+@pytest.mark.parametrize("ratio", [0.6, 0.9, 1.2, 1.5])
+def test_the_ratio_of_temperatures_is_found_where_one_token_has_the_rest(ratio: float) -> None:
+    random = np.random.default_rng(0)
+    logit_T = random.normal(0, 3, 4000)
+    train_T, infer_T = (-np.logaddexp(0, -logit_T / t) for t in (1.0, ratio))
+    found, explained = temperature(signals_of([LoggedRow("here", infer_T, train_T)]))
+    assert found == pytest.approx(ratio, rel=0.06) and explained > 0.95
+
+
+def test_the_source_of_the_tokens() -> None:
+    """E[d] / E[d²]: −1 for tokens of the logged distribution, +1 for the trainer's, far below for a part of it."""
+
+    def cool(logits_TV: Logits) -> Logits:
+        return logits_TV / 0.6
+
+    assert source(signals_of(rows(sampler=cool))) < -0.5
+    assert source(signals_of(rows(sampler=cool, trainer=cool, logged=same))) > 0.5
+    assert source(signals_of(rows(sampler=top_p(0.9)))) < -5
+    assert source(signals_of(rows(count=5))) == pytest.approx(-1)  # no mismatch says nothing
+
+
+def test_the_identity_behind_the_source() -> None:
+    """With m = (p + q)/2: Σ q d = −Σ m d² and Σ p d = Σ m d², for any two distributions."""
+    p_V, q_V = (np.exp(log_softmax(z)) for z in np.random.default_rng(0).normal(0, 2, (2, V)))
+    d_V = np.tanh(np.log(p_V / q_V) / 2)
+    squared = ((p_V + q_V) / 2 * d_V**2).sum()
+    assert (q_V * d_V).sum() == pytest.approx(-squared) and (p_V * d_V).sum() == pytest.approx(squared)
+
+
+def test_a_filling_is_left_out_and_a_truncated_sampler_is_not() -> None:
+    """A run of exact zeros with an improbable token is a filling; exact zeros at probable tokens are top-p's."""
+    found = rows(count=20)
+    padded = [
+        replace(
+            row,
+            sampler_T=np.append(row.sampler_T, [0.0, 0.0]),
+            trainer_T=np.append(row.trainer_T, [-0.7, -8.0]),
+            token_T=None,
+        )
+        for row in found
+    ]
+    signals = signals_of(padded)
+    assert signals.zeros == {"sampler": 40, "trainer": 0}
+    assert signals.sums["tokens"] == sum(len(row.sampler_T) for row in found)
+    truncated = rows(sampler=top_p(0.8), count=50)
+    assert sum((row.sampler_T == 0).sum() for row in truncated) > 100
+    assert signals_of(truncated).zeros == {"sampler": 0, "trainer": 0}
+
+
+def test_quantiles() -> None:
+    found = rows(noise=0.2, count=60)
+    x = np.concatenate(
+        [
+            np.abs(row.trainer_T - row.sampler_T) / np.maximum(1 - np.exp((row.trainer_T + row.sampler_T) / 2), 1e-4)
+            for row in found
+        ]
+    )
+    for share in (0.5, 0.9):
+        assert quantile(signals_of(found).sizes, share) == pytest.approx(np.log10(np.quantile(x, share)), abs=0.06)
+
+
+def test_the_fixture_logs_what_it_drew() -> None:
+    logits_TV = np.random.default_rng(0).normal(size=(3, V))
+    assert np.exp(log_softmax(logits_TV)).sum(-1) == pytest.approx(np.ones(3))
+    kept_TV = np.isfinite(top_p(0.5)(logits_TV))
+    mass_T = (np.exp(log_softmax(logits_TV)) * kept_TV).sum(-1)
+    assert (mass_T >= 0.5).all() and (mass_T < 0.5 + np.exp(log_softmax(logits_TV)).max(-1)).all()
+
+
+def test_odd_and_empty_parts() -> None:
+    signals = Signals()
+    log = pack([LoggedRow("here", np.array([np.nan, -1.0]), np.array([-1.0, np.inf]))])
+    signals.add(log, np.isfinite(log.sampler_T) & np.isfinite(log.trainer_T))
+    assert not signals.sums and not signals.compared

@@ -1,0 +1,193 @@
+"""The sentences that speak for a cause, with this log's numbers."""
+
+import math
+from collections.abc import Callable
+
+from tailrl.analysis.format import count
+from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
+from tailrl.diagnosis.measure import Measured
+from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
+
+SIDES = ("sampler", "trainer")
+
+
+def evidence(name: str, measured: Measured) -> tuple[str, ...]:
+    """The sentences for a cause of `causes.yaml`."""
+    return tuple(EVIDENCE[name](measured))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _share(measured: Measured, name: str) -> str:
+    sums = measured.signals.sums
+    return _percent(ratio(sums[name], sums["tokens"]))
+
+
+def _nan(measured: Measured) -> list[str]:
+    return [f"{count(number, 'token')}: the {name}." for name, number in measured.odd.items() if number]
+
+
+def _mask(measured: Measured) -> list[str]:
+    return [
+        f"{count(zeros, 'token')} in runs of exactly 0 of the {side}, some of which the other side gives less than "
+        f"e^{IMPROBABLE:g}."
+        for side, zeros in measured.signals.zeros.items()
+        if zeros
+    ]
+
+
+def _shift(measured: Measured) -> list[str]:
+    signals = measured.signals
+    tokens, fits = signals.lag_sums
+    best, present = int(signals.shifted.argmax()), LAGS.index(0)
+    lag = LAGS[best]
+    return [
+        f"In {count(int(signals.shifted.sum()), 'sequence')} of {signals.compared} the two sides fit at least four "
+        "times better after a move.",
+        f"With the trainer's log-probs taken {count(abs(lag), 'token')} {'later' if lag > 0 else 'earlier'}, mean |Δ| "
+        f"is {ratio(fits[best], tokens[best]):.2g} nats; as logged, {ratio(fits[present], tokens[present]):.2g}.",
+    ]
+
+
+def _clipped(measured: Measured) -> list[str]:
+    found = []
+    for side in SIDES:
+        low, same, near = measured.signals.least(side)
+        if same > 1:
+            found.append(
+                f"{count(same, 'token')} of the {side} {'has' if same == 1 else 'have'} exactly its least log-prob, "
+                f"{low:.4g}; {near} lie within half a nat above it."
+            )
+    return found
+
+
+def _temperature(measured: Measured) -> list[str]:
+    found, explained = temperature(measured.signals)
+    shape = features(measured.signals)
+    warmer = "warmer" if found > 1 else "cooler"
+    return [
+        f"The sampler is {warmer}: its temperature is about {found:.2f} times the trainer's.",
+        f"One ratio of temperatures explains {_percent(max(0.0, explained))} of Σ Δ².",
+        f"Σ Δ / Σ |Δ| is {shape['head_sign']:+.2f} for certain tokens (above e^{HEAD:g}), and "
+        f"{shape['rare_sign']:+.2f} for rare ones (below e^{RARE:g}).",
+    ]
+
+
+def _raw(measured: Measured) -> list[str]:
+    found, explained = temperature(measured.signals)
+    sentences = [
+        f"E[d] / E[d²] is {source(measured.signals):+.2f}, with d = tanh(Δ/2): it is −1 for tokens from the logged "
+        "distribution of the sampler, and +1 for tokens from the trainer's."
+    ]
+    if explained > 0.3:
+        sentences.append(
+            f"The sampler's logged log-probs are as of a temperature {found:.2f} times the trainer's, which explains "
+            f"{_percent(explained)} of Σ Δ²."
+        )
+    return sentences
+
+
+def _truncation(measured: Measured) -> list[str]:
+    signals = measured.signals
+    low, _ = signals.edges
+    sums = signals.sums
+    mass, most = math.exp(-sums["size"] / sums["tokens"]), math.exp(min(low, 0.0))
+    above, theirs = ratio(sums["above"], sums["tokens"]), 1 - ratio(sums["positive"], sums["squared"], 1.0)
+    sentences = [
+        f"The sampler's probability is not the smaller one at {_percent(1 - above)} of the tokens; {_percent(theirs)} "
+        "of Σ Δ² is theirs.",
+        f"The sampler's set has {_percent(mass)} of the trainer's probability on average and {_percent(most)} at the "
+        "least: top-p cuts at such a value.",
+    ]
+    if sums["ranked"]:
+        sentences.append(f"No sampled token has a rank above {sums['rank']:.0f}, counted from 0.")
+    return sentences
+
+
+def _prompt(measured: Measured) -> list[str]:
+    signals = measured.signals
+    sums, shape = signals.sums, features(signals)
+    return [
+        f"At {_share(measured, 'sure_and_not')} of the tokens the sampler is certain and the trainer gives less than "
+        f"e^{RARE:g}.",
+        f"|Δ|/(1 − p) of a response's first token is {10 ** shape['first']:.2g} times that of its middle, of the next "
+        f"{EARLY - 1} {10 ** shape['early']:.2g} times, of the last {10 ** shape['last']:.2g} times.",
+        f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats.",
+    ]
+
+
+def _stale(measured: Measured) -> list[str]:
+    signals, sentences = measured.signals, []
+    if (steps := age(signals)) > 0:
+        sentences.append(f"The sampler's weights are {steps:.3g} versions behind the step, on average.")
+    if signals.sums["recomputed"]:
+        share = max(0.0, 1 - ratio(signals.sums["engine_squared"], signals.sums["paired"], 1.0))
+        sentences.append(
+            f"{_percent(share)} of Σ Δ² is between the trainer's present log-probs and its recomputed ones, "
+            "and not between the recomputed ones and the sampler's."
+        )
+    if "advantage" in measured.has or "reward" in measured.has:
+        sentences.append(f"The correlation of a response's Σ Δ with its gain is {gain(signals):+.2f}.")
+    shape = features(signals)
+    sentences.append(
+        f"A tenth of the tokens has |Δ|/(1 − p) above {10 ** (shape['size'] + shape['spread']):.2g} nats, half above "
+        f"{10 ** shape['size']:.2g}: a few states moved far."
+    )
+    return sentences
+
+
+def _noise(measured: Measured) -> list[str]:
+    signals = measured.signals
+    shape, sums = features(signals), signals.sums
+    sentences = [
+        f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "
+        f"and {10 ** shape['tail']:.2g} times at 99 %.",
+        f"{_percent(ratio(sums['positive'], sums['squared'], 0.5))} of Σ Δ² lies above 0: noise has no side.",
+        f"Certain tokens have {10 ** shape['law']:.2g} times the |Δ|/(1 − p) of rare ones.",
+    ]
+    if sums["again"]:
+        times = math.sqrt(ratio(sums["again_paired"], sums["again_squared"], math.inf))
+        sentences.append(f"The root of the mean square of Δ is {times:.3g} times the trainer's own noise floor.")
+    return sentences
+
+
+def _floor(measured: Measured) -> list[str]:
+    signals = measured.signals
+    low, same, near = signals.least("sampler")
+    sentences = [
+        f"{count(same + near, 'token')} of the sampler lie within half a nat of its least log-prob, {low:.4g}.",
+        f"At {_share(measured, 'impossible')} of the tokens the trainer gives less than e^−12, and the sampler over "
+        "seven times as much.",
+    ]
+    if signals.vocabulary:
+        share = min(1.0, signals.vocabulary * math.exp(low))
+        sentences.append(f"Among {signals.vocabulary:,} token ids this is a floor of about {_percent(share)}.")
+    return sentences
+
+
+def _unknown(measured: Measured) -> list[str]:
+    sums = measured.signals.sums
+    return [
+        f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats, its root mean square "
+        f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause fits well."
+    ]
+
+
+EVIDENCE: dict[str, Callable[[Measured], list[str]]] = {
+    "nan": _nan,
+    "mask": _mask,
+    "shift": _shift,
+    "clipped": _clipped,
+    "temperature": _temperature,
+    "raw": _raw,
+    "truncation": _truncation,
+    "prompt": _prompt,
+    "stale": _stale,
+    "precision": _noise,
+    "routing": _noise,
+    "floor": _floor,
+    "unknown": _unknown,
+}
+"""By the cause's name."""

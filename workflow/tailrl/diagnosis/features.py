@@ -1,0 +1,126 @@
+"""The numbers that causes are told by, each with a meaning of its own, from a log's sums."""
+
+import math
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.signals import LOG_TEMPERATURES, SIZE_EDGES, Signals
+
+FEATURES = (
+    *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
+    *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
+    *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
+    *("crossed_source", "sided_source"),
+)
+"""In the order of a vector: see `features`."""
+
+
+def ratio(above: float, below: float, otherwise: float = 0.0) -> float:
+    """above / below; `otherwise` where that is none."""
+    return above / below if below > 0 and math.isfinite(above) else otherwise
+
+
+def decades(above: float, below: float) -> float:
+    """log10 of a ratio, cut to three decades; 0 where it is none."""
+    return float(np.clip(math.log10(above / below), -3, 3)) if above > 0 and below > 0 else 0.0
+
+
+def quantile(sizes: FloatArray, share: float) -> float:
+    """A quantile of log10 |x| from its histogram: the middle of a bin."""
+    place = int(np.searchsorted(np.cumsum(sizes), share * sizes.sum()))
+    low, high = SIZE_EDGES[place : place + 2]
+    return float(np.clip((low + high) / 2, SIZE_EDGES[1], SIZE_EDGES[-2]))
+
+
+def temperature(signals: Signals) -> tuple[float, float]:
+    """The ratio of temperatures, sampler over trainer, that fits best, and the share of Σℓ² that it explains."""
+    product, square = signals.temperature
+    whole = signals.sums.get("weighted_squared", 0.0)
+    explained = np.array([ratio(2 * p - s, whole) for p, s in zip(product, square, strict=True)])
+    best = int(explained.argmax())
+    return float(np.exp(LOG_TEMPERATURES[best])), float(explained[best])
+
+
+def source(signals: Signals) -> float:
+    """E[d] / E[d²]: −1 where the tokens come from the sampler's logged distribution, +1 where from the trainer's.
+
+    With m = (p + q)/2, p = m(1 + d) and q = m(1 − d): Σ m d = 0 over a vocabulary, so E_q[d] = −Σ m d², and E_q[d²]
+    is the same to second order. A distribution that sums to less than 1 gives more.
+    A small mismatch says nothing: one token's worth of −1 is added.
+    """
+    _, d_S, squared_S = signals.sequences()[:3]
+    return (float(d_S.sum()) - 1) / (float(squared_S.sum()) + 1)
+
+
+def gain(signals: Signals) -> float:
+    """Correlation of a response's Σℓ, per root of its length, with its advantage or else its reward."""
+    tokens_S, _, _, delta_S, gain_S, _, _ = signals.sequences()
+    real_S = (tokens_S > 0) & np.isfinite(gain_S)
+    if real_S.sum() < 8:
+        return 0.0
+    value_S = np.tanh(delta_S[real_S] / np.sqrt(tokens_S[real_S]) / (np.abs(delta_S[real_S]).mean() + 1e-12))
+    if not (value_S.std() and gain_S[real_S].std()):
+        return 0.0
+    return float(np.corrcoef(value_S, gain_S[real_S])[0, 1])
+
+
+def age(signals: Signals) -> float:
+    """Mean of step less version, where both are logged and the version is the older: steps."""
+    *_, version_S, step_S = signals.sequences()
+    known_S = np.isfinite(version_S) & np.isfinite(step_S)
+    return max(0.0, float((step_S - version_S)[known_S].mean())) if known_S.any() else 0.0
+
+
+def features(signals: Signals) -> dict[str, float]:
+    """FEATURES of a log.
+
+    size: log10 of the median |x|; quiet: decades from its 10 % quantile to there; spread, tail: from there to its 90 %
+    and 99 % quantiles. source: see above,
+    squashed. positive: the share of Σℓ² with ℓ > 0; above: of tokens. temperature_fit: of `temperature`, with
+    temperature_size, its |ln|. law: decades by which |ℓ|/(1 − p̄) of certain tokens is above that of rare ones.
+    head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last: decades of |x| there above the middle's. neighbours: correlation
+    of x with the next token's; size_neighbours: of |x|. disagreement, impossible: log10 of the shares of tokens that
+    the sampler is sure of and the trainer finds rare, and that the trainer gives e^−12 and the sampler far more.
+    gain, age: see above. moved: how much of Σℓ² is the trainer's own, where its recomputed log-probs are logged.
+    entropy: mean −s, nats. plateau: log10 of the share of tokens within half a nat of the sampler's least log-prob.
+    crossing, one_sided: whether certain and rare tokens err to different sides, or to one. crossed_source,
+    sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
+    sampler's tokens err to one side, more than any whole distribution's.
+    """
+    s = signals.sums
+    tokens = s["tokens"]
+    middle = quantile(signals.sizes, 0.5)
+    found, explained = temperature(signals)
+    x_mean, x_squared = s["cut_size"] / tokens, s["cut_squared"] / tokens
+    place = ratio(s["middle_size"], s["middle"])
+    beta = source(signals)
+    head, rare = ratio(s["head_signed"], s["head_size"]), ratio(s["rare_signed"], s["rare_size"])
+    return {
+        "size": middle,
+        "quiet": min(4.0, middle - quantile(signals.sizes, 0.1)),
+        "spread": quantile(signals.sizes, 0.9) - middle,
+        "tail": quantile(signals.sizes, 0.99) - middle,
+        "source": 4 * beta / (3 + abs(beta)),
+        "positive": ratio(s["positive"], s["squared"], 0.5),
+        "above": s["above"] / tokens,
+        "temperature_fit": max(0.0, explained),
+        "temperature_size": abs(math.log(found)) * max(0.0, explained),
+        "law": decades(ratio(s["head_size"], s["head_rest"]), ratio(s["rare_size"], s["rare"])),
+        "head_sign": head,
+        "rare_sign": rare,
+        **{name: decades(ratio(s[f"{name}_size"], s[name]), place) for name in ("first", "early", "last")},
+        "neighbours": ratio(s["neighbours"], s["cut_squared"]),
+        "size_neighbours": ratio(ratio(s["size_neighbours"], s["pairs"], x_mean**2) - x_mean**2, x_squared - x_mean**2),
+        "disagreement": math.log10(s["sure_and_not"] / tokens + 1e-4),
+        "impossible": math.log10(s["impossible"] / tokens + 1e-4),
+        "gain": gain(signals),
+        "age": math.log1p(age(signals)),
+        "moved": max(0.0, 1 - ratio(s["engine_squared"], s["paired"], 1.0)) if s["recomputed"] else 0.0,
+        "entropy": min(3.0, s["entropy"] / tokens),
+        "plateau": math.log10(signals.least("sampler")[2] / tokens + 1e-4),
+        "crossing": max(0.0, -head * rare),
+        "one_sided": max(0.0, head * rare),
+        "crossed_source": max(0.0, -head * rare) * math.tanh(2 * beta),
+        "sided_source": max(0.0, head * rare) * float(np.clip(-beta - 1, 0, 3)) / 3,
+    }

@@ -1,0 +1,224 @@
+"""What tells causes of a mismatch apart, added up over a log in one pass.
+
+With t, s: the trainer's and the sampler's log-prob of a sampled token, nats; p, q: their probabilities; ℓ = t − s;
+d = tanh(ℓ/2) = (p − q)/(p + q); x = ℓ / (1 − p̄), p̄ the geometric mean of p and q. Under noise on the logits the size
+of x does not depend on p̄.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.log import IntArray, Log
+
+LAGS = (-2, -1, 0, 1, 2)
+"""Tokens by which the trainer's log-probs are moved against the sampler's."""
+
+LOG_TEMPERATURES = np.round(np.arange(-1.0, 1.01, 0.1), 1)
+"""ln of the sampler's temperature over the trainer's: a grid."""
+
+SIZE_EDGES = np.concatenate([[-np.inf], np.linspace(-9, 2, 111), [np.inf]])
+"""Of log10 |x|: a histogram, which gives quantiles to a quarter of their size."""
+
+LEAST_REST = 1e-4
+"""1 − p̄ is taken for no less: below, float32 has few digits of it."""
+
+HEAD, RARE = -0.05, -3.0
+"""Nats: a token above HEAD is certain, one below RARE is rare."""
+
+IMPROBABLE = -2.5
+"""Nats: a token that one side is certain of and the other finds less probable than this has no log-prob of the one."""
+
+LEVEL_WIDTH, LEVELS, NEAR_LEVELS = 0.05, 1200, 10
+"""Bins of −log-prob, nats: their width, their number, and how many are near the last."""
+
+EARLY = 4
+"""Tokens at a response's beginning."""
+
+
+@dataclass
+class Signals:
+    """Sums over the sound tokens of a log.
+
+    Attributes:
+        sums: named sums over tokens.
+        lag_sums: for each of LAGS: tokens compared and Σ|ℓ| after the move; shifted, compared: numbers of sequences in
+            which another lag fits at least four times better, and of those with 4 tokens or more.
+        temperature: (2, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
+        sizes: counts of SIZE_EDGES.
+        lowest: for either side the least log-prob, and how many tokens have exactly that.
+        levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
+        edges: the least and largest ℓ.
+        zeros: for either side, tokens that are left out: see `_filled`.
+        per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
+        vocabulary: the largest token id plus one.
+    """
+
+    sums: dict[str, float] = field(default_factory=dict)
+    lag_sums: FloatArray = field(default_factory=lambda: np.zeros((2, len(LAGS))))
+    shifted: FloatArray = field(default_factory=lambda: np.zeros(len(LAGS)))
+    compared: int = 0
+    temperature: FloatArray = field(default_factory=lambda: np.zeros((2, len(LOG_TEMPERATURES))))
+    sizes: FloatArray = field(default_factory=lambda: np.zeros(len(SIZE_EDGES) - 1))
+    lowest: dict[str, tuple[float, int]] = field(default_factory=dict)
+    levels: dict[str, IntArray] = field(default_factory=dict)
+    edges: tuple[float, float] = (np.inf, -np.inf)
+    zeros: dict[str, int] = field(default_factory=lambda: {"sampler": 0, "trainer": 0})
+    per_sequence: list[FloatArray] = field(default_factory=list)
+    vocabulary: int = 0
+
+    def add(self, log: Log, sound_T: np.ndarray) -> None:
+        """Adds a part of a log; `sound_T`: which tokens have two log-probs."""
+        sound_T = sound_T & ~self._filled(log, sound_T)
+        train_T, infer_T = np.minimum(log.trainer_T[sound_T], 0.0), np.minimum(log.sampler_T[sound_T], 0.0)
+        sequence_T, position_T = log.sequence_T[sound_T], log.position_T[sound_T]
+        if not len(train_T):
+            return
+        last_T = np.concatenate([np.diff(sequence_T) != 0, [True]])
+        self._lags(train_T, infer_T, sequence_T, len(log.start_S))
+        self._least("sampler", infer_T)
+        self._least("trainer", train_T)
+        self.vocabulary = max(self.vocabulary, int(log.token_T.max()) + 1)
+        self._sums(log, sound_T, train_T, infer_T)
+        delta_T = train_T - infer_T
+        d_T = np.tanh(delta_T / 2)
+        x_T = delta_T / np.maximum(-np.expm1((train_T + infer_T) / 2), LEAST_REST)
+        self.edges = min(self.edges[0], float(delta_T.min())), max(self.edges[1], float(delta_T.max()))
+        self._places(x_T, position_T, last_T)
+        size_T = np.log10(np.maximum(np.abs(x_T), 1e-12))
+        self.sizes += np.histogram(size_T, SIZE_EDGES)[0]
+        self._temperatures(train_T, infer_T, delta_T)
+        self._sequences(log, sequence_T, d_T, delta_T)
+
+    def _filled(self, log: Log, sound_T: np.ndarray) -> np.ndarray:
+        """Tokens in a run of exact zeros on one side, of which the other finds one improbable: no log-probs, a filling.
+
+        A truncated sampler has such zeros too, at tokens that the trainer finds probable, and a greedy one at all
+        tokens of a sequence.
+        """
+        filled_T = np.zeros(len(sound_T), bool)
+        starts_T = np.concatenate([[True], np.diff(log.sequence_T) != 0])
+        for name, own_T, other_T in (
+            ("sampler", log.sampler_T, log.trainer_T),
+            ("trainer", log.trainer_T, log.sampler_T),
+        ):
+            zero_T = sound_T & (own_T == 0)
+            run_T = np.cumsum(starts_T | np.concatenate([[True], zero_T[1:] != zero_T[:-1]])) - 1
+            deep_R = np.bincount(run_T[zero_T & (other_T < IMPROBABLE)], minlength=run_T[-1] + 1) > 0
+            if name == "sampler":
+                begins, ends = np.flatnonzero(starts_T), np.flatnonzero(np.append(starts_T[1:], True))
+                deep_R[run_T[begins][run_T[begins] == run_T[ends]]] = False
+            found_T = zero_T & deep_R[run_T]
+            self.zeros[name] += int(found_T.sum())
+            filled_T |= found_T
+        return filled_T
+
+    def _count(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def _lags(self, train_T: FloatArray, infer_T: FloatArray, sequence_T: IntArray, count: int) -> None:
+        """How well the trainer's numbers, moved by each lag, fit the sampler's."""
+        fit_LS, tokens_LS = np.zeros((2, len(LAGS), count))
+        for i, lag in enumerate(LAGS):
+            first, second = slice(max(0, -lag), len(train_T) - max(0, lag)), slice(max(0, lag), None)
+            own_T, other_T = infer_T[first], train_T[second][: len(infer_T[first])]
+            same_T = sequence_T[first] == sequence_T[second][: len(own_T)]
+            size_T = np.abs(own_T - other_T)[same_T]
+            fit_LS[i] = np.bincount(sequence_T[first][same_T], size_T, count)
+            tokens_LS[i] = np.bincount(sequence_T[first][same_T], minlength=count)
+            self.lag_sums[:, i] += tokens_LS[i].sum(), fit_LS[i].sum()
+        long_S = tokens_LS.min(0) >= EARLY
+        mean_LS = fit_LS[:, long_S] / tokens_LS[:, long_S]
+        better_LS = mean_LS * 4 < mean_LS[LAGS.index(0)]
+        best_S = mean_LS.argmin(0)
+        self.compared += int(long_S.sum())
+        self.shifted += np.bincount(best_S[better_LS.any(0)], minlength=len(LAGS))
+
+    def _least(self, name: str, own_T: FloatArray) -> None:
+        low, same = self.lowest.get(name, (np.inf, 0))
+        least = min(low, float(own_T.min()))
+        self.lowest[name] = least, (same if least == low else 0) + int((own_T == least).sum())
+        place_T = np.minimum((-own_T / LEVEL_WIDTH).astype(np.int64), LEVELS - 1)
+        found = np.bincount(place_T, minlength=LEVELS)
+        self.levels[name] = self.levels.get(name, 0) + found
+
+    def least(self, side: str) -> tuple[float, int, int]:
+        """A side's least log-prob, the tokens with exactly that, and those within about half a nat above it."""
+        low, same = self.lowest.get(side, (0.0, 0))
+        place = min(int(-low / LEVEL_WIDTH), LEVELS - 1)
+        near = self.levels[side][max(0, place - NEAR_LEVELS) : place + 1].sum() if side in self.levels else 0
+        return low, same, int(near) - same
+
+    def _sums(self, log: Log, sound_T: np.ndarray, train_T: FloatArray, infer_T: FloatArray) -> None:
+        delta_T = train_T - infer_T
+        squared_T = delta_T**2
+        mean_T = (train_T + infer_T) / 2
+        head_T, rare_T = mean_T > HEAD, mean_T < RARE
+        self._count(
+            tokens=len(delta_T),
+            size=np.abs(delta_T).sum(),
+            squared=squared_T.sum(),
+            positive=squared_T[delta_T > 0].sum(),
+            above=(delta_T > 0).sum(),
+            head=head_T.sum(),
+            head_size=np.abs(delta_T)[head_T].sum(),
+            head_signed=delta_T[head_T].sum(),
+            head_rest=-np.expm1(mean_T[head_T]).sum(),
+            rare=rare_T.sum(),
+            rare_size=np.abs(delta_T)[rare_T].sum(),
+            rare_signed=delta_T[rare_T].sum(),
+            sure_and_not=((infer_T > HEAD) & (train_T < RARE)).sum(),
+            not_and_sure=((train_T > HEAD) & (infer_T < RARE)).sum(),
+            impossible=((train_T < -12) & (infer_T > train_T + 2)).sum(),
+            entropy=-infer_T.sum(),
+        )
+        again_T, recomputed_T = log.again_T[sound_T], log.recomputed_T[sound_T]
+        both_T = np.isfinite(again_T)
+        self._count(again=both_T.sum(), again_squared=((again_T - train_T)[both_T] ** 2).sum())
+        self._count(again_paired=squared_T[both_T].sum())
+        both_T = np.isfinite(recomputed_T)
+        self._count(recomputed=both_T.sum(), moved_squared=((train_T - recomputed_T)[both_T] ** 2).sum())
+        self._count(engine_squared=((infer_T - recomputed_T)[both_T] ** 2).sum(), paired=squared_T[both_T].sum())
+        ranked_T = np.isfinite(log.rank_T[sound_T])
+        self._count(ranked=ranked_T.sum())
+        if ranked_T.any():
+            self.sums["rank"] = max(self.sums.get("rank", 0.0), float(log.rank_T[sound_T][ranked_T].max()))
+
+    def _places(self, x_T: FloatArray, position_T: IntArray, last_T: np.ndarray) -> None:
+        """By place in the response, and how far neighbours agree. |x| is cut, for it has a long tail."""
+        size_T = np.minimum(np.abs(x_T), 3.0)
+        first_T, early_T = position_T == 0, (position_T > 0) & (position_T < EARLY)
+        middle_T = ~(first_T | early_T | last_T)
+        for name, chosen_T in (("first", first_T), ("early", early_T), ("last", last_T), ("middle", middle_T)):
+            self._count(**{name: chosen_T.sum(), f"{name}_size": size_T[chosen_T].sum()})
+        cut_T = np.clip(x_T, -3.0, 3.0)
+        pair_T = ~last_T[:-1]
+        self._count(neighbours=(cut_T[:-1] * cut_T[1:])[pair_T].sum(), cut_squared=(cut_T**2).sum())
+        self._count(size_neighbours=(size_T[:-1] * size_T[1:])[pair_T].sum(), pairs=pair_T.sum(), cut_size=size_T.sum())
+
+    def _temperatures(self, train_T: FloatArray, infer_T: FloatArray, delta_T: FloatArray) -> None:
+        """Fits of ℓ as a ratio of temperatures gives it where one other token holds the rest of the probability."""
+        with np.errstate(divide="ignore"):
+            logit_T = sum(own - np.log(np.maximum(-np.expm1(own), 1e-8)) for own in (train_T, infer_T)) / 2
+        weight_T = np.minimum(1.0, 3.0 / np.maximum(np.abs(delta_T), 1e-12)) ** 2
+        for i, log_ratio in enumerate(LOG_TEMPERATURES):
+            hot, cold = logit_T * np.exp(-log_ratio / 2), logit_T * np.exp(log_ratio / 2)
+            # The sampler at the higher temperature: its logits are divided by more.
+            g_T = -np.logaddexp(0, -cold) + np.logaddexp(0, -hot)
+            self.temperature[0, i] += (weight_T * delta_T * g_T).sum()
+            self.temperature[1, i] += (weight_T * g_T**2).sum()
+        self._count(weighted_squared=(weight_T * delta_T**2).sum())
+
+    def _sequences(self, log: Log, sequence_T: IntArray, d_T: FloatArray, delta_T: FloatArray) -> None:
+        count = len(log.start_S)
+        first_S = np.minimum(log.start_S, len(log.advantage_T) - 1)
+        advantage_S = log.advantage_T[first_S]
+        gain_S = np.where(np.isfinite(advantage_S), advantage_S, log.reward_S)
+        sums = [np.bincount(sequence_T, values, count) for values in (np.ones(len(d_T)), d_T, d_T**2, delta_T)]
+        self.per_sequence.append(np.array([*sums, gain_S, log.version_S, log.step_S]))
+
+    def sequences(self) -> FloatArray:
+        """Rows of tokens, Σd, Σd², Σℓ, gain, version and step: [7, S]."""
+        return np.concatenate(self.per_sequence, 1) if self.per_sequence else np.empty((7, 0))
