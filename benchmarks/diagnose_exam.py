@@ -25,7 +25,7 @@ from exam_rules import settle
 from table import show
 
 import tailrl.diagnosis
-from tailrl.diagnosis.causes import agrees, find_faults, words
+from tailrl.diagnosis.causes import agrees, cause_words, find_faults
 from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.log import Log
 from tailrl.runtime.seeding import derive_seed
@@ -81,7 +81,7 @@ def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], in
 
 def settle_rules(made: list[Case], out: Path) -> None:
     """Fits how sure causes are, and writes it."""
-    known = words()
+    known = cause_words()
     shapes = [name for name, said in known.items() if not said.fault and name != "unknown"]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
     values, truths, models = [], [], []

@@ -9,7 +9,7 @@ import numpy as np
 from exam_cases import Case
 from table import write_csv
 
-from tailrl.diagnosis.causes import Cause, find_causes, words
+from tailrl.diagnosis.causes import Cause, cause_words, find_causes
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.metrics import quantity
 from tailrl.stats.intervals import Interval, share_interval
@@ -55,7 +55,7 @@ class Answer:
     @property
     def matters(self) -> bool:
         """Whether the case counts: a clean log, a fault of the log itself, or a mismatch well above the noise floor."""
-        known = words()
+        known = cause_words()
         fault = any(known[name].fault for name in self.case.truth)
         return not self.case.truth or fault or self.k3 > MATTERS * self.case.floor
 
@@ -103,7 +103,7 @@ def _ends(share: Interval) -> dict[str, str]:
 def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     """Cases by their truth (rows) and the first-named cause (columns); of two causes the truth is both."""
     counted = [one for one in answers if one.matters]
-    columns = ["none", *words()]
+    columns = ["none", *cause_words()]
     rows = []
     for truth in dict.fromkeys(one.truth for one in counted):
         own = [one.first for one in counted if one.truth == truth]

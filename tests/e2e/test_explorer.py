@@ -159,7 +159,9 @@ def test_hostile_text_executes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_page_fits_and_is_legible(width: int, dark: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "cause_words", lambda: WORDS)
-    found = replace(diagnosis(), causes=(Cause("rounding", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("no",))))
+    found = replace(
+        diagnosis(), causes=(Cause("precision", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("no",)))
+    )
     seen, console = use(page.html_page(found), f"{USER} fits()", tmp_path, width, dark=dark)
     assert console == [] and seen["wide"] <= width and seen["small"] == []
     assert seen["type"] >= 12 and seen["first"] < 320, "the answer is on the first screen"

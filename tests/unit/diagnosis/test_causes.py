@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from causes_fixture import floor, rows, same, top_p
 
-from tailrl.diagnosis.causes import KNOWN, NAMED, Cause, agrees, find_causes, find_faults, settled, shapes, words
+from tailrl.diagnosis.causes import (
+    LEAST_SURE,
+    NAMED,
+    Cause,
+    agrees,
+    cause_words,
+    find_causes,
+    find_faults,
+    settled,
+    shapes,
+)
 from tailrl.diagnosis.evidence import EVIDENCE
 from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.log import LoggedRow, pack
@@ -22,7 +32,7 @@ def names(causes: tuple[Cause, ...]) -> list[str]:
 
 
 def test_every_cause_has_words_evidence_and_a_probability() -> None:
-    sure, known = settled(), words()
+    sure, known = settled(), cause_words()
     assert set(EVIDENCE) == set(known)
     assert set(sure.checks) == {name for name, said in known.items() if said.fault}
     assert set(sure.weights) == {name for name, said in known.items() if not said.fault} - {"unknown"}
@@ -151,11 +161,11 @@ def test_two_faults_and_a_cause_are_all_named() -> None:
 
 def test_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model finds every cause improbable, `unknown` comes first, as sure as the others are not."""
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN - 0.1, "floor": NAMED / 2})
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": LEAST_SURE - 0.1, "floor": NAMED / 2})
     causes = find_causes(measured(rows(noise=0.1)))
     assert names(causes) == ["unknown", "stale"]
-    assert [cause.sure for cause in causes] == pytest.approx([1.1 - KNOWN, KNOWN - 0.1])
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN + 0.1})
+    assert [cause.sure for cause in causes] == pytest.approx([1.1 - LEAST_SURE, LEAST_SURE - 0.1])
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": LEAST_SURE + 0.1})
     assert names(find_causes(measured(rows(noise=0.1)))) == ["stale"]
 
 

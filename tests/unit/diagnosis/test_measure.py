@@ -117,7 +117,7 @@ def test_odd_tokens_are_counted_and_left_out() -> None:
     assert measured.tokens == 2
     assert +measured.odd == {"trainer's NaN": 1, "trainer's -inf": 1, "trainer's above 0": 1, "sampler's NaN": 1}
     assert quantity(measured, "abs_logp").mean == pytest.approx((0.5 + 1e-6) / 2)
-    page = terminal_page(Diagnosis(measured, (), (), ()))
+    page = terminal_page(diagnose_parts([("a", pack([LoggedRow("here", infer, train)]))]))
     assert "Warning: 1 token left out: the sampler's NaN." in page
 
 

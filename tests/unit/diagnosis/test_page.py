@@ -10,7 +10,8 @@ import pytest
 from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy
 
 from tailrl.diagnosis import page
-from tailrl.diagnosis.causes import Cause
+from tailrl.diagnosis.advice import NOISE, TAIL
+from tailrl.diagnosis.causes import Cause, cause_words
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.metrics import frameworks
@@ -54,18 +55,22 @@ class Reader(HTMLParser):
 
 @pytest.mark.usefixtures("words")
 def test_the_verdict_comes_first_and_follows_cause_and_advice() -> None:
-    sure = with_causes(Cause("rounding", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
+    sure = with_causes(Cause("precision", 0.9, ("k3 is small.",)), Cause("temperature", 0.1, ("It fits.",)))
     read = Reader(page.html_page(sure))
-    answer = f"This is rounding. {sure.advice.words}"
+    answer = f"This is precision. {sure.advice.words}"
     assert sure.advice.kind == "remedy" and read.text.index(answer) < read.text.index("mean |Δ|, nats a token")
     assert page.terminal_page(sure).splitlines()[2] == f"**{answer}**"
     assert read.text.index("k3 is small.") < read.text.index("It fits.") and "90% sure" in read.text
     mistake = with_causes(Cause("temperature", 0.9, ()))
     assert page.verdict(mistake) == "This is temperature. Do what temperature needs."
-    many = page.html_page(with_causes(*[Cause("rounding", 0.2, ("`a` <b>",))] * 5))
+    many = page.html_page(with_causes(*[Cause("precision", 0.2, ("`a` <b>",))] * 5))
     assert "2 less probable causes" in many and many.count("<code>a</code> &lt;b&gt;") == 5
     unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
     assert unsure.startswith("No cause is sure; the most probable one (30%): title of temperature. Token TIS")
+
+
+def test_the_advice_knows_the_causes() -> None:
+    assert {*NOISE, TAIL} <= cause_words().keys()
 
 
 def test_the_advised_remedy_has_its_lines_in_each_framework() -> None:
@@ -127,7 +132,7 @@ def test_the_page_loads_nothing_and_hostile_text_stays_text() -> None:
 
 @pytest.mark.usefixtures("words")
 def test_the_terminal_is_short_and_says_where_the_page_is() -> None:
-    text = page.terminal_page(with_causes(Cause("rounding", 0.9, ("k3 is small.",))))
+    text = page.terminal_page(with_causes(Cause("precision", 0.9, ("k3 is small.",))))
     assert len(text.splitlines()) < 30 and "--out page.html" in text
     assert "The whole page: a.html" in page.terminal_page(noisy(), "a.html")  # type: ignore[arg-type]
     assert not re.search(r"\n\n\n", text)

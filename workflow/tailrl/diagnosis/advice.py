@@ -23,7 +23,7 @@ HEALTHY_ESS = 0.3
 CLEANED = 0.1
 """Share of the mean k3 that may be left on the tokens that DVP keeps."""
 
-NOISE = frozenset({"rounding", "quantised", "routing", "stale", "unknown"})
+NOISE = frozenset({"precision", "routing", "stale", "unknown"})
 """Causes that no setting removes at once: both sides compute the right thing, with noise or with older weights."""
 
 TAIL = "floor"
@@ -59,11 +59,11 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
        than one token's ratio, while a response's ratio grows with its length.
     5. If that leaves an effective sample size below HEALTHY_ESS, no weight repairs the sample.
     """
+    if not measured.tokens:
+        return Advice("fix", "No token has sound log-probs of both sides: log them first.")
     cause = causes[0].name if causes and causes[0].sure >= SURE else None
     if cause is not None and cause not in {*NOISE, TAIL}:
         return Advice("fix", "Fix the cause first: a correction would hide it, and not remove it.")
-    if not measured.tokens:
-        return Advice("fix", "No token has sound log-probs of both sides: log them first.")
     size = quantity(measured, "k3").mean
     if size <= NO_HARM:
         return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")

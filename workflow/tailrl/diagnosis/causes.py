@@ -29,7 +29,7 @@ FLOORS = 3.0
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
 
-KNOWN = 0.25
+LEAST_SURE = 0.25
 """Where no cause is as sure, `unknown` comes first: settled on models left out."""
 
 NAMED = 0.1
@@ -51,8 +51,11 @@ class Cause:
     evidence: tuple[str, ...]
 
 
-class Words(Record):
-    """What is said of a cause. `fault`: of the log itself."""
+class CauseWords(Record):
+    """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
+
+    `fault`: a fault of the log itself, not of the sampler or the trainer.
+    """
 
     title: str
     verdict: str
@@ -80,10 +83,10 @@ class Sure(Record):
 
 
 @cache
-def words() -> dict[str, Words]:
+def cause_words() -> dict[str, CauseWords]:
     """The words of every cause, by name."""
     given = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
-    return {name: Words.model_validate(said) for name, said in given.items()}
+    return {name: CauseWords.model_validate(said) for name, said in given.items()}
 
 
 @cache
@@ -106,7 +109,7 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
         return tuple(found)
     sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
     shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    if max(sure.values()) < KNOWN:
+    if max(sure.values()) < LEAST_SURE:
         shown.insert(0, Cause("unknown", 1 - max(sure.values()), evidence("unknown", measured)))
     return (*found, *shown)
 

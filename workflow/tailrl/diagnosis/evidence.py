@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from tailrl.analysis.format import count
 from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
+from tailrl.diagnosis.formats import SIDES
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
-
-SIDES = ("sampler", "trainer")
 
 
 def evidence(name: str, measured: Measured) -> tuple[str, ...]:

@@ -2,14 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-import yaml
-
 from tailrl.analysis.format import count, short
-from tailrl.artifacts.files import Record
 from tailrl.diagnosis.advice import SURE
+from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
 from tailrl.diagnosis.measure import Measured
@@ -51,19 +48,6 @@ MOST_CARDS = 3
 """The page shows this many causes, and folds the others."""
 
 
-class CauseWords(Record):
-    """A cause in words: its title, a verdict in one sentence, what to do, and what to log to be surer.
-
-    `fault`: a fault of the log itself, not of the sampler or the trainer.
-    """
-
-    title: str
-    fault: bool = False
-    verdict: str
-    do: str
-    log: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class MetricRow:
     """A framework's metric in the table: its value, the noise floor, and its rules of thumb with whether they hold."""
@@ -82,13 +66,6 @@ class HeadNumber:
     value: str
     interval: str
     floor: str
-
-
-@cache
-def cause_words() -> dict[str, CauseWords]:
-    """The words of each cause, by its key."""
-    text = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")
-    return {name: CauseWords.model_validate(given) for name, given in yaml.safe_load(text).items()}
 
 
 def blank(value: float) -> str:
