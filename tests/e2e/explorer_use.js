@@ -44,6 +44,16 @@ async function sliders(settings) {
   say(seen);
 }
 
+async function each() {
+  const seen = [];
+  for (let index = 0; index < one("[data-pick]").options.length; index++) {
+    pick(index);
+    await frame();
+    seen.push(counts());
+  }
+  say(seen);
+}
+
 async function colours() {
   const seen = {};
   choose("remedy", "tis");
@@ -111,7 +121,11 @@ async function smooth() {
   const watch = new MutationObserver((found) => changed.push(...found));
   watch.observe(one(".tokens"), { attributes: true, childList: true, subtree: true });
   const names = () => tokens().map((span) => span.className), before = names();
+  const draw = requestAnimationFrame;
+  let frames = 0;
+  window.requestAnimationFrame = (...given) => { frames++; return draw(...given); };
   for (let n = 0; n < 20; n++) slide("rho", -13 + n / 2);
+  window.requestAnimationFrame = draw;
   await null;
   const queued = changed.length;
   await frame();
@@ -120,7 +134,7 @@ async function smooth() {
   await frame();
   const kinds = [...new Set(changed.map((change) => `${change.type} ${change.attributeName}`))];
   const other = after.filter((name, i) => name !== before[i]).length;
-  say({ reads, first, other, queued, kinds, idle: changed.length - first, count: after.length });
+  say({ reads, frames, first, other, queued, kinds, idle: changed.length - first, count: after.length });
 }
 
 async function hostile() {

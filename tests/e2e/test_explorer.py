@@ -106,6 +106,31 @@ def test_sliders_drop_what_the_objective_drops(
         assert len({count for other, count in counts if other == name}) > 1, f"{name}: the settings must differ"
 
 
+def test_a_ratio_at_its_limit_and_the_tokens_that_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With C = 10^0.3 and the veto at 1e-4; of 40 tokens 30 are shown, and the first ten decide."""
+    monkeypatch.setattr(explorer, "TOKENS_OF_A_RESPONSE", 30)
+
+    def row(hidden: float, shown: float) -> LoggedRow:
+        delta_T = np.r_[np.full(10, hidden), np.zeros(29), shown]
+        return LoggedRow("", np.full(40, -30.0), -30.0 + delta_T, token_T=np.arange(40))
+
+    limit = 0.3 * math.log(10)
+    rows = [row(0.0, limit + 0.001), row(0.0, limit - 0.001), row(0.1, 0.2), row(-0.1, limit + 0.5)]
+    rows += [row(-9.3, 9.5), row(-9.1, 9.5)]
+    html = page.html_page(diagnosis_of(pack(rows)))
+    gone = {name: [] for name in ("mis", "veto")}
+    seen, console = use(html, f"{USER} each()", tmp_path)
+    assert console == []
+    for one in data_of(html):
+        total, least = one["rest"] + sum(np.subtract(one["trainer"], one["sampler"])), min(0.0, one["least"])
+        gone["mis"].append(30 if total > limit else 0)
+        gone["veto"].append(30 if least < math.log(1e-4) else 0)
+    assert sorted(gone["mis"]) == [0, 0, 0, 0, 30, 30] and sorted(gone["veto"]) == [0, 0, 0, 0, 0, 30]
+    assert {name: [int(counts[name][0].split()[0]) for counts in seen] for name in gone} == gone
+
+
 def test_colours_follow_the_numbers(tmp_path: Path) -> None:
     odd = LoggedRow("", np.array([-1.0, -0.5, -1.0]), np.array([np.nan, -0.5, -9.0]), token_T=np.array([1, 2, 3]))
     seen, console = use(page.html_page(diagnosis_of(pack([odd]))), f"{USER} colours()", tmp_path)
@@ -139,6 +164,7 @@ def test_two_thousand_tokens_are_smooth(tmp_path: Path) -> None:
     assert console == []
     assert seen["count"] == 2000 and seen["other"] > 100
     assert seen["reads"] == [], "a slider reads no layout"
+    assert seen["frames"] == 1, "twenty movements in a frame are one update"
     assert seen["kinds"] == ["attributes class"] and seen["queued"] == 0, "classes alone change, in a frame"
     assert seen["first"] == seen["other"], "each token that changes is written once, however often the slider moved"
     assert seen["idle"] == 0, "what changes nothing writes nothing"
