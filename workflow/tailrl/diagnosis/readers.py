@@ -141,7 +141,7 @@ def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
                 for given in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", given
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
