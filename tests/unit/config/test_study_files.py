@@ -45,6 +45,7 @@ PUBLISHED = {
     "config.yaml": "fb9d7eecc71b16e4",
     "dose_response.yaml": "e46e54162c8de6e2",
     "dvp_at_zero.yaml": "60899d53805ab82c",
+    "gradient_catalogue.yaml": "f594967866619f41",
     "gradient_quality.yaml": "3c50ba093a171ce0",
     "remedies.yaml": "83b22831fdb5edc3",
     "search_dose.yaml": "7d391ee595d84bd7",
