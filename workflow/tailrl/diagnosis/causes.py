@@ -29,7 +29,7 @@ FLOORS = 3.0
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
 
-LEAST_SURE = 0.25
+LEAST_SURE = 0.4
 """Where no cause is as sure, `unknown` comes first: settled on models left out."""
 
 NAMED = 0.1

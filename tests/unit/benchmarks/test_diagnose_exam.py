@@ -1,0 +1,160 @@
+"""The exam of causes: its design, the faults that it plants, the fit, and a small share of it on an untrained policy."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diagnose_exam import design
+from exam_answers import Answer, answer, calibration_rows, confusion_rows, group_rows, page
+from exam_cases import Case, Fault, _quantised, make_log
+from exam_models import SPECS, Spec, Trained, score
+from exam_rules import fit_one, settle
+
+from tailrl.config.policy import ScratchPolicy
+from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.diagnosis.causes import Cause, words
+from tailrl.diagnosis.features import FEATURES
+from tailrl.model.policy import create_policy, save_policy
+from tailrl.model.tokenizer import train_tokenizer
+from tailrl.runtime.seeding import derive_seed
+from tailrl.tasks.arithmetic import load
+
+
+def test_the_design() -> None:
+    """Every fault can be planted, every truth is a cause, and no model settles and judges."""
+    plan = design()
+    for which in ("settle", "judge"):
+        for truth, listed in plan[which].items():
+            named = {plan["groups"].get(name, name) for name in truth.split("+")}
+            assert named <= {"none", *words()}
+            for given in listed:
+                Fault(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        assert {name for truth in plan[which] for name in truth.split("+")} >= {"unknown", "none", *plan["groups"]}
+        assert any("+" in truth for truth in plan[which])
+    assert set(plan["groups"].values()) <= set(words())
+    by_set = {which: {(one.task, one.kind) for one in SPECS if one.set == which} for which in ("settle", "judge")}
+    assert not {task for task, _ in by_set["settle"]} & {task for task, _ in by_set["judge"]}
+    assert len({one.seed for one in SPECS}) == len(SPECS)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("policy")
+    problems = load(ArithmeticTask(problems=40, terms=(2, 2), seed=0)).problems
+    tokenizer = train_tokenizer(512, (one.prompt + one.solution for one in problems))
+    settings = ScratchPolicy(
+        vocabulary_size=512, hidden_size=32, layers=1, heads=1, intermediate_size=64, max_length=400
+    )
+    model = create_policy(settings, tokenizer, 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)  # peaks
+    save_policy(model, tokenizer, folder)
+    model.eval().requires_grad_(False)
+    past = [{name: weight.clone() for name, weight in model.state_dict().items()} for _ in range(9)]
+    yield Trained(Spec("tiny", "settle", "arithmetic", "llama", 0), folder, model, tokenizer, problems, past)
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ((), Fault()),
+        (("shift",), Fault(shift=1)),
+        (("mask",), Fault(mask="prompt")),
+        (("mask",), Fault(mask="padding")),
+        (("nan",), Fault(nan="trainer nan", at=0.05)),
+        (("clipped",), Fault(clip="sampler", at=-3.0)),
+    ],
+)
+def test_a_small_share_of_the_exam(trained: Trained, planted: tuple[str, ...], fault: Fault) -> None:
+    log, floor = make_log(trained, fault, 7, 48)
+    found = answer(Case("settle", "tiny", 0, planted, {}, floor, log))
+    assert found.right and found.matters and floor < 1e-9
+
+
+def test_faults_change_what_they_say(trained: Trained) -> None:
+    """A temperature of the trainer alone scales its logits; raw log-probs are those of temperature 1."""
+    warm, _ = make_log(trained, Fault(trainer_temperature=2.0), 3, 16)
+    raw, _ = make_log(trained, Fault(temperature=0.5, trainer_temperature=0.5, raw=True), 3, 16)
+    prompts = [request.prompt_tokens for request in trained.requests(derive_seed("part", 3, 0) % 2**31, 16)]
+    for log, other, temperature in ((warm, warm.trainer_T, 2.0), (raw, raw.sampler_T, 1.0)):
+        ends = [*log.start_S[1:], len(log.token_T)]
+        responses = [tuple(log.token_T[a:b].tolist()) for a, b in zip(log.start_S, ends, strict=True)]
+        expected_T = torch.cat(score(trained.model, prompts, responses, temperature))
+        np.testing.assert_allclose(other, expected_T, atol=1e-4)
+
+
+def test_fake_quantisation() -> None:
+    weight = torch.randn(8, 64)
+    for kind, levels, size in (("int8", 255, 64), ("int4", 15, 32)):
+        rounded = _quantised("model.layers.0.self_attn.q_proj.weight", weight, kind)
+        step = weight.view(8, -1, size).abs().amax(-1) / (levels // 2)
+        assert ((rounded - weight).view(8, -1, size).abs().amax(-1) <= step / 2 + 1e-6).all()
+        assert all(len(group.unique()) <= levels for group in rounded.view(-1, size))
+    assert _quantised("model.embed_tokens.weight", weight, "int8") is weight
+
+
+def test_the_fit_finds_what_decides_a_cause() -> None:
+    random = np.random.default_rng(0)
+    value_CF = random.normal(size=(400, len(FEATURES)))
+    is_CK = (value_CF[:, [2, 5]] > 0).astype(np.float64)
+    data, held_CK = settle(value_CF, is_CK, [str(i % 4) for i in range(400)], ["a", "b"])
+    assert ((held_CK > 0) == (is_CK > 0)).mean() > 0.9
+    weights = data["weights"]
+    assert isinstance(weights, dict)
+    for cause, place in (("a", 2), ("b", 5)):
+        assert max(weights[cause], key=lambda name: abs(weights[cause][name])) == FEATURES[place]
+
+
+def test_a_penalty_shrinks_weights_and_no_constant() -> None:
+    value = np.array([[-1.0], [1.0], [1.0], [1.0]])
+    is_C = np.array([0.0, 1.0, 1.0, 1.0])
+    weak, strong = fit_one(value, is_C, 0.1), fit_one(value, is_C, 1e6)
+    assert weak[0] > 1 and abs(strong[0]) < 1e-3
+    assert 1 / (1 + np.exp(-strong[1])) == pytest.approx(0.75, abs=0.01)
+
+
+def test_tables() -> None:
+    def one(planted: tuple[str, ...], named: list[tuple[str, float]], k3: float = 1e-3) -> Answer:
+        case = Case("judge", "m", 0, planted, {"floor": 0.1}, 1e-6, None)  # type: ignore[arg-type]
+        return Answer(case, k3, tuple(Cause(name, sure, ()) for name, sure in named))
+
+    answers = [
+        one((), []),
+        one((), [("floor", 0.6)]),
+        one(("floor",), [("floor", 0.95), ("stale", 0.2)]),
+        one(("floor",), [("stale", 0.8)]),
+        one(("floor",), [("stale", 0.8)], k3=1e-6),  # no larger than the noise floor: does not count
+        one(("nan",), [("nan", 0.9)], k3=0.0),  # a fault of the log counts always
+        one(("nan", "floor"), [("nan", 0.9), ("floor", 0.4)]),
+    ]
+    rows = {row["group"]: (row["right"], row["cases"]) for row in group_rows(answers)}
+    assert rows == {
+        "all causes": (3, 4),
+        "floor": (1, 2),
+        "nan": (1, 1),
+        "two causes": (1, 1),
+        "clean logs": (1, 2),
+        "two causes, both named": (0, 1),
+    }
+    confusion = {row["truth"]: row for row in confusion_rows(answers)}
+    assert confusion["floor"]["stale"] == 1 and confusion["none"]["floor"] == 1 and confusion["none"]["none"] == 1
+    calibration = {row["sure"]: (row["answers"], row["right"]) for row in calibration_rows(answers)}
+    assert calibration == {"0.5 to 0.7": (1, "0.000"), "0.7 to 0.9": (1, "0.000"), "0.9 to 1": (3, "1.000")}
+    text = page(
+        answers, {"groups": group_rows(answers), "confusion": confusion_rows(answers)} | _others(answers), LIMITS
+    )
+    assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
+
+
+def test_published_tables_are_of_the_published_cases() -> None:
+    """The groups' shares follow from the cases beside them."""
+    folder = Path(__file__).parents[3] / "docs/results/diagnose_exam"
+    for own in (folder, folder / "first"):
+        cases, groups = (list(csv.DictReader((own / f"{n}.csv").open(encoding="utf-8"))) for n in ("cases", "groups"))
+        counted = [row for row in cases if row["counts"] == "1" and row["truth"] != "none"]
+        assert groups[0]["group"] == "all causes" and int(groups[0]["cases"]) == len(counted)
+        assert int(groups[0]["right"]) == sum(row["right"] == "1" for row in counted)
