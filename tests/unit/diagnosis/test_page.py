@@ -4,11 +4,15 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from diagnosis_fixture import HOSTILE, REMEDIES, WORDS, diagnosis_of, noisy
+from log_fixture import plain_rows, write_lines
+from tokenizers import Tokenizer, models
 
+from tailrl.cli.commands import diagnose
 from tailrl.diagnosis import page
 from tailrl.diagnosis.advice import NOISE, TAIL
 from tailrl.diagnosis.causes import Cause, cause_words
@@ -145,3 +149,16 @@ def test_the_colours_are_those_of_the_report() -> None:
     for scheme, colours in enumerate((ARM_COLOURS, DARK_COLOURS)):
         found = [re.findall(rf"--{name}: (#\w+)", css)[scheme].upper() for name in ("mark", "law")]
         assert found == [colours[0].upper(), colours[1].upper()]
+
+
+def test_the_command_prints_the_answer_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_lines(tmp_path / "log.jsonl", plain_rows())
+    words = {f"word{number}": number for number in range(100)}
+    Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(tmp_path / "tokenizer.json"))
+    diagnose([log], tmp_path / "page.html", tmp_path)
+    assert f"The whole page: {tmp_path / 'page.html'}" in capsys.readouterr().out
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    first = json.loads(text.split('type="application/json">')[1].split("</script>")[0])[0]
+    assert [word.strip() for word in first["texts"]] == [f"word{token}" for token in first["token"]]
+    diagnose([log])
+    assert "`--out page.html` writes them" in capsys.readouterr().out
