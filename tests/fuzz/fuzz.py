@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "fixtures" / "fuzz_corpus"
 SHARES = {"models": 0.05, "results": 0.05, "logs": 0.05, "studies": 0.1, "rows": 0.75}
 """Of all cases, by kind; of a million none less than 50,000. Cheap kinds get the rest: a model takes 20 ms of processor
-time, a result 8, a study 5, a row 0.7."""
+time, a result 8, a study or a log 5, a row 0.7."""
 
 BATCH, BATCHES = 500, 10
 MEMORY = Path("/dev/shm")
