@@ -205,7 +205,7 @@ def test_a_misspelt_override_names_the_arm() -> None:
             "arms.mis.correction.sequence_threshold: Input should be greater than 0",
         ),
         ("arms.mis.correction.veto", 1.0, "arms.mis.correction.veto"),
-        ("arms.mis.correction.token", "mis", "must be one of none, tis, mask (given: 'mis') (did you mean 'tis'?)"),
+        ("arms.mis.correction.token", "mis", "must be one of none, is, tis, mask (given: 'mis') (did you mean 'is'?)"),
         ("arms.dvp.training.steps", 0, "arms.dvp.training: steps: Input should be greater than or equal to 1"),
         ("arms.base", {}, "'base' cannot name an arm"),
         ("arms.a/b", {}, "'a/b' cannot name an arm"),
