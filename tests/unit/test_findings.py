@@ -34,6 +34,11 @@ SETTINGS = {
         "0.6 than at 1, and less at 1.2",
         "exceeds 2",
         "from 10 tokens on",
+        "likeliest of 10 tokens",
+        "6 random models with 10 tokens and responses of 3",
+        "8 prompts and 8 responses",
+        "50 drawn steps",
+        "10 minutes on a shared core",
     ),
     *("50 seeds", "within 5 points", "at 0.001", "stays below 0.001", "lead of 30 to 50 steps"),
     # What the pages say of their own scope and of models elsewhere.
