@@ -8,6 +8,7 @@ before the mask and is part of π_infer. vLLM has two model runners, each with i
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,9 @@ class VllmSampler(LocalSampler):
             for i, (request, limit) in enumerate(zip(requests, limits, strict=True))
         ]
         prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_tokens)) for request in requests]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        # vLLM compiles its count of a token's rank even where all else is eager: a second, for a number of no use here.
+        with nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager"):
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
         record = self.llm.collective_rpc("take_safe_set_record")[0]
         shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
         log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
