@@ -24,12 +24,9 @@ endif
 
 STAMP := $(VENV)/.installed
 IN_VENV := @. $(VENV)/bin/activate && set -x &&
-# --no-compile: compiling all 30,000 files takes a minute; Python compiles what is imported, on first import.
-PIP = $(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --no-compile
-pin = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' $(PINS))
-CPU_TORCH = $(filter %+cpu,$(call pin,torch))
+# What a target needs besides the study.
+ADD = $(VENV)/bin/python envs/install.py
 
-DOCS_PINS = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/docs.txt
 # Each build would print that the theme has a successor: docs/decisions/0078-documentation-site.md.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
@@ -63,7 +60,7 @@ test-slow: venv  ## the tests that take minutes; the last line says what did not
 	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
-	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/slurm.txt
+	$(ADD) envs/slurm.txt
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
@@ -76,7 +73,7 @@ planted: venv  ## plant faults in a small study that is killed; each must be cau
 	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/planted.py --out docs/results/planted.csv $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
-	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(ADD) envs/bench.txt
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
@@ -102,11 +99,11 @@ pages: venv  ## write what is made of the docs: findings, figures, performance, 
 	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m sizes
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
-	$(DOCS_PINS)
+	$(ADD) envs/docs.txt
 	$(IN_VENV) mkdocs build --strict $(ARGS)
 
 docs-serve: venv  ## show the site on this machine while its pages are edited
-	$(DOCS_PINS)
+	$(ADD) envs/docs.txt
 	$(IN_VENV) mkdocs serve $(ARGS)
 
 docs-check: docs  ## Lighthouse's accessibility audits of the site, by npm and a Chromium: half a minute a page
@@ -121,19 +118,14 @@ venv: $(STAMP)  ## the pinned environment, in $VENV from $PINS
 $(STAMP): $(PINS) pyproject.toml
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo "Python 3.11 is needed, for the pins are for it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@echo "Installing $(PINS) into $(VENV): two minutes or more, several GB"
+	@echo "Installing $(PINS) into $(VENV): a minute or more, several GB"
 	$(PYTHON) -m venv $(VENV)
 	$(MAKE) --no-print-directory install PYTHON=$(VENV)/bin/python PINS=$(PINS)
 	@touch $@
 
 # What `venv` and the conda twins share: the pins and the package itself into the environment of $(PYTHON).
-# setuptools goes first, for the packages that come as source are built with it; the CPU torch goes alone, for
-# pip has no way to say "this index only if the others do not have it".
 install:
-	$(PIP) $(call pin,setuptools)
-	$(if $(CPU_TORCH),$(PIP) $(CPU_TORCH) || $(PIP) --index-url $(TORCH_INDEX) $(CPU_TORCH))
-	$(PIP) --no-build-isolation -r $(PINS)
-	$(PIP) --no-build-isolation --editable .
+	$(PYTHON) envs/install.py $(PINS) --torch-index $(TORCH_INDEX)
 
 # results/ stays: it may hold days of training. So does $(VENV).
 clean:  ## remove caches

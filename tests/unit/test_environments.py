@@ -1,5 +1,6 @@
 """The pin lists are complete, true of this environment, and the same wherever they are written down."""
 
+import ast
 import difflib
 import os
 import re
@@ -97,6 +98,56 @@ def test_conda_twins_are_rendered_from_the_list(name: str) -> None:
         assert found == wanted, "run `python envs/render.py`\n" + "\n".join(diff)
 
 
+@pytest.mark.parametrize("name", LISTS)
+def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
+    """But for a build that other indexes may have as another file."""
+    hashed = {}
+    for line in (ENVS / f"{name}.hashes").read_text().splitlines()[1:]:
+        pin, *hashes = line.split()
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
+        package, hashed[package] = pin.split("==")
+    assert hashed == {package: version for package, version in pins(name).items() if "+" not in version}
+
+
+def test_the_cpu_build_is_looked_for_where_pip_is_configured_first() -> None:
+    """Then on the index of its own; what fails there ends the installation."""
+    install, file = runpy.run_path(str(ENVS / "install.py"))["install"], ENVS / "cpu.txt"
+    torch = f"torch=={pins('cpu')['torch']}"
+    there = (torch, "--index-url", "there")
+    for has_it, tried in ((torch,), [(torch,)]), (there, [(torch,), there]), (None, [(torch,), there]):
+        asked: list[tuple[str, ...]] = []
+
+        def put(*what: str, asked: list[tuple[str, ...]] = asked, has_it: tuple[str, ...] | None = has_it) -> bool:
+            asked.append(what)
+            return what[0] != torch or what == has_it
+
+        assert install(file, "there", put) == (has_it is not None)
+        rest = [("-r", str(file)), ("--editable", str(ROOT))] if has_it else []
+        assert asked == [(f"setuptools=={pins('cpu')['setuptools']}",), *tried, *rest]
+
+
+def test_uv_is_configured_as_pip_is(tmp_path: Path) -> None:
+    """By pip's file and variables, of which the latter count; what uv was told itself counts more."""
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://first.test/simple\nextra-index-url =\n  https://a.test/s\n  https://b.test/s\n"
+        "find-links = /wheels\n[install]\ntrusted-host = first.test\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "SSL_"))}
+    environment |= {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_CERT": "/cert.pem", "UV_FIND_LINKS": "/mine"}
+    environment |= {"PIP_INDEX_URL": "https://second.test/simple"}
+    code = f"import os, runpy; print(repr(runpy.run_path({str(ENVS / 'install.py')!r})['as_pip'](os.environ)))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    told = ast.literal_eval(shown)
+    assert told["UV_DEFAULT_INDEX"] == "https://second.test/simple"
+    assert told["UV_INDEX"] == "https://a.test/s https://b.test/s"
+    assert told["UV_INSECURE_HOST"] == "first.test"
+    assert told["SSL_CERT_FILE"] == "/cert.pem"
+    assert told["UV_FIND_LINKS"] == "/mine"
+    assert told["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+
+
 @pytest.mark.parametrize(
     ("words", "pins", "venv"),
     [
@@ -117,7 +168,7 @@ def test_make_installs_the_environment_for_gpus(words: list[str], pins: str, ven
     plan = subprocess.run(["make", "-n", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     installed = pins == "cpu" and venv == ".venv"
     assert (f"-m venv {venv}\n" in plan) != installed
-    assert (f"-r envs/{pins}.txt\n" in plan) != installed
+    assert (f"install.py envs/{pins}.txt " in plan) != installed
     assert f". {venv}/bin/activate" in plan
 
 
@@ -162,18 +213,11 @@ def test_no_file_names_a_package_host() -> None:
 
 
 @pytest.mark.slow
-def test_gpu_list_resolves(tmp_path: Path) -> None:
-    """Ask pip, for metadata alone, whether the pins fit together. Needs an index."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # The pip that comes with Python 3.11 downloads the wheels even for a dry run: several GB.
-    newer = subprocess.run([*pip, "--upgrade", "pip>=25"], capture_output=True, text=True)
-    if newer.returncode:
-        pytest.skip(f"no package index that pip is configured with can be reached: {newer.stderr.splitlines()[-1:]}")
-    answer = subprocess.run(
-        [*pip, "--dry-run", "--ignore-installed", "--requirement", ENVS / "gpu.txt"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+def test_gpu_list_resolves() -> None:
+    """Ask uv, for metadata alone, whether the pins fit together. Needs an index."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-emit-index-url", ENVS / "gpu.txt"]
+    environment = runpy.run_path(str(ENVS / "install.py"))["as_pip"](os.environ)
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    if "Failed to fetch" in answer.stderr:
+        pytest.skip("no package index that pip is configured with can be reached")
     assert answer.returncode == 0, answer.stderr

@@ -1,5 +1,6 @@
 """The source files that a rule depends on, against the modules that Python really loads."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tailrl.config.sampler import ENGINES
 from tailrl.config.source_files import (
     JOBS,
     PACKAGE,
+    _imports,
     at_start,
     digest_of_files,
     edited,
@@ -186,3 +188,43 @@ def test_an_edit_since_the_start_is_seen(tmp_path: Path) -> None:
     assert edited(before) == [] and digest_of_files(files) == digest
     (tmp_path / "a.py").unlink()
     assert edited(before) == [os.path.relpath(files[0], PACKAGE.parent)] and digest_of_files(files) != digest
+
+
+EVERYWHERE = """
+if a:
+    import m1
+elif b:
+    import m2
+else:
+    from m3 import x
+try:
+    import m4
+except E:
+    import m5
+else:
+    import m6
+finally:
+    import m7
+with c:
+    for d in e:
+        import m8
+    else:
+        import m9
+match f:
+    case 1:
+        import m10
+class C:
+    async def g(self):
+        while True:
+            import m11
+"""
+
+
+def test_an_import_is_found_in_every_kind_of_block() -> None:
+    """Against a walk over every node, on this text and on the whole package."""
+    texts = [EVERYWHERE, *(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))]
+    for tree in map(ast.parse, texts):
+        walked = {node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
+        found = list(_imports(tree.body))
+        assert len(found) == len(walked) and set(found) == walked
+    assert len(list(_imports(ast.parse(EVERYWHERE).body))) == 11

@@ -159,6 +159,21 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
     return kept
 
 
+def test_an_eager_engine_compiles_nothing(engine32: VllmSampler) -> None:
+    """But its results are the compiled one's: what was compiled is an integer that nobody reads."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    eager = engine32.generate(random_requests(3), PLAIN)
+    assert not torch._dynamo.utils.counters["frames"]
+    engine32.compiles = True
+    try:
+        compiled = engine32.generate(random_requests(3), PLAIN)
+    finally:
+        engine32.compiles = False
+    assert torch._dynamo.utils.counters["frames"]["ok"]
+    assert all(map(same_bits, eager, compiled))
+
+
 def check_records(rollouts: Sequence[Rollout], captured: Logits, log_rho: float = -np.inf) -> None:
     """Every record equals what float64 makes of the captured logits; |V'_S| exactly, the rest to 1e-5 nats.
 

@@ -26,19 +26,28 @@ def module_file(name: str) -> Path | None:
     return None
 
 
-def imported_modules(file: Path) -> set[str]:
-    """Dotted names of this package's modules that a file imports, inside functions too."""
+@cache
+def imported_modules(file: Path) -> frozenset[str]:
+    """Dotted names of this package's modules that a file imports, inside functions too; of the file as it is first."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in _imports(ast.parse(file.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # In `from a import b`, b may be a module or a name in a: try both.
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         else:
-            continue
+            # In `from a import b`, b may be a module or a name in a: try both.
+            names = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
         found.update(name for name in names if module_file(name))
-    return found
+    return frozenset(found)
+
+
+def _imports(statements: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports among statements and the statements in them. `ast.walk` also goes through every expression."""
+    for node in statements:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            if isinstance(block := getattr(node, inner, None), list):
+                yield from _imports(block)
 
 
 def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:

@@ -8,6 +8,7 @@ before the mask and is part of π_infer. vLLM has two model runners, each with i
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ class VllmSampler(LocalSampler):
 
     asleep = False  # whether its memory is given away
 
+    compiles = True  # whether torch may compile parts of it
+
     def __init__(
         self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
     ) -> None:
@@ -96,6 +99,7 @@ class VllmSampler(LocalSampler):
         sharing, eager = settings.tensor_parallel, settings.enforce_eager
         self.sleeps = beside_trainer and torch.cuda.is_available()
         gpu, self.runner_v2 = torch.cuda.is_available(), os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+        self.compiles = gpu or eager is False
         if distributed.count() % sharing:
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
@@ -175,7 +179,9 @@ class VllmSampler(LocalSampler):
             for i, (request, limit) in enumerate(zip(requests, limits, strict=True))
         ]
         prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_tokens)) for request in requests]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        # vLLM compiles its count of a token's rank even where all else is eager: a second, for a number of no use here.
+        with nullcontext() if self.compiles else torch.compiler.set_stance("force_eager"):
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
         record = self.llm.collective_rpc("take_safe_set_record")[0]
         shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
         log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
