@@ -72,7 +72,8 @@ def our_weights(batch: Batch, given: Correction) -> Tensor:
     sequence_T = torch.arange(count)[:, None].expand_as(batch.mask_NL)[batch.mask_NL]
     delta_T = (batch.train_NL - batch.infer_NL)[batch.mask_NL]
     outside_T = torch.zeros_like(delta_T, dtype=torch.bool)
-    weight_T = correct(delta_T, outside_T, sequence_T, count, given).weight_T
+    more = (values_NL[batch.mask_NL] for values_NL in (batch.infer_NL, batch.advantage_NL))
+    weight_T = correct(delta_T, outside_T, sequence_T, count, given, None, *more).weight_T
     return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
 
 

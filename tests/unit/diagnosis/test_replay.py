@@ -12,7 +12,7 @@ from tailrl.diagnosis.advice import HEALTHY_ESS, NO_HARM, advise
 from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import measure
-from tailrl.diagnosis.replay import P_TOP_UNKNOWN, Replay, Replayed, catalogue, configuration
+from tailrl.diagnosis.replay import NEEDS_ADVANTAGES, P_TOP_UNKNOWN, Replay, Replayed, catalogue, configuration
 
 RANDOM = np.random.default_rng(11)
 
@@ -50,6 +50,11 @@ DEFINED: dict[str, Weigh] = {
     "geometric": everywhere(lambda d, c: float(1 / c <= math.exp(sum(d) / len(d)) <= c)),
     "reject_k1": everywhere(lambda d, c: float(abs(sum(d) / len(d)) <= c)),
     "reject_k3": everywhere(lambda d, c: float(sum(math.exp(x) - 1 - x for x in d) / len(d) <= c)),
+    "token_tis_two_sided": lambda d, c: (min(max(math.exp(x), 0.5), c) for x in d),
+    "geometric_token_is": lambda d, c: (math.exp(x) * (1 / c <= math.exp(sum(d) / len(d)) <= c) for x in d),
+    "reject_max_k2": everywhere(lambda d, c: float(max(d**2 / 2) <= c)),
+    "trm": everywhere(lambda d, c: float(max(d**2 / 2) <= c and (np.exp(d) - 1 - d).mean() <= 0.01)),
+    "outlier_veto": everywhere(lambda d, c: float(all(1e-4 <= math.exp(x) <= c for x in d))),
     "veto": everywhere(lambda d, c: float(all(math.exp(x) >= c for x in d))),
 }
 
@@ -85,7 +90,23 @@ def test_each_remedy_against_its_definition(name: str) -> None:
 
 def test_every_remedy_of_the_file_has_a_definition_here() -> None:
     """A remedy that is added to `replay.yaml` is added to DEFINED or to this list, with a test of its own."""
-    assert catalogue().remedies.keys() == DEFINED.keys() | {"dvp"}
+    assert catalogue().remedies.keys() == DEFINED.keys() | {"dvp", "opsm", "dppo_tv"}
+
+
+def test_what_judges_by_the_advantage() -> None:
+    """A gap of 0.3 in probability, and a mean log-ratio of −0.51 or 0.41, at both signs of the advantage."""
+    down, up = np.log([0.2, 0.5]), np.log([0.5, 0.2])
+    rows = [
+        LoggedRow("here", infer[:1], train[:1], advantage_T=np.full(1, sign))
+        for infer, train in ((down, up), (up, down))
+        for sign in (1.0, -1.0)
+    ]
+    found = replayed(rows)
+    assert found["dppo_tv", 0.2].kept_tokens == 0.5 and found["dppo_tv", 0.2].largest == pytest.approx(2.5)
+    assert found["opsm", 0.5].kept_responses == 0.75  # of the two that fell, the one with a negative advantage
+    without = replayed([LoggedRow("here", row.sampler_T, row.trainer_T, reward=1.0) for row in rows])
+    assert without["opsm", 0.5].note == NEEDS_ADVANTAGES and math.isnan(without["opsm", 0.5].kept_tokens)
+    assert without["mis", 2.0].note == ""
 
 
 def test_dvp_keeps_what_lies_in_both_sets() -> None:
@@ -135,7 +156,7 @@ def test_the_mismatch_is_that_of_the_updates_begin() -> None:
     without = [LoggedRow("here", row.sampler_T, row.trainer_T) for row in ROWS]
     assert replayed(moved).keys() == replayed(without).keys()
     for key, one in replayed(without).items():
-        assert one.ess == replayed(moved)[key].ess
+        assert key[0] in ("opsm", "dppo_tv") or one.ess == replayed(moved)[key].ess
 
 
 def test_a_weight_that_overflows_is_said() -> None:
@@ -163,7 +184,7 @@ def test_every_try_has_its_lines() -> None:
         for threshold, settings in remedy.settings():
             for one in configuration(name, threshold):
                 assert "{C}" not in one.text and "{low}" not in one.text and one.source
-            assert not isinstance(settings, Correction) or settings.weighted or settings.veto
+            assert not isinstance(settings, Correction) or settings.weighted or settings.vetoes
 
 
 HOPELESS = [LoggedRow("here", np.full(1, -9.0 * (i == 0)), np.full(1, -9.0 * (i > 0))) for i in range(50)]

@@ -26,6 +26,9 @@ from tailrl.objective.corrections import correct
 from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.errors import StudyError
 
+NEEDS_ADVANTAGES = "needs advantages"
+"""The note of a remedy that judges by the advantage's sign, where none is logged."""
+
 P_TOP_UNKNOWN = "largest probabilities are not logged and taken for 1: an upper bound of what is dropped"
 
 
@@ -167,6 +170,8 @@ class Replay:
         prob_T = np.exp(tokens.train_T)
         _add(self._whole, _sums(np.ones(len(k3_T)), tokens, k3_T, prob_T))
         for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
+            if self._basis != "advantage" and _by_advantage(settings):
+                continue
             weight_T = _weights(tokens, settings)
             if weight_T is None:
                 sums["overflow"] = 1.0
@@ -204,6 +209,8 @@ class Replay:
         )
 
     def _row(self, name: str, threshold: float, prunes: bool, sums: dict[str, float]) -> Replayed:
+        if not sums:
+            return Replayed(name, threshold, math.nan, math.nan, math.nan, math.nan, math.nan, note=NEEDS_ADVANTAGES)
         if "overflow" in sums:
             return Replayed(name, threshold, math.nan, math.nan, 0.0, math.inf, math.nan)
         whole, dropped = self._whole, self._whole["tokens"] - sums["kept"]
@@ -233,6 +240,10 @@ class Replay:
         return about(sums, "weight") / math.sqrt(both) if both > 0 and math.isfinite(both) else math.nan
 
 
+def _by_advantage(settings: Correction | Vocabulary) -> bool:
+    return isinstance(settings, Correction) and any(rule.when != "always" for rule in settings.reject)
+
+
 def _weights(tokens: _Tokens, settings: Correction | Vocabulary) -> FloatArray | None:
     """The objective's own weight of each token; None: one overflows. DVP keeps what lies in both sides' sets."""
     if isinstance(settings, Vocabulary):
@@ -243,9 +254,9 @@ def _weights(tokens: _Tokens, settings: Correction | Vocabulary) -> FloatArray |
         return kept_T.astype(np.float64)
     delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
     outside_T = torch.zeros(len(delta_T), dtype=torch.bool)
-    moved_T = torch.from_numpy(tokens.moved_T)
+    more = [torch.from_numpy(values_T) for values_T in (tokens.moved_T, tokens.infer_T, tokens.basis_T)]
     try:
-        found = correct(delta_T, outside_T, tokens.sequence_T, tokens.count, settings, moved_T)
+        found = correct(delta_T, outside_T, tokens.sequence_T, tokens.count, settings, *more)
     except StudyError:  # of a weight that overflows: all else was checked before
         return None
     weight_T: FloatArray = found.weight_T.numpy()
@@ -256,7 +267,8 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
     kept_T = weight_T > 0
     sequence_T = tokens.sequence_T.numpy()
     basis_T, known_T = tokens.basis_T, tokens.known_T
-    squared_T = weight_T**2
+    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
+        squared_T = weight_T**2
     first_T = np.diff(sequence_T, prepend=-1) != 0
     found = {
         "tokens": len(weight_T),
@@ -272,7 +284,8 @@ def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: Float
         "known_responses": known_T[first_T].sum(),
     }
     for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
-        found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
+        with np.errstate(invalid="ignore"):
+            found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
     return {name: float(value) for name, value in found.items()}
 
 
