@@ -1,4 +1,4 @@
-"""The exam of causes: its design, the faults that it plants, the fit, and a small share of it on an untrained policy."""
+"""The exam of causes: its design, its faults, the fit, and a small share of it on an untrained policy."""
 
 import csv
 from collections.abc import Iterator
@@ -144,9 +144,9 @@ def test_tables() -> None:
     assert confusion["floor"]["stale"] == 1 and confusion["none"]["floor"] == 1 and confusion["none"]["none"] == 1
     calibration = {row["sure"]: (row["answers"], row["right"]) for row in calibration_rows(answers)}
     assert calibration == {"0.5 to 0.7": (1, "0.000"), "0.7 to 0.9": (1, "0.000"), "0.9 to 1": (3, "1.000")}
-    text = page(
-        answers, {"groups": group_rows(answers), "confusion": confusion_rows(answers)} | _others(answers), LIMITS
-    )
+    tables = {"groups": group_rows(answers), "confusion": confusion_rows(answers), "cases": case_rows(answers)}
+    limits = {"overall": 0.9, "group": 0.7, "false_alarms": 0.05}
+    text = page(answers, tables | {"calibration": calibration_rows(answers)}, limits)
     assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
 
 
