@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diagnose_exam import design
-from exam_answers import Answer, answer, calibration_rows, confusion_rows, group_rows, page
+from exam_answers import Answer, answer, calibration_rows, case_rows, confusion_rows, group_rows, page
 from exam_cases import Case, Fault, _quantised, make_log
 from exam_models import SPECS, Spec, Trained, score
 from exam_rules import fit_one, settle
