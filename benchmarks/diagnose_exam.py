@@ -125,7 +125,8 @@ def main() -> None:
             if not one.right:
                 print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
     else:
-        publish(answers, design()["limits"], arguments.out / ("" if arguments.set == "judge" else arguments.set))
+        plan, folder = design(), "" if arguments.set == "judge" else arguments.set
+        publish(answers, plan["limits"], plan["notes"].get(arguments.set, "").strip(), arguments.out / folder)
 
 
 if __name__ == "__main__":

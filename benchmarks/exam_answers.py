@@ -153,8 +153,8 @@ def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     ]
 
 
-def publish(answers: Sequence[Answer], limits: Mapping[str, float], out: Path) -> None:
-    """The tables as CSV, and the page."""
+def publish(answers: Sequence[Answer], limits: Mapping[str, float], notes: str, out: Path) -> None:
+    """The tables as CSV, and the page; `notes`: what its misses say."""
     tables = {
         "groups": group_rows(answers),
         "confusion": confusion_rows(answers),
@@ -163,10 +163,15 @@ def publish(answers: Sequence[Answer], limits: Mapping[str, float], out: Path) -
     }
     for name, rows in tables.items():
         write_csv(rows, out / f"{name}.csv")
-    (out / "summary.md").write_text(page(answers, tables, limits), encoding="utf-8")
+    (out / "summary.md").write_text(page(answers, tables, limits, notes), encoding="utf-8")
 
 
-def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]], limits: Mapping[str, float]) -> str:
+def page(
+    answers: Sequence[Answer],
+    tables: Mapping[str, list[dict[str, object]]],
+    limits: Mapping[str, float],
+    notes: str = "",
+) -> str:
     """The page of the judged cases, in Markdown."""
     misses = [row for row, one in zip(tables["cases"], answers, strict=True) if one.matters and not one.right]
     short = [{name: row[name] for name in ("model", "truth", "fault", "k3", "named")} for row in misses]
@@ -192,8 +197,9 @@ def page(answers: Sequence[Answer], tables: Mapping[str, list[dict[str, object]]
         _table(tables["calibration"]),
         "## Every miss",
         _table(short) if short else "None.",
+        notes,
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> str:

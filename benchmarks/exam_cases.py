@@ -33,14 +33,14 @@ class Fault:
 
     Attributes:
         dtype, trainer_dtype: of weights and activations.
-        weights: the sampler's weights, rounded: int8, int4, float8, router (a mixture's router in float8).
+        weights: the sampler's weights, rounded: int8, int4 or float8.
         cache: the sampler's keys and values are rounded to float8. flips: the share of tokens whose router errs.
         age: the sampler's weights are so many steps old; `reused`: instead the trainer's are so many steps newer.
         temperature, trainer_temperature: of either side; raw: the sampler logs log-probs before temperature and mask;
             rescored: its log-probs are the trainer's, packed in a third way.
         rule, threshold: the sampler's truncation, a key of `safe_set.RULES`; banned: the share of tokens that it never
             samples.
-        floor, noise: of the dial.
+        floor: of the dial.
         context: what the trainer sees for the prompt: twice, prefix, other, cut.
         dropout, attention, rope, layer: faults of the trainer that no rule knows.
         shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `_spoiled`.
@@ -62,7 +62,6 @@ class Fault:
     threshold: float = 0.0
     banned: float = 0.0
     floor: float = 0.0
-    noise: float = 0.0
     context: str = ""
     dropout: float = 0.0
     attention: float = 1.0
@@ -118,7 +117,7 @@ def _part(
         fault.temperature,
         trained.spec.max_new_tokens,
         rule=fault.rule,
-        disturbance=Disturbance(floor=fault.floor, noise=fault.noise),
+        disturbance=Disturbance(floor=fault.floor),
     )
     weights = trained.past[sampler_at]
     sampler = _sampler(trained, fault, weights)
@@ -195,9 +194,7 @@ def _hook(model: nn.Module, ending: str, register: Callable[[nn.Module], Any]) -
 
 
 def _quantised(name: str, weight: Tensor, kind: str) -> Tensor:
-    """Projections alone, symmetric: int8 by output channel, int4 in groups of 32; `router` rounds routers alone."""
-    if kind == "router":
-        return dict(round_weights([(name, weight)], "float8_e4m3"))[name] if "mlp.gate.weight" in name else weight
+    """Projections alone, symmetric: int8 by output channel, int4 in groups of 32."""
     if "proj" not in name or weight.ndim < 2:
         return weight
     most, size = (127, weight.shape[-1]) if kind == "int8" else (7, 32)

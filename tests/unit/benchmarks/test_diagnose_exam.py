@@ -1,4 +1,4 @@
-"""The exam of causes: its design, the faults that it plants, the fit, and a small share of it on an untrained policy."""
+"""The exam of causes: its design, its faults, the fit, and a small share of it on an untrained policy."""
 
 import csv
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from diagnose_exam import design
-from exam_answers import Answer, answer, calibration_rows, confusion_rows, group_rows, page
+from exam_answers import Answer, answer, calibration_rows, case_rows, confusion_rows, group_rows, page
 from exam_cases import Case, Fault, _quantised, make_log
 from exam_models import SPECS, Spec, Trained, score
 from exam_rules import fit_one, settle
 
 from tailrl.config.policy import ScratchPolicy
 from tailrl.config.tasks.arithmetic import ArithmeticTask
-from tailrl.diagnosis.causes import Cause, words
+from tailrl.diagnosis.causes import Cause, cause_words
 from tailrl.diagnosis.features import FEATURES
 from tailrl.model.policy import create_policy, save_policy
 from tailrl.model.tokenizer import train_tokenizer
@@ -29,12 +29,12 @@ def test_the_design() -> None:
     for which in ("settle", "judge"):
         for truth, listed in plan[which].items():
             named = {plan["groups"].get(name, name) for name in truth.split("+")}
-            assert named <= {"none", *words()}
+            assert named <= {"none", *cause_words()}
             for given in listed:
                 Fault(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
         assert {name for truth in plan[which] for name in truth.split("+")} >= {"unknown", "none", *plan["groups"]}
         assert any("+" in truth for truth in plan[which])
-    assert set(plan["groups"].values()) <= set(words())
+    assert set(plan["groups"].values()) <= set(cause_words())
     by_set = {which: {(one.task, one.kind) for one in SPECS if one.set == which} for which in ("settle", "judge")}
     assert not {task for task, _ in by_set["settle"]} & {task for task, _ in by_set["judge"]}
     assert len({one.seed for one in SPECS}) == len(SPECS)
@@ -144,9 +144,9 @@ def test_tables() -> None:
     assert confusion["floor"]["stale"] == 1 and confusion["none"]["floor"] == 1 and confusion["none"]["none"] == 1
     calibration = {row["sure"]: (row["answers"], row["right"]) for row in calibration_rows(answers)}
     assert calibration == {"0.5 to 0.7": (1, "0.000"), "0.7 to 0.9": (1, "0.000"), "0.9 to 1": (3, "1.000")}
-    text = page(
-        answers, {"groups": group_rows(answers), "confusion": confusion_rows(answers)} | _others(answers), LIMITS
-    )
+    tables = {"groups": group_rows(answers), "confusion": confusion_rows(answers), "cases": case_rows(answers)}
+    limits = {"overall": 0.9, "group": 0.7, "false_alarms": 0.05}
+    text = page(answers, tables | {"calibration": calibration_rows(answers)}, limits)
     assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
 
 
