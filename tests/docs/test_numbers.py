@@ -100,7 +100,7 @@ def test_what_fuzzing_found_is_in_its_file() -> None:
         return sum(int(row[column]) for row in own)
 
     page = words("reliability.md")
-    for kind in ("studies", "rows", "results", "models"):
+    for kind in ("studies", "rows", "results", "models", "logs"):
         own = [row for row in rows if row["kind"] == kind]
         counts = [f"{total(column, own):,}" for column in ("cases", "accepted", "refused", "failed")]
         timed = [row for row in own if row["processor"]]
@@ -109,8 +109,11 @@ def test_what_fuzzing_found_is_in_its_file() -> None:
             in page
         )
     assert f"tried {total('cases', rows):,} inputs in {total('seconds', rows) / 60:.0f} minutes" in page
-    last = [row for row in rows if row["commit"] == rows[-1]["commit"]]
-    assert total("failed", last) == 0 and f"The last {total('cases', last):,} found nothing" in page
+    logs, others = ([row for row in rows if (row["kind"] == "logs") == of_logs] for of_logs in (True, False))
+    last = [[row for row in own if row["commit"] == own[-1]["commit"]] for own in (logs, others)]
+    assert not any(total("failed", own) for own in last)
+    cases = [f"{total('cases', own):,}" for own in last]
+    assert f"The last {cases[0]} logs found nothing, nor did the last {cases[1]} others" in page
     assert f"The slowest took {max(float(row['slowest']) for row in rows)} s" in page
 
 
