@@ -73,7 +73,7 @@ def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], in
             np.savez(file, floor=floor, **arrays)
             seconds = time.perf_counter() - begun
             print(f"{spec.name} {number} {truth} {given} {seconds:.1f} s", file=sys.stderr)
-        with np.load(file) as loaded:
+        with np.load(file, allow_pickle=False) as loaded:
             log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
             planted = () if truth == "none" else tuple(groups.get(name, name) for name in truth.split("+"))
             yield Case(which, spec.name, number, planted, given, float(loaded["floor"]), log)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from causes_fixture import floor, rows, same, top_p
 
-from tailrl.diagnosis.causes import KNOWN, NAMED, Cause, agrees, find_causes, find_faults, settled, shapes, words
+from tailrl.diagnosis.causes import NAMED, SURE_ENOUGH, Cause, agrees, find_causes, find_faults, settled, shapes, words
 from tailrl.diagnosis.evidence import EVIDENCE
 from tailrl.diagnosis.features import FEATURES, features
 from tailrl.diagnosis.log import LoggedRow, pack
@@ -151,11 +151,11 @@ def test_two_faults_and_a_cause_are_all_named() -> None:
 
 def test_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model finds every cause improbable, `unknown` comes first, as sure as the others are not."""
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN - 0.1, "floor": NAMED / 2})
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": SURE_ENOUGH - 0.1, "floor": NAMED / 2})
     causes = find_causes(measured(rows(noise=0.1)))
     assert names(causes) == ["unknown", "stale"]
-    assert [cause.sure for cause in causes] == pytest.approx([1.1 - KNOWN, KNOWN - 0.1])
-    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": KNOWN + 0.1})
+    assert [cause.sure for cause in causes] == pytest.approx([1.1 - SURE_ENOUGH, SURE_ENOUGH - 0.1])
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": SURE_ENOUGH + 0.1})
     assert names(find_causes(measured(rows(noise=0.1)))) == ["stale"]
 
 

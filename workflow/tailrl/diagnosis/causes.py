@@ -29,7 +29,7 @@ FLOORS = 3.0
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
 
-KNOWN = 0.4
+SURE_ENOUGH = 0.4
 """Where no cause is as sure, `unknown` comes first: settled on models left out."""
 
 NAMED = 0.1
@@ -106,7 +106,7 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
         return tuple(found)
     sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
     shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    if max(sure.values()) < KNOWN:
+    if max(sure.values()) < SURE_ENOUGH:
         shown.insert(0, Cause("unknown", 1 - max(sure.values()), evidence("unknown", measured)))
     return (*found, *shown)
 

@@ -8,8 +8,6 @@ from tailrl.diagnosis.features import age, features, gain, ratio, source, temper
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
 
-SIDES = ("sampler", "trainer")
-
 
 def evidence(name: str, measured: Measured) -> tuple[str, ...]:
     """The sentences for a cause of `causes.yaml`."""
@@ -53,7 +51,7 @@ def _shift(measured: Measured) -> list[str]:
 
 def _clipped(measured: Measured) -> list[str]:
     found = []
-    for side in SIDES:
+    for side in measured.signals.zeros:
         low, same, near = measured.signals.least(side)
         if same > 1:
             found.append(
