@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from tailrl.analysis.format import count
 from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
-from tailrl.diagnosis.formats import SIDES
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
 
@@ -52,7 +51,7 @@ def _shift(measured: Measured) -> list[str]:
 
 def _clipped(measured: Measured) -> list[str]:
     found = []
-    for side in SIDES:
+    for side in measured.signals.zeros:
         low, same, near = measured.signals.least(side)
         if same > 1:
             found.append(
