@@ -74,10 +74,10 @@ def inject(monkeypatch: pytest.MonkeyPatch, fault: Fault, *steps: int) -> None:
     forward, count = step.forward_logprobs, iter(range(100))
 
     def faulty(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> Any:
-        logprobs, batch = forward(model, samples, run)
+        scored, batch = forward(model, samples, run)
         if next(count) in steps:
-            fault(model, logprobs)
-        return logprobs, batch
+            fault(model, scored[0])
+        return scored, batch
 
     monkeypatch.setattr(step, "forward_logprobs", faulty)
 

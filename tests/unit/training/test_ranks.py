@@ -178,9 +178,9 @@ def faulty(model: PreTrainedModel, run: Run, where: str) -> dict[str, Any]:
         raise NumericalError("NaN or Inf in the head's weight")
 
     def nan_in_a_logprob(*arguments: Any) -> Any:
-        logprobs, batch = forward(*arguments)
-        logprobs.logp_full_T[0] = np.nan
-        return logprobs, batch
+        scored, batch = forward(*arguments)
+        scored[0].logp_full_T[0] = np.nan
+        return scored, batch
 
     place(model, run.training)
     optimizer = make_optimizer(model, run.training)

@@ -146,11 +146,11 @@ def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.M
     calls = {"budget": 0}
 
     def faulty(*arguments: Any) -> Any:
-        logprobs, batch = forward(*arguments)
+        scored, batch = forward(*arguments)
         calls["budget"] += 1
         if calls["budget"] == 1 and distributed.number() == distributed.count() - 1:
-            logprobs.logp_full_T[0] = np.nan
-        return logprobs, batch
+            scored[0].logp_full_T[0] = np.nan
+        return scored, batch
 
     monkeypatch.setattr(step, "forward_logprobs", faulty)
     on_two_ranks(runs, run, "two")
