@@ -53,7 +53,7 @@ figure1: venv
 		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
-test: venv  ## the tests, one tiny whole study among them: under ten minutes
+test: venv  ## the tests, one tiny whole study among them: twelve minutes
 	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes; the last line says what did not run
@@ -85,7 +85,7 @@ soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
 diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: half an hour
-	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	$(ADD) envs/bench.txt
 	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
 
 gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: eight minutes

@@ -178,3 +178,9 @@ def test_evidence_has_numbers() -> None:
         for sentence in say(plain):
             assert any(letter.isdigit() for letter in sentence), (name, sentence)
             assert "nan" not in sentence.lower().split(), (name, sentence)
+
+
+def test_a_log_prob_of_a_masks_fill_is_counted_and_no_crash() -> None:
+    fill = float(np.finfo(np.float32).min)
+    found = measured([LoggedRow("here", np.array([-1.0, fill, -2.0]), np.array([-1.0, -1.0, -2.0]))])
+    assert found.signals.sums["tokens"] == 3

@@ -69,6 +69,8 @@ def test_the_verdict_comes_first_and_follows_cause_and_advice() -> None:
     assert page.verdict(mistake) == "This is temperature. Do what temperature needs."
     many = page.html_page(with_causes(*[Cause("precision", 0.2, ("`a` <b>",))] * 5))
     assert "2 less probable causes" in many and many.count("<code>a</code> &lt;b&gt;") == 5
+    second = with_causes(Cause("precision", 0.9, ()), Cause("temperature", 0.8, ()))
+    assert page.verdict(second) == "This is temperature. Do what temperature needs.", "a mistake comes before noise"
     unsure = page.verdict(with_causes(Cause("temperature", 0.3, ())))
     assert unsure.startswith("No cause is sure; the most probable one (30%): title of temperature. Token TIS")
 

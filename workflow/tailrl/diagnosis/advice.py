@@ -61,13 +61,13 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
     """
     if not measured.tokens:
         return Advice("fix", "No token has sound log-probs of both sides: log them first.")
-    cause = causes[0].name if causes and causes[0].sure >= SURE else None
-    if cause is not None and cause not in {*NOISE, TAIL}:
+    likely = {one.name for one in causes if one.sure >= SURE}
+    if likely - NOISE - {TAIL}:
         return Advice("fix", "Fix the cause first: a correction would hide it, and not remove it.")
     size = quantity(measured, "k3").mean
     if size <= NO_HARM:
         return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")
-    if cause == TAIL:
+    if TAIL in likely:
         cleaning = [one for one in remedies if one.name == "dvp" and one.kept_k3 <= CLEANED * size]
         if cleaning:
             best = min(cleaning, key=lambda one: one.threshold)

@@ -138,7 +138,7 @@ def length_chart(measured: Measured) -> Chart:
 def step_chart(measured: Measured) -> Chart | None:
     """Mean |Δ| of a token by training step; None if the log has fewer than two steps."""
     tokens_S, size_S, step_S = (measured.column(name) for name in ("tokens", "abs_logp", "step"))
-    known_S = ~np.isnan(step_S) & (tokens_S > 0)
+    known_S = np.isfinite(step_S) & (tokens_S > 0)
     steps = np.unique(step_S[known_S])
     if len(steps) < 2:
         return None

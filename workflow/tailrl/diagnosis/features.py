@@ -62,7 +62,8 @@ def gain(signals: Signals) -> float:
     value_S = np.tanh(delta_S[real_S] / np.sqrt(tokens_S[real_S]) / (np.abs(delta_S[real_S]).mean() + 1e-12))
     if not (value_S.std() and gain_S[real_S].std()):
         return 0.0
-    return float(np.corrcoef(value_S, gain_S[real_S])[0, 1])
+    found = float(np.corrcoef(value_S, gain_S[real_S])[0, 1])
+    return found if math.isfinite(found) else 0.0
 
 
 def age(signals: Signals) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.analysis.format import count, short
-from tailrl.diagnosis.advice import SURE
+from tailrl.diagnosis.advice import NOISE, SURE, TAIL
 from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
@@ -140,7 +140,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         if measured.extremes["abs_logp_max"] == 0:
             return "Sampler and trainer agree to the last bit. No correction is needed."
         return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. {advice.words}"
-    cause = diagnosis.causes[0]
+    mistakes = (one for one in diagnosis.causes if one.sure >= SURE and one.name not in {*NOISE, TAIL})
+    cause = next(mistakes, diagnosis.causes[0])
     words = cause_words()[cause.name]
     if cause.sure >= SURE:
         return f"{words.verdict} {words.do if advice.kind == 'fix' else advice.words}"

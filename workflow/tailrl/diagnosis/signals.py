@@ -140,7 +140,7 @@ class Signals:
         low, same = self.lowest.get(name, (np.inf, 0))
         least = min(low, float(own_T.min()))
         self.lowest[name] = least, (same if least == low else 0) + int((own_T == least).sum())
-        place_T = np.minimum((-own_T / LEVEL_WIDTH).astype(np.int64), LEVELS - 1)
+        place_T = np.minimum(-own_T / LEVEL_WIDTH, LEVELS - 1).astype(np.int64)
         found = np.bincount(place_T, minlength=LEVELS)
         self.levels[name] = self.levels.get(name, 0) + found
 
