@@ -171,6 +171,9 @@ def _forward(
     # A nan logit is in no safe set, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
+    # A rejection gives such a token the weight 0 or 1, so the loss alone would not show it.
+    if not logp_infer_T.isfinite().all():
+        raise NumericalError(f"the loss is {loss.item()}: a log-prob of the sampler is not finite")
     if not loss.isfinite():
         raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
