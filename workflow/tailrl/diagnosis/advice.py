@@ -47,6 +47,11 @@ class Advice:
     threshold: float = math.nan
 
 
+def mistakes(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """The probable causes that are mistakes: all but NOISE and TAIL."""
+    return tuple(one for one in causes if one.sure >= SURE and one.name not in {*NOISE, TAIL})
+
+
 def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Replayed]) -> Advice:
     """The advice. The rule, in its order, with its reasons:
 
@@ -61,13 +66,12 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
     """
     if not measured.tokens:
         return Advice("fix", "No token has sound log-probs of both sides: log them first.")
-    likely = {one.name for one in causes if one.sure >= SURE}
-    if likely - NOISE - {TAIL}:
+    if mistakes(causes):
         return Advice("fix", "Fix the cause first: a correction would hide it, and not remove it.")
     size = quantity(measured, "k3").mean
     if size <= NO_HARM:
         return Advice("none", f"No correction is needed: k3 is {size:.2g} nats, and none is advised up to {NO_HARM:g}.")
-    if TAIL in likely:
+    if any(one.name == TAIL and one.sure >= SURE for one in causes):
         cleaning = [one for one in remedies if one.name == "dvp" and one.kept_k3 <= CLEANED * size]
         if cleaning:
             best = min(cleaning, key=lambda one: one.threshold)

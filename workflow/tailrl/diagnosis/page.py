@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.analysis.format import count, short
-from tailrl.diagnosis.advice import NOISE, SURE, TAIL
+from tailrl.diagnosis.advice import SURE, mistakes
 from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
 from tailrl.diagnosis.diagnosis import Diagnosis
@@ -124,6 +124,7 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
         "titles": {name: remedy.title for name, remedy in catalogue().remedies.items()},
         "notes": sorted({one.note for one in diagnosis.remedies if one.note}),
         "advice": advice,
+        "probable": SURE,
         "configured": configuration(advice.name, advice.threshold) if advice.name else (),
         "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
     }
@@ -140,8 +141,7 @@ def verdict(diagnosis: Diagnosis) -> str:
         if measured.extremes["abs_logp_max"] == 0:
             return "Sampler and trainer agree to the last bit. No correction is needed."
         return f"No mismatch that needs a cause: mean |Δ| is {size} nats a token. {advice.words}"
-    mistakes = (one for one in diagnosis.causes if one.sure >= SURE and one.name not in {*NOISE, TAIL})
-    cause = next(mistakes, diagnosis.causes[0])
+    cause = (*mistakes(diagnosis.causes), diagnosis.causes[0])[0]
     words = cause_words()[cause.name]
     if cause.sure >= SURE:
         return f"{words.verdict} {words.do if advice.kind == 'fix' else advice.words}"
