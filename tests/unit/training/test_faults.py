@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from run_fixture import Runs, make_runs
+from step_fixture import make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,7 +30,9 @@ from tailrl.runtime.errors import StudyError
 from tailrl.runtime.timeouts import EngineError
 from tailrl.tasks.problem import Problem
 from tailrl.training import guarded_engine, step
+from tailrl.training.optimizer import make_optimizer
 from tailrl.training.step import Sample
+from tailrl.training.step_record import Stopwatch
 
 FEW = {"steps": 4, "checkpoint_every": 1, "keep_tokens_every": 2}
 
@@ -67,6 +70,17 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "loss": (inf_in_the_loss, r"the loss is -?(nan|inf): the log-probs are finite, but a ratio or an advantage is not"),
     "gradient": (inf_in_the_gradient, r"the gradient's norm is (nan|inf)"),
 }
+
+
+@pytest.mark.parametrize("correction", [{"token": "mask"}, {"sequence": "geometric"}, {"veto": 1e-4}])
+def test_a_log_prob_of_the_sampler_that_is_none_is_refused(model: PreTrainedModel, correction: dict[str, Any]) -> None:
+    """With a rejection the loss stays finite."""
+    run = run_of({"correction": correction})
+    rollouts, advantages = make_rollouts()
+    rollouts[0].logp_infer_T[0] = np.nan
+    optimizer = make_optimizer(model, run.training)
+    with pytest.raises(StudyError, match="a log-prob of the sampler is not finite"):
+        step.update(model, optimizer, samples_of(rollouts, advantages, run), run, 0, Stopwatch())
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, fault: Fault, *steps: int) -> None:

@@ -215,17 +215,6 @@ def test_what_each_token_is_and_what_its_response_earned(model: PreTrainedModel,
         assert set(tokens["reward"][own]) == {rewards_B[number]}
 
 
-@pytest.mark.parametrize("correction", [{"token": "mask"}, {"sequence": "geometric"}, {"veto": 1e-4}])
-def test_a_log_prob_of_the_sampler_that_is_none_is_refused(model: PreTrainedModel, correction: dict[str, Any]) -> None:
-    """With a rejection the loss stays finite."""
-    run = run_of({"correction": correction})
-    rollouts, advantages = make_rollouts()
-    rollouts[0].logp_infer_T[0] = np.nan
-    optimizer = make_optimizer(model, run.training)
-    with pytest.raises(StudyError, match="a log-prob of the sampler is not finite"):
-        update(model, optimizer, samples_of(rollouts, advantages, run), run, 0, Stopwatch())
-
-
 def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
     rollouts, advantages = make_rollouts()
     with pytest.raises(StudyError, match="loss is nan"):
