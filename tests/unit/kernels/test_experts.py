@@ -1,6 +1,5 @@
 """Batch-invariant experts against transformers' loop in float64, and against themselves in other company."""
 
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,5 +65,3 @@ def test_the_library_s_own_grouped_experts_do_depend_on_them(monkeypatch: pytest
     monkeypatch.setattr(module, "FEWEST_ROWS", 1)
     monkeypatch.setattr(module, "product", nn.functional.linear)
     assert not all(alone_and_together(name) for name in SIZES)
-
-

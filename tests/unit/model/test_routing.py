@@ -22,7 +22,7 @@ P, E, K = sum(LENGTHS), 8, 2
 TOKENS_P = torch.arange(P) * 31 % 600
 
 
-def fixed_LPK(seed: int = 3) -> Tensor:
+def fixed(seed: int = 3) -> Tensor:
     """Experts that no router would choose: two different ones for each token and layer, at random."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(SETTINGS.layers, P, E, generator=generator).topk(K, -1).indices
@@ -49,7 +49,7 @@ class FixedBlock(nn.Module):
 
 
 def oracle(model: PreTrainedModel, routes_LPK: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Hidden states and gradients in float64, one sequence at a time, with the library's attention and fixed experts."""
+    """Hidden states and gradients in float64, a sequence at a time, with the library's attention and fixed experts."""
     plain = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").double()
     plain.load_state_dict(model.state_dict())
     blocks = [layer.mlp for layer in plain.model.layers]
@@ -102,8 +102,8 @@ def test_packed_rows_are_the_library_s_own_model(model: PreTrainedModel) -> None
         row_PH = hidden_states(model, TOKENS_P, pack(LENGTHS), routing)
         alone = [plain.model(part[None], use_cache=False).last_hidden_state[0] for part in TOKENS_P.split(LENGTHS)]
     torch.testing.assert_close(row_PH, torch.cat(alone), rtol=1e-4, atol=1e-4)
-    assert routing.chosen_LPK().shape == (2, P, K)
-    assert len(routing.chosen_LPK().unique()) == E
+    assert routing.choices().shape == (2, P, K)
+    assert len(routing.choices().unique()) == E
     assert all(gate.routing is None for gate in routers(model).values())
 
 
@@ -120,32 +120,32 @@ def test_recorded_experts_are_those_of_the_largest_logits(model: PreTrainedModel
 
 def test_fixed_experts_give_the_oracle_s_values_and_gradients(model: PreTrainedModel) -> None:
     """Router weights included: their gradient comes through the softmax over the fixed set."""
-    routing = Routing(fixed_LPK())
+    routing = Routing(fixed())
     hidden_PH = hidden_states(model, TOKENS_P, pack(LENGTHS), routing)
     objective(hidden_PH).backward()
-    expected_PH, theirs = oracle(model, fixed_LPK())
+    expected_PH, theirs = oracle(model, fixed())
     torch.testing.assert_close(hidden_PH.double(), expected_PH, rtol=1e-4, atol=1e-4)
     close(gradients(model), theirs)
     assert all(theirs[f"model.layers.{layer}.mlp.gate.weight"].abs().max() > 0 for layer in range(2))
     # What the routers would have chosen is recorded, not what they were told.
-    assert not torch.equal(routing.chosen_LPK().sort(-1).values, fixed_LPK().sort(-1).values)
+    assert not torch.equal(routing.choices().sort(-1).values, fixed().sort(-1).values)
 
 
 def test_a_wrong_set_is_seen(model: PreTrainedModel) -> None:
     """One token's experts in one layer changed: the oracle differs."""
-    wrong_LPK = fixed_LPK()
+    wrong_LPK = fixed()
     wrong_LPK[0, 3] = (wrong_LPK[0, 3] + 1) % E
     hidden_PH = hidden_states(model, TOKENS_P, pack(LENGTHS), Routing(wrong_LPK))
     objective(hidden_PH).backward()
     with pytest.raises(AssertionError):
-        close(gradients(model), oracle(model, fixed_LPK())[1])
+        close(gradients(model), oracle(model, fixed())[1])
 
 
 def test_layers_that_are_computed_again_have_the_same_experts(model: PreTrainedModel) -> None:
     again = copy.deepcopy(model)
     place(again, Training(activation_checkpointing=True))
     for each in (model, again):
-        objective(hidden_states(each, TOKENS_P, pack(LENGTHS), Routing(fixed_LPK()))).backward()
+        objective(hidden_states(each, TOKENS_P, pack(LENGTHS), Routing(fixed()))).backward()
     theirs = gradients(model)
     assert all(torch.equal(gradient, theirs[name]) for name, gradient in gradients(again).items())
 
@@ -172,9 +172,7 @@ def test_balanced_experts_have_the_least_loss() -> None:
     assert crowded.load_balancing(1).item() > 1.5
 
 
-def test_a_saved_mixture_comes_back(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_a_saved_mixture_comes_back(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     save_policy(model, tokenizer, tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
     weights = loaded.state_dict()

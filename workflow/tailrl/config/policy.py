@@ -35,7 +35,7 @@ class WarmStart(Settings):
 
 
 class ScratchPolicy(Settings):
-    """A small Llama, or with experts a small Qwen3-MoE, with its own tokenizer; made and warm-started by the pipeline."""
+    """A small Llama, or with experts a Qwen3-MoE, with its own tokenizer, made and warm-started by the pipeline."""
 
     source: Literal["scratch"] = "scratch"
     vocabulary_size: int = Field(2048, ge=512, description="tokens of its tokenizer, which is trained for it")
@@ -65,7 +65,9 @@ class ScratchPolicy(Settings):
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token: {self.experts_per_token} of {self.experts} experts")
         if self.hidden_size % 32 or self.intermediate_size % 32:
-            raise ValueError("with experts, hidden_size and intermediate_size must be multiples of 32 (what vLLM takes)")
+            raise ValueError(
+                "with experts, hidden_size and intermediate_size must be multiples of 32 (what vLLM takes)"
+            )
         return self
 
 

@@ -106,9 +106,7 @@ AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
 AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
 
 
-def hidden_states(
-    model: PreTrainedModel, tokens_P: Tensor, packing: Packing, routing: Routing | None = None
-) -> Tensor:
+def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing, routing: Routing | None = None) -> Tensor:
     """Last hidden states [P, H] of a packed row of token ids [P]; the caller applies the head.
 
     `routing` prescribes and records the experts of a mixture.

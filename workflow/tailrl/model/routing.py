@@ -35,8 +35,8 @@ class Routing:
     chosen: dict[int, Tensor] = field(default_factory=dict)  # int64 [P, K]: the router's own choice, by layer
     logits: dict[int, Tensor] = field(default_factory=dict)  # [P, E]: the router's logits, by layer
 
-    def chosen_LPK(self) -> Tensor:
-        """The routers' own choices, int64."""
+    def choices(self) -> Tensor:
+        """The routers' own choices, int64 [L, P, K]."""
         return torch.stack([self.chosen[layer] for layer in sorted(self.chosen)])
 
     def load_balancing(self, experts_per_token: int) -> Tensor:
