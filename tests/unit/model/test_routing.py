@@ -2,12 +2,11 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from moe_fixture import SETTINGS, mixture
-from torch import Tensor, nn
+from moe_fixture import SETTINGS, FixedBlock, mixture
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tailrl.config.training import Training
@@ -26,26 +25,6 @@ def fixed(seed: int = 3) -> Tensor:
     """Experts that no router would choose: two different ones for each token and layer, at random."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(SETTINGS.layers, P, E, generator=generator).topk(K, -1).indices
-
-
-class FixedBlock(nn.Module):
-    """A layer's mixture written out: every expert on every token, weighted by the router's softmax over a fixed set."""
-
-    def __init__(self, block: Any, set_PK: Tensor, start: int) -> None:
-        super().__init__()
-        self.block, self.set_PK, self.start = block, set_PK, start
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        rows, experts = hidden[0], self.block.experts
-        own_PE = rows @ self.block.gate.weight.T
-        mask_PE = torch.zeros_like(own_PE).scatter(1, self.set_PK[self.start : self.start + len(rows)], 1.0)
-        weight_PE = (own_PE.exp() * mask_PE) / (own_PE.exp() * mask_PE).sum(-1, keepdim=True)
-        total = torch.zeros_like(rows)
-        for expert in range(E):
-            gate, up = (rows @ experts.gate_up_proj[expert].T).chunk(2, -1)
-            out = (torch.sigmoid(gate) * gate * up) @ experts.down_proj[expert].T
-            total = total + weight_PE[:, expert, None] * out
-        return total[None]
 
 
 def oracle(model: PreTrainedModel, routes_LPK: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -111,7 +111,7 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing, ro
 
     `routing` prescribes and records the experts of a mixture.
     """
-    routes = {} if routing is None else {"routing": routing}
+    routes: dict[str, Any] = {} if routing is None else {"routing": routing}
     if model.config._attn_implementation == EXACT_ATTENTION:
         attention = PackedAttention.of(packing, key_group(model.config))
         row = pad_rows(tokens_P), pad_rows(packing.positions_P)
