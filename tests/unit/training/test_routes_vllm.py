@@ -66,9 +66,7 @@ def test_runs_with_replay(
         run = run_of({}, checkpoint_every=1, learning_rate=1e-3)
         sampler = run.sampler.model_copy(update={"routes": True, "dtype": dtype})
         training = run.training.model_copy(update={"routing_replay": replay})
-        return run.model_copy(
-            update={"sampler": sampler, "training": training, "policy": SETTINGS}
-        ).model_dump_json()
+        return run.model_copy(update={"sampler": sampler, "training": training, "policy": SETTINGS}).model_dump_json()
 
     runs = [settings("bfloat16", True), settings("bfloat16", True), settings("bfloat16", False)]
     given = [*runs, tmp_path / "policy", tmp_path / "problems.jsonl", tmp_path]
