@@ -145,8 +145,9 @@ def test_the_load_balancing_loss_is_that_of_switch(model: PreTrainedModel) -> No
 
 def test_balanced_experts_have_the_least_loss() -> None:
     """K, where every expert gets the same tokens with the same probability."""
-    even = Routing(logits={0: torch.eye(E).repeat(4, 1)})
-    crowded = Routing(logits={0: torch.eye(E)[:1].repeat(32, 1)})
+    even, crowded = Routing(), Routing()
+    even.logits = {0: torch.eye(E).repeat(4, 1)}
+    crowded.logits = {0: torch.eye(E)[:1].repeat(32, 1)}
     assert even.load_balancing(1).item() == pytest.approx(1, rel=1e-5)
     assert crowded.load_balancing(1).item() > 1.5
 

@@ -1,19 +1,23 @@
 """Routing replay in the trainer: its experts are the sampler's at every token, and its gradient is the oracle's."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from moe_fixture import FixedBlock, mixture
+from ranks_fixture import on_ranks
 from step_fixture import make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tailrl.config.jobs import Run
 from tailrl.objective.diagnostics import routing_metrics
 from tailrl.rollout.types import Rollout
+from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import ROUTING
 from tailrl.training.placement import place
@@ -177,6 +181,42 @@ def test_the_gradient_is_that_of_a_float64_oracle_with_fixed_experts(model: PreT
     wrong = [replace(s, rollout=replace(s.rollout, routes_PLK=(s.rollout.routes_PLK + 1) % E)) for s in given]
     other = oracle_gradient(model, wrong, run.training.temperature)
     assert any((found[name] - other[name]).abs().max() > 0.1 * other[name].abs().max() for name in other)
+
+
+def gradients_of(model: PreTrainedModel, run: Run) -> dict[str, torch.Tensor]:
+    """Of one update, whole on every rank, where the run places the model; and the log-ratios' metrics."""
+    place(model, run.training)
+    found: dict[str, torch.Tensor] = {}
+
+    class Keeping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # noqa: ARG002
+            found.update(
+                {n: distributed.whole(p.grad).clone() for n, p in model.named_parameters() if p.grad is not None}
+            )
+
+    _, _, record = update(model, Keeping(model.parameters(), lr=1.0), samples(run), run, 0, Stopwatch())
+    return found | {"flips": record.of("flips_TL").sum(0), "order": torch.tensor(record.order())}
+
+
+def test_two_ranks_replay_as_one_process(model: PreTrainedModel, tmp_path: Path) -> None:
+    run = replaying(token_budget=40, max_grad_norm=1e9)
+    both = on_ranks(2, tmp_path, gradients_of, model, run)
+    alone = gradients_of(model, run)
+    for found in both:
+        assert found.keys() == alone.keys()
+        assert torch.equal(found["flips"], alone["flips"]) and torch.equal(found["order"], alone["order"])
+        for name, gradient in alone.items():
+            size = gradient.abs().max().item()
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * size, msg=name)
+
+
+def test_a_trainer_in_bfloat16_replays_too(model: PreTrainedModel, tmp_path: Path) -> None:
+    """In half precision the routers' own choices differ in places; what is replayed does not."""
+    exact = gradients_of(copy.deepcopy(model), replaying(max_grad_norm=1e9))
+    (half,) = on_ranks(1, tmp_path, gradients_of, model, replaying(max_grad_norm=1e9, dtype="bfloat16"))
+    for name in ("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.down_proj"):
+        cosine = torch.nn.functional.cosine_similarity(half[name].flatten(), exact[name].flatten(), 0)
+        assert cosine > 0.99
 
 
 # --- refusals ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ Routing replay (R3, arXiv 2510.11370): the trainer uses the experts that the sam
 trainer's own: its softmax, renormalised over the prescribed experts. So the router still gets a gradient.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
 from typing import Any, cast
@@ -24,16 +23,21 @@ EXACT_EXPERTS = "exact"
 ALL_EXPERTS_FUNCTIONS.register(EXACT_EXPERTS, exact_experts)
 
 
-@dataclass(slots=True)
 class Routing:
     """What the routers of one forward over P tokens did, and what they are to do.
 
-    A layer that is computed again in the backward does the same again.
+    A layer that is computed again in the backward does the same again. No dataclass, since FSDP copies those.
+
+    Attributes:
+        given_LPK: int64, the experts that each layer uses; None: the router's own.
+        chosen: int64 [P, K], the router's own choice, by layer.
+        logits: [P, E], the router's logits, by layer.
     """
 
-    given_LPK: Tensor | None = None  # int64: the experts that each layer uses; None: the router's own
-    chosen: dict[int, Tensor] = field(default_factory=dict)  # int64 [P, K]: the router's own choice, by layer
-    logits: dict[int, Tensor] = field(default_factory=dict)  # [P, E]: the router's logits, by layer
+    def __init__(self, given_LPK: Tensor | None = None) -> None:
+        self.given_LPK = given_LPK
+        self.chosen: dict[int, Tensor] = {}
+        self.logits: dict[int, Tensor] = {}
 
     def choices(self) -> Tensor:
         """The routers' own choices, int64 [L, P, K]."""
