@@ -134,6 +134,14 @@ def test_weights_in_the_wrong_place_are_noticed(
         engines["float32"].load_weights(named_weights(policies[0]))
 
 
+def test_experts_that_are_not_handed_over_are_named(
+    engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
+) -> None:
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    with pytest.raises(StudyError, match=f"a policy that lacks {name}"):
+        engines["float32"].load_weights((own, weight) for own, weight in named_weights(policies[0]) if own != name)
+
+
 def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
     engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
 ) -> None:

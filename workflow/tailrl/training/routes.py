@@ -41,7 +41,10 @@ def check_routes(model: PreTrainedModel, given_LPK: Tensor) -> None:
     if sizes is None:
         raise StudyError("the sampler gave experts, and the policy is no mixture of experts")
     if found != (sizes[0], sizes[2]) or int(given_LPK.max()) >= sizes[1]:
-        raise StudyError(f"the sampler gave {found[1]} experts in {found[0]} layers, the policy has {sizes}")
+        raise StudyError(
+            f"the sampler gave {found[1]} experts a token in {found[0]} layers, up to number {int(given_LPK.max())}; "
+            f"the policy has {sizes[2]} of {sizes[1]} in {sizes[0]}"
+        )
 
 
 def flips(routing: Routing, given_LPK: Tensor, batch: Batch) -> Tensor:
@@ -49,8 +52,7 @@ def flips(routing: Routing, given_LPK: Tensor, batch: Batch) -> Tensor:
 
     A response token's row is the one that predicts it. The order within a set does not count.
     """
-    own_LPK = routing.choices()[:, : given_LPK.shape[1]]
-    differ_LP = (own_LPK.sort(-1).values != given_LPK.sort(-1).values).any(-1)
+    differ_LP = (routing.choices().sort(-1).values != given_LPK.sort(-1).values).any(-1)
     return differ_LP[:, batch.predict_T].T
 
 

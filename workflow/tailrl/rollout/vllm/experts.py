@@ -58,8 +58,10 @@ class ExpectedExperts:
             gate_E1I, up_E1I = torch.bmm(weight.float(), rows_EH1).chunk(2, 1)
             self.inner[name.removesuffix(GATE_UP)] = nn.functional.silu(gate_E1I) * up_E1I
         elif name.endswith(DOWN):
-            layer = name.removesuffix(DOWN)
-            self.outputs[layer] = torch.bmm(weight.float(), self.inner.pop(layer)).squeeze(-1)
+            inner_EI1 = self.inner.pop(layer := name.removesuffix(DOWN), None)
+            # Weights that are missing are named elsewhere; other families lay theirs out in other ways.
+            if inner_EI1 is not None and inner_EI1.shape[1] == weight.shape[2]:
+                self.outputs[layer] = torch.bmm(weight.float(), inner_EI1).squeeze(-1)
         return weight
 
     def check(self, llm: Any, dtype: torch.dtype) -> None:
@@ -78,8 +80,9 @@ def tried_experts(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
     """What each layer's experts give for `probe_rows`: float32 [E, H] a layer; none of quantised or shared ones."""
     found = []
     for layer in mixtures(model):
-        # Several ranks have a part of each expert.
-        if not isinstance(layer._quant_method, UnquantizedFusedMoEMethod) or layer.moe_config.tp_size > 1:
+        # Several ranks have a part of each expert; Qwen3-MoE has no biases.
+        plain = isinstance(layer._quant_method, UnquantizedFusedMoEMethod) and not layer.moe_config.has_bias
+        if not plain or layer.moe_config.tp_size > 1:
             continue
         experts = layer.moe_config.num_experts
         expert_E = torch.arange(experts)
