@@ -3,15 +3,31 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.planning.shapes import Shape
 
 
 def config_of(shape: Shape, **more: Any) -> PreTrainedConfig:
-    """Qwen3's configuration where queries and keys are normed, else Llama's, for packed rows."""
+    """Qwen3's configuration where queries and keys are normed, with experts Qwen3-MoE's, else Llama's; packed rows."""
     kind = Qwen3Config if shape.normed else LlamaConfig
+    if shape.experts:
+        kind = Qwen3MoeConfig
+        more |= {
+            "moe_intermediate_size": shape.intermediate,
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.chosen,
+            "norm_topk_prob": True,
+            "experts_implementation": "grouped_mm",
+        }
     return kind(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,

@@ -29,6 +29,7 @@ from tailrl.training.placement import as_forward, place
 SHAPES = [
     Shape(64, 2, 2, 2, 32, 192, 512, tied=True),
     Shape(96, 3, 4, 2, 32, 160, 300, tied=False),
+    Shape(64, 2, 2, 2, 32, 96, 512, tied=True, normed=True, experts=8, chosen=2),
 ]
 
 
@@ -69,9 +70,27 @@ def test_known_names_have_as_many_as_their_authors_say(name: str, billions: floa
     assert round(KNOWN[f"Qwen/Qwen3-{name}"].parameters / 1e9, 1) == billions
 
 
+def test_a_mixture_has_as_many_in_all_and_for_a_token_as_its_authors_say() -> None:
+    large = KNOWN["Qwen/Qwen3-30B-A3B"]
+    assert round(large.parameters / 1e9, 1) == 30.5
+    assert 3.3 < large.active / 1e9 < 3.4  # "3.3B"
+    assert KNOWN["Qwen/Qwen3-8B"].active == KNOWN["Qwen/Qwen3-8B"].parameters
+
+
+def test_many_tokens_read_every_expert_and_one_its_own() -> None:
+    shape = SHAPES[2]
+    assert shape.read(1) == shape.products
+    assert shape.read(1000) == shape.entries(8)
+    # Two tokens with 2 of 8 experts each: 28 pairs, of which the second shares 0, 1 or 2 with the first.
+    distinct = (15 * 4 + 12 * 3 + 1 * 2) / 28
+    assert shape.read(2) == shape.entries(distinct)
+
+
 def test_the_sizes_of_a_policy(tmp_path: Path) -> None:
     scratch = ScratchPolicy(hidden_size=64, layers=3, heads=2, intermediate_size=96, vocabulary_size=512)
     assert shape_of(scratch) == Shape(64, 3, 2, 2, 32, 96, 512, tied=True)
+    mixture = ScratchPolicy(experts=8, experts_per_token=3)
+    assert shape_of(mixture) == Shape(128, 4, 4, 4, 32, 384, 2048, tied=True, normed=True, experts=8, chosen=3)
     config_of(SHAPES[1]).save_pretrained(tmp_path)
     assert shape_of(PretrainedPolicy(source="pretrained", path=str(tmp_path))) == SHAPES[1]
     base = PretrainedPolicy(source="pretrained", path="Qwen/Qwen3-14B-Base")
@@ -145,8 +164,11 @@ def forward(model: PreTrainedModel, work: Work) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_the_operations_of_a_layer(shape: Shape) -> None:
     work = Work(prompts=2, group=3, prompt=9, response=8, budget=10_000)
+    model = shaped_policy(shape, 64)
+    if shape.experts:
+        model.set_experts_implementation("eager")  # the counter does not know the grouped product
     with FlopCounterMode(display=False) as counter:
-        forward(shaped_policy(shape, 64), work).sum().backward()
+        forward(model, work).sum().backward()
     counted = sum(count for op, count in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     # The first layer's products send their gradient on to the embedding: three of each in every layer.
     assert counted == 6 * shape.layers * shape.products * work.row

@@ -80,7 +80,7 @@ def compare(pair: Pair, compositions: int, largest: int, seed: int) -> tuple[int
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_every_log_prob_is_the_trainers(pairs: dict[tuple[str, str], Pair], case: tuple[str, str]) -> None:
-    """Eight cases with 7 batches each: 56 compositions, 20,000 tokens and more in all."""
+    """Ten cases with 7 batches each: 70 compositions, 25,000 tokens and more in all."""
     wrong, total = compare(pairs[case], 7, 150, CASES.index(case))
     assert total > 2500
     assert wrong == 0

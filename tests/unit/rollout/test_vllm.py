@@ -47,10 +47,11 @@ from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
-from tailrl.rollout.vllm.engine import SEQUENCES_IN_FLIGHT, VllmSampler
+from tailrl.rollout.vllm.engine import VllmSampler
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.recorder import SafeSetRecord
+from tailrl.rollout.vllm.scheduling import SEQUENCES_IN_FLIGHT
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems

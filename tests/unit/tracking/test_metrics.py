@@ -18,12 +18,12 @@ from tailrl.config.arm import Correction
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.report.metrics import ALIASES
 from tailrl.rollout.types import Rollout
-from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, TIME, VERIFICATION, Metric, in_group
+from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, ROUTING, TIME, VERIFICATION, Metric, in_group
 from tailrl.training.step_record import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent
 CATALOGUE = ROOM / "tracking" / "metrics.py"
-EVERY = METRICS | VERIFICATION
+EVERY = METRICS | VERIFICATION | ROUTING
 GROUPS = {key.split("/")[0] for key in EVERY}
 
 RATIOS = """kl k3_kl delta_abs_mean delta_abs_max rollout_is_ratio_fraction_high rollout_is_ratio_fraction_low
@@ -57,6 +57,8 @@ KEYS = [
     ("time", "rollout reward forward backward optimizer weights metrics step"),
     ("throughput", "tokens_per_second"),
     ("verification", "rounds agreement proposed_per_kept seconds"),
+    ("routing", "flip_fraction layer_flip_fraction_mean layer_flip_fraction_first layer_flip_fraction_last"),
+    ("routing", "layer_flip_fraction_max flipped_k3_kl unflipped_k3_kl flipped_k3_share"),
 ]
 
 LITERAL = re.compile(
@@ -147,7 +149,7 @@ def test_a_metric_is_its_key_as_text_in_json_and_in_a_pickle() -> None:
 def test_the_keys_stay_what_they_are() -> None:
     """Users' dashboards and scripts have them. `metrics.jsonl` has them in this order (tests/unit/training)."""
     expected = [f"{group}/{name}" for group, names in KEYS for name in names.split()]
-    assert [*METRICS, *VERIFICATION] == expected
+    assert [*EVERY] == expected
 
 
 def test_groups() -> None:

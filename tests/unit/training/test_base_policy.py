@@ -4,10 +4,14 @@ import math
 
 import pytest
 import torch
+from moe_fixture import SETTINGS
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tailrl.config.policy import ScratchPolicy, WarmStart
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import hidden_states
 from tailrl.model.policy import create_policy, named_weights
+from tailrl.model.routing import Routing
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem
 from tailrl.training.base_policy import encode_solutions, warm_start
@@ -70,3 +74,19 @@ def test_a_loss_that_is_not_finite_is_one_sentence(
         model.model.layers[0].mlp.up_proj.weight[0, 0] = math.nan
     with pytest.raises(StudyError, match=r"warm start: the loss is nan at step 0; lower policy\.warm_start"):
         warm_start(model, tokenizer, problems[:8], WarmStart(batch=4))
+
+
+def test_a_mixture_learns_and_spreads_its_tokens(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> None:
+    """The losses that are told are of the solutions alone; the load-balancing loss moves the routers besides."""
+    used, losses = [], []
+    for weight in (0.0, 1.0):
+        model = create_policy(SETTINGS, tokenizer, 0)
+        losses.append(warm_start(model, tokenizer, problems * 6, WarmStart(batch=10, load_balancing=weight)))
+        prompts, solutions = encode_solutions(problems, tokenizer)
+        batch, routing = pack_batch(prompts, solutions), Routing()
+        with torch.no_grad():
+            hidden_states(model, batch.tokens_P, batch.packing, routing)
+        used.append(routing.load_balancing(SETTINGS.experts_per_token).item())
+    assert losses[0][0] == losses[1][0] == pytest.approx(math.log(600), abs=0.3)
+    assert all(each[-1] < each[0] / 2 for each in losses)
+    assert used[1] < used[0]

@@ -21,7 +21,9 @@ ARRAYS = (
 )
 """The file's arrays, (T,). int32: the training step. float32, nats: log π_train and log π_infer of the sampled token,
 unmasked and masked. bool: whether it lies outside the trainer's safe set. int32: its id, its position, and the
-response's number in the step (number // group_size is the prompt's). float32: the response's advantage and reward."""
+response's number in the step (number // group_size is the prompt's). float32: the response's advantage and reward.
+With `sampler.routes` there is one more, flips, int64: bit l is set where layer l of experts has another set of them in
+the trainer than in the sampler, for the first 63 layers."""
 
 
 TRAIN_LOG_PPL, INFER_LOG_PPL = (

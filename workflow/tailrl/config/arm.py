@@ -244,6 +244,11 @@ class Arm(Settings):
     def check(self, training: Training) -> None:
         """Raises ValueError if the arm does not fit its training settings, the study's with its own overrides."""
         self.sampler.check_temperature("training.temperature", training.temperature)
+        if training.routing_replay and not self.sampler.routes:
+            raise ValueError(
+                "training.routing_replay needs the experts that the sampler chose, which vLLM alone gives: set "
+                "sampler.routes: true, or leave it out"
+            )
         several = training.minibatches > 1
         if training.minibatches > training.prompts * training.group_size:
             raise ValueError("more minibatches than responses a step")

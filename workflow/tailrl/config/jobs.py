@@ -36,6 +36,8 @@ class Evaluation(Settings):
     def _without_trainer(self) -> Self:
         if self.sampler.verify:
             raise ValueError("sampler.verify needs a trainer, which an evaluation does not have")
+        if self.sampler.routes:
+            raise ValueError("sampler.routes is for a trainer, which an evaluation does not have")
         self.sampler.check_temperature("temperature", self.temperature)
         if self.sampler.tensor_parallel != 1:
             raise ValueError("sampler.tensor_parallel is for the ranks of a run: an evaluation is one process")

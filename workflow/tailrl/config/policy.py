@@ -25,18 +25,28 @@ class WarmStart(Settings):
     )
     batch: int = Field(64, ge=1, description="worked solutions per optimizer step")
     learning_rate: float = Field(3e-3, gt=0, description="peak of the rate, which falls to zero linearly")
+    load_balancing: float = Field(
+        0.01,
+        ge=0,
+        description="weight of the load-balancing loss of a mixture of experts, which is K where all experts get the "
+        "same number of tokens; a dense policy has none",
+    )
     seed: int = Field(0, description="seed of the initial weights")
 
 
 class ScratchPolicy(Settings):
-    """A small Llama with its own tokenizer, made and warm-started by the pipeline."""
+    """A small Llama, or with experts a Qwen3-MoE, with its own tokenizer, made and warm-started by the pipeline."""
 
     source: Literal["scratch"] = "scratch"
     vocabulary_size: int = Field(2048, ge=512, description="tokens of its tokenizer, which is trained for it")
     hidden_size: int = Field(128, ge=32, description="width of the residual stream")
     layers: int = Field(4, ge=1, description="transformer blocks")
     heads: int = Field(4, ge=1, description="attention heads; hidden_size / heads must be 32, 64 or 128")
-    intermediate_size: int = Field(384, ge=32, description="width of the gated MLP")
+    intermediate_size: int = Field(384, ge=32, description="width of the gated MLP; with experts, of each expert's")
+    experts: int | None = Field(
+        None, ge=2, le=2048, description="E, experts of each layer, which a router chooses from; null: one dense MLP"
+    )
+    experts_per_token: int = Field(2, ge=1, description="K, experts that a router chooses for a token")
     max_length: int = Field(256, ge=32, description="longest prompt and response together, tokens")
     warm_start: WarmStart = WarmStart()
 
@@ -44,6 +54,20 @@ class ScratchPolicy(Settings):
     def _head_size(self) -> Self:
         if self.hidden_size % self.heads or self.hidden_size // self.heads not in (32, 64, 128):
             raise ValueError("hidden_size / heads must be 32, 64 or 128 (what vLLM's attention supports)")
+        return self
+
+    @model_validator(mode="after")
+    def _mixture(self) -> Self:
+        if self.experts is None:
+            if self.experts_per_token != type(self).model_fields["experts_per_token"].default:
+                raise ValueError("experts_per_token says nothing without experts")
+            return self
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token: {self.experts_per_token} of {self.experts} experts")
+        if self.hidden_size % 32 or self.intermediate_size % 32:
+            raise ValueError(
+                "with experts, hidden_size and intermediate_size must be multiples of 32 (what vLLM takes)"
+            )
         return self
 
 

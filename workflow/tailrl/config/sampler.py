@@ -49,6 +49,11 @@ class SamplerSettings(Settings):
         description="whether vLLM runs its model without compiling it; compiling takes half a minute and pays off in "
         "long runs; null: true on a CPU, false on a GPU",
     )
+    routes: bool = Field(
+        False,
+        description="vLLM says which experts of a mixture it chose for every token, so that flips are counted and "
+        "training.routing_replay can use them; it then runs a prompt once for each of its responses",
+    )
     verify: bool = Field(
         False,
         description="the trainer samples every proposed token again with the same noise, and the engine continues from "
@@ -82,6 +87,8 @@ class SamplerSettings(Settings):
             raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
         if self.engine != "vllm" and self.tensor_parallel != 1:
             raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
+        if self.routes and (self.engine != "vllm" or self.verify):
+            raise ValueError("routes: vLLM says which experts it chose, and without verify: leave out routes")
         if self.engine != "vllm" and self.enforce_eager is not None:
             raise ValueError(f"engine: {self.engine} compiles nothing: leave out enforce_eager")
         if self.engine == "transformers" and self.kv_cache_dtype != "auto":

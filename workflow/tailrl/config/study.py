@@ -95,6 +95,8 @@ class Study(Settings):
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
+        if run.sampler.routes and isinstance(self.policy, ScratchPolicy) and self.policy.experts is None:
+            raise ValueError(f"arms.{name}.sampler.routes: the policy is dense and has no experts; leave it out")
         if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
             raise ValueError(
                 f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"

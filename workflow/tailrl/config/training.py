@@ -97,6 +97,11 @@ class Training(Settings):
         "mean different runs on two kinds of machine: run.json has what was used, and a checkpoint of the other is not "
         "continued",
     )
+    routing_replay: bool = Field(
+        False,
+        description="the trainer's forward and backward use the experts that the sampler chose for each token, prompts "
+        "included, weighted by the trainer's own router; it needs sampler.routes",
+    )
     activation_checkpointing: bool = Field(
         False, description="less memory: keep only each layer's input, and recompute the layer in the backward pass"
     )

@@ -6,7 +6,7 @@ it takes a padded view of the row that repeats shared prompts. It is causal and 
 attends to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -132,14 +132,22 @@ class Batch:
 
 
 def pack_batch(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    device: torch.device | str = "cpu",
+    marks: Sequence[Hashable] | None = None,
 ) -> Batch:
-    """One micro-batch; each prompt needs a token, since its last one predicts the first response token."""
-    number = {prompt: unique for unique, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    prefix_N = [number[tuple(prompt)] for prompt in prompts]
-    packing = pack([max(len(response) - 1, 0) for response in responses], [len(p) for p in number], prefix_N, device)
-    row = [token for prompt in number for token in prompt]
-    ends = [run - 1 for run in accumulate(map(len, number))]
+    """One micro-batch; each prompt needs a token, since its last one predicts the first response token.
+
+    Equal prompts share their tokens in the row; with `marks`, one a response, those whose marks are equal too.
+    """
+    keys = list(zip(map(tuple, prompts), marks or [None] * len(prompts), strict=True))
+    number = {key: unique for unique, key in enumerate(dict.fromkeys(keys))}
+    prefix_N = [number[key] for key in keys]
+    lengths = [len(prompt) for prompt, _ in number]
+    packing = pack([max(len(response) - 1, 0) for response in responses], lengths, prefix_N, device)
+    row = [token for prompt, _ in number for token in prompt]
+    ends = [run - 1 for run in accumulate(lengths)]
     predict: list[int] = []
     for unique, response in zip(prefix_N, responses, strict=True):
         if response:

@@ -12,6 +12,7 @@ from tailrl.kernels import batch_invariant
 from tailrl.kernels.batch_invariant import Attend, PackedAttention, pad_rows
 from tailrl.kernels.packing import Packing, padded, unpadded
 from tailrl.kernels.varlen import HEAD_MULTIPLE, serves, varlen_attention
+from tailrl.model.routing import Routing, open_routers
 from tailrl.runtime.errors import StudyError
 
 PACKED_ATTENTION = "packed"
@@ -105,14 +106,22 @@ AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
 AttentionInterface.register(EXACT_ATTENTION, _exact_attention)
 
 
-def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) -> Tensor:
-    """Last hidden states [P, H] of a packed row of token ids [P]; the caller applies the head."""
+def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing, routing: Routing | None = None) -> Tensor:
+    """Last hidden states [P, H] of a packed row of token ids [P]; the caller applies the head.
+
+    `routing` prescribes and records the experts of a mixture.
+    """
+    routes: dict[str, Any] = {} if routing is None else {"routing": routing}
     if model.config._attn_implementation == EXACT_ATTENTION:
         attention = PackedAttention.of(packing, key_group(model.config))
         row = pad_rows(tokens_P), pad_rows(packing.positions_P)
-        return exact_hidden_states(model, *row, attention.attend)[: len(tokens_P)]
+        return exact_hidden_states(model, *row, attention.attend, **routes)[: len(tokens_P)]
     output = model.base_model(
-        input_ids=tokens_P.unsqueeze(0), position_ids=packing.positions_P.unsqueeze(0), use_cache=False, packing=packing
+        input_ids=tokens_P.unsqueeze(0),
+        position_ids=packing.positions_P.unsqueeze(0),
+        use_cache=False,
+        packing=packing,
+        **routes,
     )
     return cast(Tensor, output.last_hidden_state[0])
 
@@ -120,6 +129,7 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing) ->
 def make_exact(model: PreTrainedModel) -> None:
     """Make the model batch-invariant: a token's hidden states no longer depend on other sequences in its row."""
     model.set_attn_implementation(EXACT_ATTENTION)
+    open_routers(model, exact=True)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = MethodType(_exact_linear, module)  # type: ignore[method-assign]
@@ -131,13 +141,15 @@ def _exact_linear(module: nn.Linear, rows: Tensor) -> Tensor:
     return flat_RO.view(*rows.shape[:-1], -1)
 
 
-def exact_hidden_states(model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+def exact_hidden_states(
+    model: PreTrainedModel, tokens_R: Tensor, positions_R: Tensor, attend: Attend, **routes: Routing
+) -> Tensor:
     """Last hidden states [R, H] of a row of tokens that only `attend` connects.
 
     The model needs `make_exact` before, and the row is padded to a multiple of `row_multiple`.
     """
     output = model.base_model(
-        input_ids=tokens_R.unsqueeze(0), position_ids=positions_R.unsqueeze(0), use_cache=False, attend=attend
+        input_ids=tokens_R.unsqueeze(0), position_ids=positions_R.unsqueeze(0), use_cache=False, attend=attend, **routes
     )
     return cast(Tensor, output.last_hidden_state[0])
 

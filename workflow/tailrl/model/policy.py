@@ -16,12 +16,15 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils import CONFIG_NAME, cached_file
 
 from tailrl.config.policy import ScratchPolicy, lacking, lies
 from tailrl.model.checks import check_loaded, refuse_endless, refuse_oversized, refuse_pickle
 from tailrl.model.forward import PACKED_ATTENTION
+from tailrl.model.routing import open_routers
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
@@ -29,23 +32,38 @@ from tailrl.tasks.problem import Problem
 
 
 def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """A Llama with random float32 weights, deterministic under `seed`."""
+    """A Llama, or with experts a Qwen3-MoE, with random float32 weights, deterministic under `seed`."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.intermediate_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        max_position_embeddings=settings.max_length,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation=PACKED_ATTENTION,
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": settings.hidden_size,
+        "intermediate_size": settings.intermediate_size,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.heads,
+        "max_position_embeddings": settings.max_length,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "attn_implementation": PACKED_ATTENTION,
+    }
+    if settings.experts is None:
+        return LlamaForCausalLM(LlamaConfig(**sizes))
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **sizes,
+            head_dim=settings.hidden_size // settings.heads,
+            moe_intermediate_size=settings.intermediate_size,
+            num_experts=settings.experts,
+            num_experts_per_tok=settings.experts_per_token,
+            norm_topk_prob=True,
+            # Half the time of transformers' loop over the experts, on a CPU too.
+            experts_implementation="grouped_mm",
+        )
     )
-    return LlamaForCausalLM(config)
+    open_routers(model)
+    return model
 
 
 def load_policy(path: str | Path) -> PreTrainedModel:
@@ -70,6 +88,7 @@ def load_policy(path: str | Path) -> PreTrainedModel:
     # A configuration may ask for any class of any size, and each fails in its own way.
     except Exception as error:
         raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
+    open_routers(model)
     check_loaded(model, report, path)
     return cast(PreTrainedModel, model)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tailrl.config.arm import Correction
 from tailrl.objective.sequences import check_logprobs, check_packed, sequence_mean, sequence_sum
+from tailrl.tracking.metrics import ROUTING
 
 LARGE_RATIO = torch.tensor(2.0)
 """A token ratio outside [1/2, 2] counts as large."""
@@ -94,6 +95,29 @@ def advantage_skew(logp_train_T: Tensor, logp_infer_T: Tensor, advantage_T: Tens
         "c_positive_advantage": skew_T[advantage_T > 0].sum().item() / tokens,
         "c_negative_advantage": skew_T[advantage_T < 0].sum().item() / tokens,
     }
+
+
+def routing_metrics(flips_TL: Tensor, log_ratio_T: Tensor) -> dict[str, float]:
+    """How many tokens have other experts in the trainer than in the sampler, and how their log-probs differ.
+
+    Args:
+        flips_TL: bool [T, L], whether a layer's set of experts differs where the token is predicted.
+        log_ratio_T: [T] nats, ℓ.
+
+    Returns:
+        The metrics of `tracking.metrics.ROUTING` by key; nan where there is no such token.
+    """
+    flipped_T, log_ratio_T = flips_TL.any(1), log_ratio_T.double()
+    k3_T, by_layer_L = log_ratio_T.expm1() - log_ratio_T, flips_TL.double().mean(0)
+    of_tokens = {
+        "flip_fraction": flipped_T.double(),
+        "flipped_k3_kl": k3_T[flipped_T],
+        "unflipped_k3_kl": k3_T[~flipped_T],
+        "flipped_k3_share": k3_T[flipped_T].sum() / k3_T.sum(),
+    }
+    layers = {"mean": by_layer_L.mean(), "first": by_layer_L[0], "last": by_layer_L[-1], "max": by_layer_L.max()}
+    named = of_tokens | {f"layer_flip_fraction_{name}": value for name, value in layers.items()}
+    return {key: named[key.rpartition("/")[2]].mean().item() for key in ROUTING}
 
 
 def weight_metrics(weight_N: Tensor) -> dict[str, float]:

@@ -116,11 +116,15 @@ def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = Tr
     A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
     and the attention's output as attention sees them, and the output in the row: padded, or in half precision on a GPU
     (`kernels.varlen`) as the row is, with keys and values repeated for the sequences of a prompt. The MLP keeps four
-    (gate, its SiLU, up, their product). The last norm keeps two. Cosine and sine of the positions are kept once. A
-    backward needs as many numbers as its layer kept; with activation checkpointing these are computed again first.
+    (gate, its SiLU, up, their product), those of a mixture for each of a token's experts. The last norm keeps two.
+    Cosine and sine of the positions are kept once. A backward needs as many numbers as its layer kept; with activation
+    checkpointing these are computed again first.
     """
     queries, keys = shape.heads * shape.head, 2 * shape.kv_heads * shape.head
-    layer: float = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
+    # An expert keeps its own copy of a token, and its output; the router its probabilities and weights.
+    copies = shape.chosen * (2 * shape.hidden + 2) + 2 * shape.experts if shape.experts else 0
+    normed = 2 * (queries + keys // 2) if shape.normed else 0
+    layer: float = work.batch * (6 * shape.hidden + queries + normed + 4 * shape.chosen * shape.intermediate + copies)
     layer += work.attended * (2 * queries + keys) if padded else work.batch * queries + work.repeated * keys
     once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:

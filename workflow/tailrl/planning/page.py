@@ -54,6 +54,11 @@ def _sizes(shape: Shape, planned: Planned, devices: int) -> Iterator[str]:
     tokens = work.sampled * devices
     apart = shape.parameters - shape.embedding * (1 if shape.tied else 2)
     yield f"parameters: {shape.parameters / 1e6:,.1f} million, {apart / 1e6:,.1f} without embedding and head"
+    if shape.experts:
+        yield (
+            f"experts: {shape.experts} a layer, {shape.chosen} a token, which meets {shape.active / 1e6:,.1f} million "
+            "parameters"
+        )
     yield (
         f"a step: {whole.prompts * whole.group_size} responses of {work.response:,} tokens to {whole.prompts} prompts "
         f"of {work.prompt}: {tokens:,.0f} sampled tokens; micro-batches of up to {work.batch:,}"

@@ -1,7 +1,7 @@
 """The sizes of a policy: from the settings of a scratch policy, from config.json, or from a table of hub names."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrl.config.policy import Policy, ScratchPolicy, lies
@@ -10,28 +10,40 @@ from tailrl.runtime.errors import StudyError, reason
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the Llama family: gated MLP, RMSNorm, no biases."""
+    """A decoder of the Llama family: gated MLP, or a mixture of such (Qwen3-MoE), RMSNorm, no biases."""
 
     hidden: int  # H, width of the residual stream
     layers: int  # blocks
     heads: int  # of the queries
     kv_heads: int  # of the keys
     head: int  # numbers in a head
-    intermediate: int  # I, width of the MLP
+    intermediate: int  # I, width of the MLP, or of each expert
     vocabulary: int  # V
     tied: bool  # whether the head is the embedding
     normed: bool = False  # whether queries and keys are normed, as in Qwen3
+    experts: int = 0  # of a layer; 0: one dense MLP
+    chosen: int = 1  # experts of a token
 
     @property
     def products(self) -> int:
-        """Entries of a layer's matrices. A token costs twice as many floating-point operations."""
+        """Entries of a layer's matrices that a token meets: of its experts alone. It costs twice as many operations."""
+        return self.entries(self.chosen)
+
+    def entries(self, experts: float) -> int:
+        """Entries of a layer's matrices with so many of its experts, or with its one MLP; router included."""
         attention = 2 * self.heads * self.head + 2 * self.kv_heads * self.head
-        return self.hidden * (attention + 3 * self.intermediate)
+        mlps = experts if self.experts else 1
+        return round(self.hidden * (attention + self.experts + 3 * mlps * self.intermediate))
+
+    def read(self, rows: float) -> int:
+        """Entries of a layer's matrices that so many tokens read, whose experts are spread evenly."""
+        missed = (1 - self.chosen / self.experts) ** rows if self.experts else 0.0
+        return self.entries(self.experts * (1 - missed))
 
     @property
     def layer(self) -> int:
-        """Parameters of a layer."""
-        return self.products + 2 * self.hidden + (2 * self.head if self.normed else 0)
+        """Parameters of a layer, all its experts' among them."""
+        return self.entries(self.experts) + 2 * self.hidden + (2 * self.head if self.normed else 0)
 
     @property
     def embedding(self) -> int:
@@ -49,6 +61,11 @@ class Shape:
         return self.layers * self.layer + self.root
 
     @property
+    def active(self) -> int:
+        """Parameters that a token meets: all but those of the experts that it does not choose."""
+        return self.parameters - self.layers * (self.entries(self.experts) - self.products)
+
+    @property
     def cached(self) -> int:
         """Numbers that a token leaves in the cache of keys and values."""
         return 2 * self.layers * self.kv_heads * self.head
@@ -64,6 +81,7 @@ KNOWN = {
     "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, True),
     "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12_288, False),
     "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17_408, False),
+    "Qwen/Qwen3-30B-A3B": Shape(2048, 48, 32, 4, 128, 768, 151_936, False, normed=True, experts=128, chosen=8),
     "HuggingFaceTB/SmolLM2-135M": Shape(576, 30, 9, 3, 64, 1536, 49_152, True),
 }
 """Models on the hub, by name without `-Base` or `-Instruct`, from their config.json (Qwen3: arXiv 2505.09388)."""
@@ -73,7 +91,10 @@ def shape_of(policy: Policy) -> Shape:
     """The policy's sizes, without a network; raises StudyError if they are unknown."""
     if isinstance(policy, ScratchPolicy):
         sizes = policy.hidden_size, policy.layers, policy.heads, policy.heads, policy.hidden_size // policy.heads
-        return Shape(*sizes, policy.intermediate_size, policy.vocabulary_size, tied=True)
+        shape = Shape(*sizes, policy.intermediate_size, policy.vocabulary_size, tied=True)
+        if policy.experts is None:
+            return shape
+        return replace(shape, normed=True, experts=policy.experts, chosen=policy.experts_per_token)
     if lies(Path.is_file, Path(policy.path) / "config.json"):
         return _read(Path(policy.path) / "config.json")
     name = policy.path.removesuffix("-Base").removesuffix("-Instruct")
@@ -88,17 +109,21 @@ def shape_of(policy: Policy) -> Shape:
 def _read(file: Path) -> Shape:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        heads = config["num_attention_heads"]
+        heads, mixture = config["num_attention_heads"], config.get("model_type") == "qwen3_moe"
+        if mixture and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
+            raise ValueError("some of its layers have no experts")
         return Shape(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
             heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
             head=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
+            intermediate=config["moe_intermediate_size" if mixture else "intermediate_size"],
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
-            normed=config.get("model_type") == "qwen3",
+            normed=config.get("model_type") in ("qwen3", "qwen3_moe"),
+            experts=config["num_experts"] if mixture else 0,
+            chosen=config["num_experts_per_tok"] if mixture else 1,
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StudyError(f"{file}: no sizes of a decoder could be read from it: {reason(error)}") from None

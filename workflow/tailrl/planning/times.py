@@ -41,7 +41,12 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     rows = sequences / rounds
     entries = shape.layers * shape.products + shape.embedding
     middle = work.prompt + work.response / 2
-    read = size * (entries + rows * shape.cached * middle) / sharing / machine.bandwidth
+    read = (
+        size
+        * (shape.layers * shape.read(rows) + shape.embedding + rows * shape.cached * middle)
+        / sharing
+        / machine.bandwidth
+    )
     step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
     step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link

@@ -104,6 +104,8 @@ class TransformersSampler(LocalSampler):
                 f"{policy_folder}: {config.model_type} keeps more of a sequence than keys and values, which the "
                 "transformers engine does not support"
             )
+        if dtype == "float64" and getattr(config, "num_experts", None):
+            config._experts_implementation = "eager"  # grouped products have no float64
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         self.device = distributed.device()
         self.model.eval().requires_grad_(False).to(self.device)

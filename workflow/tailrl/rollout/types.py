@@ -1,9 +1,13 @@
 """An engine's input and output: requests and rollouts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Routes = NDArray[np.unsignedinteger[Any]]
+"""Experts: uint8, or uint16 where a layer has more than 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +35,6 @@ class Rollout:
     # float32 [V] for each kept position (`rollout.is_kept`), in order: the logits that its token was drawn from, after
     # temperature and disturbance, before any mask. Empty without kept positions.
     logits_infer_KV: tuple[NDArray[np.float32], ...] = ()
+    # [P, L, K]: the K experts of each of L layers for the P tokens that the engine
+    # ran, prompt first; the response's last token is not run. None where the engine does not say.
+    routes_PLK: Routes | None = None

@@ -49,11 +49,14 @@ CORR_VERL, TIME = "rollout_corr_verl", "time"
 _described = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _catalogue = {key: Metric(key, **described) for key, described in _described.items()}
 
-METRICS = {key: metric for key, metric in _catalogue.items() if not key.startswith("verification/")}
-"""All metrics by their keys, in the order in which a step logs them."""
-
-VERIFICATION = {key: metric for key, metric in _catalogue.items() if key not in METRICS}
+VERIFICATION = {key: metric for key, metric in _catalogue.items() if key.startswith("verification/")}
 """Logged besides where the trainer verifies the engine's tokens."""
+
+ROUTING = {key: metric for key, metric in _catalogue.items() if key.startswith("routing/")}
+"""Logged besides where the sampler says which experts it chose (`sampler.routes`)."""
+
+METRICS = {key: metric for key, metric in _catalogue.items() if key not in {*VERIFICATION, *ROUTING}}
+"""All other metrics by their keys, in the order in which a step logs them."""
 
 
 def in_group(group: str, name: str) -> Metric:

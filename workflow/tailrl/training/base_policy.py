@@ -19,6 +19,7 @@ from tailrl.config.source_files import at_start, job_files
 from tailrl.kernels.packing import pack_batch
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import check_vocabulary, create_policy, encode_prompt, load_policy, load_tokenizer, save_policy
+from tailrl.model.routing import Routing, routers
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.model.tokenizer_trial import try_tokenizer
 from tailrl.runtime.atomic_files import unchanged
@@ -82,6 +83,7 @@ def warm_start(
         StudyError: the loss is not finite.
     """
     prompts, solutions = encode_solutions(problems, tokenizer)
+    mixture = bool(routers(model))
     optimizers = _optimizers(model, settings.learning_rate)
     steps = math.ceil(len(problems) / settings.batch)
     rise = max(1, steps // 20)
@@ -93,9 +95,12 @@ def warm_start(
     for step in range(steps):
         chosen = slice(step * settings.batch, (step + 1) * settings.batch)
         batch = pack_batch(prompts[chosen], solutions[chosen])
-        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+        routing = Routing() if mixture else None
+        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing, routing)[batch.predict_T]
         loss = nn.functional.cross_entropy(hidden_TH @ head_weight(model).T, batch.targets_T)
         losses.append(loss.item())
+        if routing is not None:
+            loss = loss + settings.load_balancing * routing.load_balancing(model.config.num_experts_per_tok)
         if not math.isfinite(losses[-1]):
             raise StudyError(
                 f"warm start: the loss is {losses[-1]} at step {step}; lower policy.warm_start.learning_rate"

@@ -176,7 +176,7 @@ def write_batch(samples: Sequence[Sample], file: Path) -> None:
 
     Arrays per sample: prompt_length_N and response_length_N, int64, tokens; advantage_N and threshold_N, float64;
     seed_N, int64. Arrays concatenated over samples: prompt_tokens and tokens_T, int64; logp_infer_T and
-    log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32.
+    log_kept_infer_T, float32, nats; kept_vocab_infer_T, int32; routes_PLK where the sampler gave its experts.
     """
     rollouts = [sample.rollout for sample in samples]
     arrays = {
@@ -190,6 +190,8 @@ def write_batch(samples: Sequence[Sample], file: Path) -> None:
     }
     for name in ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T"):
         arrays[name] = np.concatenate([getattr(rollout, name) for rollout in rollouts])
+    if routes := [rollout.routes_PLK for rollout in rollouts if rollout.routes_PLK is not None]:
+        arrays["routes_PLK"] = np.concatenate(routes)
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(file, allow_pickle=False, **arrays)

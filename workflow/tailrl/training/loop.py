@@ -199,7 +199,7 @@ def take_step(
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
         engine.weight_sync(state.model)
     with watch.phase("metrics"):
-        metrics = dict.fromkeys(keys.METRICS, math.nan) | {
+        metrics = dict.fromkeys([*keys.METRICS, *(keys.ROUTING if run.sampler.routes else ())], math.nan) | {
             keys.STEP: float(step),
             keys.SKIPPED: float(fault is not None),
             keys.LEARNING_RATE: state.optimizer.param_groups[0]["lr"],

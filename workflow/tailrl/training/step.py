@@ -13,20 +13,22 @@ from transformers import PreTrainedModel
 from tailrl.config.jobs import Run
 from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
 from tailrl.kernels.logprobs import constrained_logprobs
-from tailrl.kernels.packing import Batch, micro_batches, pack_batch
+from tailrl.kernels.packing import Batch, micro_batches
 from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import named_weights
+from tailrl.model.routing import Routing
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import NumericalError
+from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.heap import give_back_freed
 from tailrl.training.optimizer import optimizer_step
 from tailrl.training.placement import as_forward, tensor_floats
+from tailrl.training.routes import check_routes, flips, packed
 from tailrl.training.step_record import Part, StepRecord, Stopwatch
 
 Result = TypeVar("Result")
@@ -42,21 +44,31 @@ class Sample:
     seed: int
 
 
-Scored = tuple[TokenLogprobs, Tensor | None]
-"""The trainer's log-probs; with centering the expected score of each token, else None."""
+Scored = tuple[TokenLogprobs, Tensor | None, Tensor | None]
+"""The trainer's log-probs; with centering the expected score of each token, else None; `routes.flips`, where the
+sampler gave its experts, else None."""
 
 
 def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) -> tuple[Scored, Batch]:
     """The trainer's log-probs of one packed micro-batch, on its own safe set or the sampler's."""
     device = next(model.parameters()).device
-    batch = pack_batch([s.rollout.prompt_tokens for s in samples], [s.rollout.tokens for s in samples], device)
+    batch, given_LPK = packed([sample.rollout for sample in samples], device)
+    routing = None
+    if given_LPK is not None:
+        check_routes(model, given_LPK)
+        routing = Routing(given_LPK if run.training.routing_replay else None)
+    elif run.training.routing_replay:
+        raise StudyError(f"arm {run.arm}: training.routing_replay needs the sampler's experts, which it did not give")
     # Together, since a sharded model has its head's weight whole only within its forward.
-    return as_forward(model, lambda: _logprobs(model, batch, samples, run)), batch
+    scored = as_forward(model, lambda: _logprobs(model, batch, samples, run, routing))
+    return (*scored, None if routing is None or given_LPK is None else flips(routing, given_LPK, batch)), batch
 
 
-def _logprobs(model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], run: Run) -> Scored:
+def _logprobs(
+    model: PreTrainedModel, batch: Batch, samples: Sequence[Sample], run: Run, routing: Routing | None
+) -> tuple[TokenLogprobs, Tensor | None]:
     weight_VH = head_weight(model)
-    hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+    hidden_TH = hidden_states(model, batch.tokens_P, batch.packing, routing)[batch.predict_T]
     threshold_N = torch.tensor([s.threshold for s in samples], device=weight_VH.device)
     rule = run.vocabulary.trainer_rule
     fill = run.vocabulary.outside == "paper_fill"
@@ -84,7 +96,7 @@ def old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run) ->
     old: dict[int, TokenLogprobs] = {}
     groups = _micro_batches(samples, run, range(len(samples)))
     for index, _ in distributed.dealt(len(groups)):
-        (logprobs, _), batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
+        (logprobs, *_), batch = _together(forward_logprobs, model, [samples[i] for i in groups[index]], run)
         old |= zip(groups[index], logprobs.split(list(batch.responses_N)), strict=True)
     whole = {place: own for given in distributed.gathered(old) for place, own in given.items()}
     return [whole[place] for place in range(len(samples))]
@@ -157,7 +169,7 @@ def _forward(
     numbers: Sequence[int],
 ) -> tuple[Tensor, Part]:
     """A micro-batch's loss with gradient, its share of a mean over `samples` samples; and its record."""
-    (logprobs, expected_T), batch = forward_logprobs(model, chosen, run)
+    (logprobs, expected_T, flips_TL), batch = forward_logprobs(model, chosen, run)
     device = logprobs.logp_T.device
     names = ("logp_infer_T", "log_kept_infer_T", "kept_vocab_infer_T")
     recorded = (np.concatenate([getattr(s.rollout, name) for s in chosen]) for name in names)
@@ -178,7 +190,7 @@ def _forward(
         raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
-    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers))
+    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers), flips_TL)
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:

@@ -14,12 +14,19 @@ from torch import Tensor
 
 from tailrl.config.arm import Correction
 from tailrl.objective.corrections import Weights, normaliser
-from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
+from tailrl.objective.diagnostics import (
+    advantage_skew,
+    log_ratio_metrics,
+    routing_metrics,
+    verl_metrics,
+    weight_metrics,
+)
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import sequence_sum
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
 from tailrl.tracking import metrics as keys
+from tailrl.training.routes import as_bits
 
 UNCORRECTED = Correction()
 
@@ -77,6 +84,7 @@ class Part:
     clipped_T: Tensor  # bool, whether the clipped branch is taken
     weights: Weights  # in the loss
     number_N: Tensor  # int64, the number of each sequence among the samples of the update
+    flips_TL: Tensor | None = None  # bool, `routes.flips`; None where the sampler gave no experts
 
 
 @dataclass(slots=True)
@@ -101,13 +109,26 @@ class StepRecord:
     def tokens(self) -> dict[str, NDArray[np.generic]]:
         """Per-token arrays of the step, nats, for the figure of Δ by token probability."""
         logp_infer_T = self.of("logp_infer_T")
-        return {
+        flipped = {"flips": as_bits(self.of("flips_TL")).cpu().numpy()} if self.routed else {}
+        return flipped | {
             "logp_train": self._unmasked().cpu().numpy(),
             "logp_infer": (logp_infer_T + self.of("log_kept_infer_T")).cpu().numpy(),
             "logp_train_masked": self.of("logprobs.logp_T").cpu().numpy(),
             "logp_infer_masked": logp_infer_T.cpu().numpy(),
             "outside": self.of("logprobs.outside_T").cpu().numpy(),
         }
+
+    @property
+    def routed(self) -> bool:
+        """Whether the sampler gave its experts."""
+        return all(part.flips_TL is not None for part in self.parts)
+
+    def routing(self) -> dict[str, float]:
+        """Metrics of flips, tokens whose experts differ; empty where the sampler gave none."""
+        if not self.routed:
+            return {}
+        log_ratio_T = self._unmasked() - self.of("logp_infer_T") - self.of("log_kept_infer_T")
+        return routing_metrics(self.of("flips_TL"), log_ratio_T)
 
     def order(self) -> list[int]:
         """The number of each sequence among the step's samples, in training order."""
@@ -176,6 +197,7 @@ class StepRecord:
             keys.OUTSIDE: _mean(outside_T),
             keys.OUTSIDE_COUNT: float(outside_T.sum()),
             keys.OUTSIDE_DELTA: _mean((full_T - unmasked_infer_T)[outside_T].abs()),
+            **self.routing(),
         }
 
 

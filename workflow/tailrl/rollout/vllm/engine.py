@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +26,17 @@ from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
-from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.types import Request, Rollout, Routes
+from tailrl.rollout.vllm.experts import ExpectedExperts, ExpertsExtension, record_routes, renew_kernels, routes_of
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
+from tailrl.rollout.vllm.scheduling import described, scheduling
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
 
-SEQUENCES_IN_FLIGHT = 128
-BATCHED_TOKENS = 4096
 
-
-def scheduling(gpu: bool, runner_v2: bool, max_length: int) -> dict[str, Any]:
-    """vLLM's arguments for its scheduler: on a GPU its own recommendations, which it knows by the GPU's memory.
-
-    vLLM 0.32 has 256 sequences in flight and 8,192 tokens a step there, 1,024 and 16,384 on an H100 or larger.
-    """
-    if gpu:
-        # V1's processor reads the tokens sampled so far, which async scheduling does not have in time.
-        return {"enable_chunked_prefill": True, "async_scheduling": runner_v2}
-    return {
-        "max_num_seqs": SEQUENCES_IN_FLIGHT,
-        "max_num_batched_tokens": max(BATCHED_TOKENS, max_length),
-        # vLLM 0.32 cannot prefill a seeded request in pieces on a CPU, whose generator has no offset.
-        "enable_chunked_prefill": False,
-        "async_scheduling": False,
-    }
-
-
-class WorkerExtension:
+class WorkerExtension(ExpertsExtension):
     """Methods added to vLLM's worker, so that the sampler can reach it."""
 
     model_runner: Any
@@ -80,6 +63,7 @@ class WorkerExtension:
 
     def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
+        renew_kernels(self.model_runner.model)
         self.model_runner.reload_weights(weights_iterator=weights)
 
 
@@ -128,6 +112,8 @@ class VllmSampler(LocalSampler):
                 logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
                 worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
                 enable_sleep_mode=self.sleeps,
+                # A token whose keys are cached is not run, and so has no experts.
+                enable_prefix_caching=False if settings.routes else None,
                 enforce_eager=not gpu if eager is None else eager,
                 **scheduling(gpu, self.runner_v2, max_length),
                 disable_log_stats=True,
@@ -141,6 +127,7 @@ class VllmSampler(LocalSampler):
             )
         if gpu and distributed.is_first():
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
+        self.routes = settings.routes and record_routes(self.llm, self.runner_v2, policy_folder)
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
@@ -183,6 +170,7 @@ class VllmSampler(LocalSampler):
         with nullcontext() if self.compiles else torch.compiler.set_stance("force_eager"):
             outputs = self.llm.generate(prompts, params, use_tqdm=False)
         record = self.llm.collective_rpc("take_safe_set_record")[0]
+        routes_N = routes_of(self.llm, requests, outputs) if self.routes else repeat(None)
         shape = (len(requests), max(len(output.outputs[0].token_ids) for output in outputs) + 1)
         log_kept, kept_vocab = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
         # A token recorded twice: numpy keeps the last entry, which counts.
@@ -195,8 +183,8 @@ class VllmSampler(LocalSampler):
             drawn_1V = disturb(raw_V[None], [requests[index].seed], [position], decoding.disturbance)
             logits[index][token] = drawn_1V[0].cpu().numpy()
         return [
-            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index])
-            for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
+            _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index], routes_PLK)
+            for index, (request, output, routes_PLK) in enumerate(zip(requests, outputs, routes_N, strict=False))
         ]
 
     def self_test(self, requests: Sequence[Request], decoding: Decoding) -> float:
@@ -233,17 +221,18 @@ class VllmSampler(LocalSampler):
         if self.asleep:
             # The cache wakes after the hand-over, which may gather a whole policy.
             self.llm.wake_up(tags=["weights"])
-        missing = set(self.names)
+        missing, experts = set(self.names), ExpectedExperts()
 
         def cast() -> Iterator[tuple[str, Tensor]]:
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
             for name, weight in weights:
                 missing.discard(name)
-                yield name, weight.to(self.dtype)
+                yield name, experts.seen(name, weight.to(self.dtype))
 
         self.llm.collective_rpc("set_weights", args=(cast(),))
         if missing:
             raise StudyError(f"vLLM was handed a policy that lacks {one_line(', '.join(sorted(missing)))}")
+        experts.check(self.llm, self.dtype)
         if self.asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self.asleep = False
@@ -258,26 +247,13 @@ class VllmSampler(LocalSampler):
             self.asleep = True
 
 
-def described(config: Any) -> str:
-    """What vLLM chose by the device, in a line of the log; `config` is its own."""
-    scheduler = config.scheduler_config
-    facts = [
-        f"Model Runner V{2 if config.use_v2_model_runner else 1}",
-        f"{scheduler.max_num_seqs} sequences in flight",
-        f"{scheduler.max_num_batched_tokens} tokens a step",
-        f"chunked prefill {'on' if scheduler.enable_chunked_prefill else 'off'}",
-        f"async scheduling {'on' if scheduler.async_scheduling else 'off'}",
-        f"CUDA graphs {config.compilation_config.cudagraph_mode.name.lower()}",
-    ]
-    return ", ".join(facts)
-
-
 def _rollout(
     request: Request,
     output: Any,
     log_kept: NDArray[np.float32],
     kept_vocab: NDArray[np.int32],
     logits: dict[int, NDArray[np.float32]],
+    routes_PLK: Routes | None,
 ) -> Rollout:
     length = len(output.token_ids)
     return Rollout(
@@ -288,4 +264,5 @@ def _rollout(
         kept_vocab_infer_T=kept_vocab[:length],
         stopped=output.finish_reason == "stop",
         logits_infer_KV=tuple(logits[token] for token in sorted(logits) if token < length),
+        routes_PLK=routes_PLK,
     )

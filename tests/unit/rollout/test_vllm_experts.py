@@ -1,0 +1,176 @@
+"""A mixture of experts in vLLM: hand-overs, the prepack that vLLM forgets, and the experts of every token.
+
+One engine in float32 and one in bfloat16, the latter without recorded routes.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moe_fixture import mixture
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.policy import named_weights, save_policy
+from tailrl.model.routing import Routing
+from tailrl.rollout import Decoding, make_sampler
+from tailrl.rollout.types import Request, Rollout
+from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm.engine import VllmSampler
+from tailrl.rollout.vllm.experts import RouteRecord
+from tailrl.runtime.errors import StudyError
+
+pytestmark = pytest.mark.vllm
+
+DECODING = Decoding(temperature=1.0, max_new_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def policies(tokenizer: PreTrainedTokenizerFast) -> list[PreTrainedModel]:
+    return [mixture(tokenizer, seed) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def engines(
+    policies: list[PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, VllmSampler]]:
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(policies[0], tokenizer, folder)
+    made = {}
+    for dtype, routes in (("float32", True), ("bfloat16", False)):
+        sampler = make_sampler(SamplerSettings(dtype=dtype, routes=routes), folder, 128, seed=0)
+        assert isinstance(sampler, VllmSampler)
+        made[dtype] = sampler
+    yield made
+    for sampler in made.values():
+        sampler.llm.llm_engine.engine_core.shutdown()
+    made.clear()
+    gc.collect()
+
+
+def requests(count: int = 40) -> list[Request]:
+    """Two responses to each prompt."""
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(2, 600, length).tolist()) for length in rng.integers(1, 30, count // 2)]
+    return [Request(prompt, 100 + i) for i, prompt in enumerate(p for p in prompts for _ in range(2))]
+
+
+@torch.no_grad()
+def scored(model: PreTrainedModel, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The trainer's log-prob of every token, and its experts for every token that the engine ran: [P, L, K] each."""
+    logp, chosen = [], []
+    for rollout in rollouts:
+        batch, routing = pack_batch([rollout.prompt_tokens], [rollout.tokens]), Routing()
+        hidden_TH = hidden_states(model, batch.tokens_P, batch.packing, routing)[batch.predict_T]
+        logits_TV = (hidden_TH @ head_weight(model).T).double().log_softmax(-1)
+        logp.append(logits_TV.gather(-1, batch.targets_T[:, None]).squeeze(-1).numpy())
+        chosen.append(routing.choices().permute(1, 0, 2).numpy())
+    return np.concatenate(logp), chosen
+
+
+def sampled(rollouts: Sequence[Rollout]) -> np.ndarray:
+    return np.concatenate([rollout.logp_infer_T for rollout in rollouts])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.3)])
+def test_after_each_hand_over_log_probs_are_the_trainers(
+    engines: dict[str, VllmSampler], policies: list[PreTrainedModel], dtype: str, tolerance: float
+) -> None:
+    """The engine's dummy weights are its first load, so that two hand-overs are its second and third."""
+    for model in (*policies, policies[0]):
+        engines[dtype].load_weights(named_weights(model))
+        rollouts = engines[dtype].generate(requests(), DECODING)
+        differences = np.abs(scored(model, rollouts)[0] - sampled(rollouts))
+        # In half precision few tokens flip their experts, and differ by more.
+        assert np.quantile(differences, 0.9) < tolerance
+        assert dtype != "float32" or differences.max() < tolerance
+        assert engines[dtype].self_test(requests(4), DECODING) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_prepack_that_vllm_forgets_is_noticed(
+    engines: dict[str, VllmSampler], policies: list[PreTrainedModel], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "renew_kernels", lambda _: None)
+    with pytest.raises(StudyError, match="vLLM's experts of layer 0 do not compute with the weights that they were"):
+        engines[dtype].load_weights(named_weights(policies[1]))
+    with pytest.raises(RuntimeError, match="no weights yet"):
+        engines[dtype].generate(requests(2), DECODING)
+
+
+def swapped(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Gate and up of the second layer, or two of its experts, swapped on the way."""
+    if name.endswith("1.mlp.experts.gate_up_proj"):
+        return weight.roll(weight.shape[1] // 2, 1)
+    return weight
+
+
+def one_expert_elsewhere(name: str, weight: torch.Tensor) -> torch.Tensor:
+    return weight[[0, 2, 1, *range(3, 8)]] if name.endswith("0.mlp.experts.down_proj") else weight
+
+
+@pytest.mark.parametrize(("fault", "layer"), [(swapped, 1), (one_expert_elsewhere, 0)])
+def test_weights_in_the_wrong_place_are_noticed(
+    engines: dict[str, VllmSampler],
+    policies: list[PreTrainedModel],
+    fault: Any,
+    layer: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_weights = engine_module.WorkerExtension.set_weights
+
+    def faulty(self: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        set_weights(self, ((name, fault(name, weight)) for name, weight in weights))
+
+    worker = engines["float32"].llm.llm_engine.model_executor.driver_worker.worker
+    monkeypatch.setattr(type(worker), "set_weights", faulty, raising=False)
+    with pytest.raises(StudyError, match=f"experts of layer {layer} do not compute"):
+        engines["float32"].load_weights(named_weights(policies[0]))
+
+
+def test_experts_that_are_not_handed_over_are_named(
+    engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
+) -> None:
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    with pytest.raises(StudyError, match=f"a policy that lacks {name}"):
+        engines["float32"].load_weights((own, weight) for own, weight in named_weights(policies[0]) if own != name)
+
+
+def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
+    engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
+) -> None:
+    """float32 on both sides: every token's experts are equal, prompts' included, in their order of weight."""
+    engines["float32"].load_weights(named_weights(policies[0]))
+    for _ in range(2):
+        rollouts = engines["float32"].generate(requests(300), DECODING)  # more than are in flight at once
+        for rollout, chosen_PLK in zip(rollouts, scored(policies[0], rollouts)[1], strict=True):
+            assert rollout.routes_PLK is not None and rollout.routes_PLK.dtype == np.uint8
+            assert rollout.routes_PLK.shape == (len(rollout.prompt_tokens) + len(rollout.tokens) - 1, 2, 2)
+            assert (np.sort(rollout.routes_PLK, -1) == np.sort(chosen_PLK, -1)).mean() > 0.999
+    used = np.concatenate([rollout.routes_PLK.reshape(-1, 2) for rollout in rollouts if rollout.routes_PLK is not None])
+    assert len(np.unique(used)) == 8
+
+
+def test_without_the_setting_there_are_none(engines: dict[str, VllmSampler], policies: list[PreTrainedModel]) -> None:
+    engines["bfloat16"].load_weights(named_weights(policies[0]))
+    assert all(rollout.routes_PLK is None for rollout in engines["bfloat16"].generate(requests(2), DECODING))
+
+
+def test_a_token_without_experts_is_an_error() -> None:
+    record = RouteRecord(np.array([0, 0, 0]), np.array([0, 1, 1]), np.arange(6, dtype=np.uint8).reshape(3, 1, 2))
+    (routes,) = record.of([Request((5, 6), 0)], [1])
+    assert routes.tolist() == [[[0, 1]], [[4, 5]]]  # what ran again has its last experts
+    with pytest.raises(StudyError, match="did not report the experts of 1 tokens"):
+        list(record.of([Request((5, 6), 0)], [2]))
+
+
+def test_a_dense_policy_has_no_routes(policy_folder: Path) -> None:
+    sampler = SamplerSettings(dtype="float32", routes=True)
+    with pytest.raises(StudyError, match=r"sampler\.routes: .* is no mixture of experts: leave it out"):
+        make_sampler(sampler, policy_folder, 32, seed=0)
