@@ -21,14 +21,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
-from tailrl.objective.disturbance import disturb
+from tailrl.model.quantize import packed
+from tailrl.model.quantized import check_sizes, projections
+from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
+from tailrl.rollout.twin import check_twin
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
-from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
+from tailrl.rollout.vllm.quantization import overrides, prepare
+from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
 
@@ -53,36 +57,6 @@ def scheduling(gpu: bool, runner_v2: bool, max_length: int) -> dict[str, Any]:
     }
 
 
-class WorkerExtension:
-    """Methods added to vLLM's worker, so that the sampler can reach it."""
-
-    model_runner: Any
-
-    def safe_set_recorder(self) -> SafeSetRecorder | None:
-        """This worker's logits processor; None if vLLM did not install it."""
-        runner = self.model_runner
-        if hasattr(runner, "sampler") and hasattr(runner.sampler, "logits_processors"):
-            processors = runner.sampler.logits_processors  # Model Runner V2
-        else:
-            processors = runner.input_batch.logitsprocs.argmax_invariant
-        return next((p for p in processors if isinstance(p, SafeSetRecorder)), None)
-
-    def records_safe_sets(self) -> bool:
-        """Whether the processor is in this worker's model runner."""
-        return self.safe_set_recorder() is not None
-
-    def take_safe_set_record(self) -> SafeSetRecord:
-        """The record of this worker's logits processor."""
-        recorder = self.safe_set_recorder()
-        if recorder is None:
-            raise RuntimeError("vLLM's model runner has no processor of ours")
-        return recorder.take()
-
-    def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
-        self.model_runner.reload_weights(weights_iterator=weights)
-
-
 class VllmSampler(LocalSampler):
     """A `Sampler` over one vLLM engine in this process."""
 
@@ -91,6 +65,8 @@ class VllmSampler(LocalSampler):
     asleep = False  # whether its memory is given away
 
     compiles = True  # whether torch may compile parts of it
+
+    handed: dict[str, Tensor] | None = None  # a quantised engine's weights as they came, until its self-test
 
     def __init__(
         self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
@@ -104,6 +80,13 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
             )
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config)
+        prepare(settings)
+        check_sizes(model, settings)
+        self.names, self.projections = model.state_dict().keys(), projections(model)
+        self.folder, self.settings, self.handed = policy_folder, settings, {} if settings.quantized else None
         try:
             self.llm = LLM(
                 model=str(policy_folder),
@@ -119,14 +102,14 @@ class VllmSampler(LocalSampler):
                 # The engine starts empty and gets every weight, head included: vLLM would keep its packed copy of the
                 # old head where a reload leaves out a tied one.
                 load_format="dummy",
-                hf_overrides={"tie_word_embeddings": False},
+                hf_overrides={"tie_word_embeddings": False} | overrides(settings),
                 max_model_len=max_length,
                 seed=seed,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
-                worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
+                worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
                 enable_sleep_mode=self.sleeps,
                 enforce_eager=not gpu if eager is None else eager,
                 **scheduling(gpu, self.runner_v2, max_length),
@@ -144,9 +127,6 @@ class VllmSampler(LocalSampler):
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
-            self.names = AutoModelForCausalLM.from_config(config).state_dict().keys()
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
@@ -210,7 +190,7 @@ class VllmSampler(LocalSampler):
 
         Raises:
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
-                ratio would be silently wrong.
+                ratio would be silently wrong. Or a quantised engine is not its twin: see `twin.check_twin`.
         """
         rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         worst = max(
@@ -222,6 +202,11 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )
+        if self.handed is not None:
+            plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
+            sampled = self.generate(requests, plain)
+            check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature)
+            self.handed = None
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -239,7 +224,12 @@ class VllmSampler(LocalSampler):
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
             for name, weight in weights:
                 missing.discard(name)
-                yield name, weight.to(self.dtype)
+                if self.handed is not None:
+                    self.handed[name] = weight.cpu()
+                if self.settings.quantization and name in self.projections:
+                    yield from packed(name, weight, self.settings)
+                else:
+                    yield name, weight.to(self.dtype)
 
         self.llm.collective_rpc("set_weights", args=(cast(),))
         if missing:
