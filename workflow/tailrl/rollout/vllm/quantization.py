@@ -52,9 +52,7 @@ def prepare(settings: SamplerSettings) -> None:
     """Raises StudyError where this machine would emulate the format or compute in another; call it before the start."""
     gpu = torch.cuda.is_available()
     if settings.quantization == "fp8" and not gpu:
-        raise StudyError(
-            "sampler.quantization: fp8 needs a GPU, since vLLM emulates it on a CPU; int8 and int4 run here"
-        )
+        raise StudyError("sampler.quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run")
     if settings.quantization == "fp8" and torch.cuda.get_device_capability() < FIRST_FLOAT8:
         raise StudyError(
             "sampler.quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit "
@@ -79,9 +77,7 @@ def finish_reload(model: nn.Module) -> None:
         if isinstance(module, Attention):
             set_default_quant_scales(module)
         if getattr(module, "use_w4a8", False):
-            raise StudyError(
-                "vLLM computes int4 weights with activations of 8 bits, which sampler.quantization excludes"
-            )
+            raise StudyError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
 
 
 def _hold_scales() -> None:
