@@ -24,11 +24,11 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.model.policy import named_weights
 from tailrl.model.quantize import int4_groups, pack_int4, packed
 from tailrl.rollout import Decoding, make_sampler
-from tailrl.rollout.twin import twin_logprobs
 from tailrl.rollout.types import Request
 from tailrl.rollout.vllm import engine as engine_module
 from tailrl.rollout.vllm import quantization
 from tailrl.rollout.vllm.engine import VllmSampler
+from tailrl.rollout.vllm.twin import twin_logprobs
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training import loop

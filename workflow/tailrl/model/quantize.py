@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tailrl.config.sampler import SamplerSettings
 
-LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+LARGEST_PACKED = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 """What the largest number of a scale's share becomes."""
 
 PACKED = 8
@@ -116,11 +116,11 @@ def straight_through(numbers: Tensor, rounded: Tensor) -> Tensor:
 
 
 def _scale(largest: Tensor, quantization: str) -> Tensor:
-    return (largest / LARGEST[quantization]).clamp(min=1e-12)
+    return (largest / LARGEST_PACKED[quantization]).clamp(min=1e-12)
 
 
 def _small(numbers: Tensor, quantization: str) -> Tensor:
     if quantization == "fp8":
-        return numbers.clamp(-LARGEST["fp8"], LARGEST["fp8"]).to(torch.float8_e4m3fn)
-    most = LARGEST[quantization]
+        return numbers.clamp(-LARGEST_PACKED["fp8"], LARGEST_PACKED["fp8"]).to(torch.float8_e4m3fn)
+    most = LARGEST_PACKED[quantization]
     return numbers.round().clamp(-most - 1, most).to(torch.int8)

@@ -17,7 +17,7 @@ from tailrl.model.forward import CACHE_ROUNDING, head_size, make_exact
 from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows, rounded_weight, straight_through
 from tailrl.runtime.errors import StudyError
 
-SIZES = 32
+KERNEL_MULTIPLE = 32
 """Inputs and outputs of an int4 weight are a multiple of it: vLLM's kernels have no remainder."""
 
 
@@ -32,25 +32,26 @@ def check_sizes(model: PreTrainedModel, settings: SamplerSettings) -> None:
     """Raises StudyError where the model has a matrix that is no linear layer's, or sizes that the format refuses."""
     if settings.kv_cache_dtype != "auto" and settings.engine == "vllm" and not torch.cuda.is_available():
         size = head_size(model.config)
-        if size % SIZES:
+        if size % KERNEL_MULTIPLE:
             raise StudyError(
-                f"sampler.kv_cache_dtype: on a CPU vLLM's fp8 cache takes heads of a multiple of {SIZES}, not of {size}"
+                "sampler.kv_cache_dtype: on a CPU vLLM's fp8 cache takes heads of a multiple of "
+                f"{KERNEL_MULTIPLE}, not of {size}"
             )
     if settings.quantization is None:
         return
     known = projections(model)
     tables = {id(model.get_output_embeddings().weight)}
     tables |= {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    share = settings.group_size or SIZES
+    share = settings.group_size or KERNEL_MULTIPLE
     for name, weight in model.named_parameters():
         if name not in known and weight.ndim > 1 and id(weight) not in tables:
             raise StudyError(f"sampler.quantization: {name} is not the weight of a linear layer, as experts' are not")
         if name in known and settings.quantization == "int4":
             outputs, inputs = weight.shape
-            if outputs % SIZES or inputs % SIZES or inputs % share:
+            if outputs % KERNEL_MULTIPLE or inputs % KERNEL_MULTIPLE or inputs % share:
                 raise StudyError(
-                    f"sampler.quantization: int4 needs {SIZES} to divide a weight's sizes, and group_size its inputs; "
-                    f"{name} has {outputs} outputs and {inputs} inputs"
+                    f"sampler.quantization: int4 needs {KERNEL_MULTIPLE} to divide a weight's sizes, and "
+                    f"group_size its inputs; {name} has {outputs} outputs and {inputs} inputs"
                     + (f" in groups of {settings.group_size}" if settings.group_size else "")
                 )
 

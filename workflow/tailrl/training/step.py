@@ -227,13 +227,11 @@ def update(
     coarse = run.disturbance.weights if run.disturbance.side == "both" else None
 
     def scored() -> AbstractContextManager[None]:
-        quantizes = run.sampler.quantizes_trainer
-        if delayed is None and coarse is None and not quantizes:
+        if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
             return nullcontext()
         weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
-        return computing_with(
-            model, rounded_weights(weights, projections(model), run.sampler) if quantizes else weights
-        )
+        quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
+        return computing_with(model, rounded_weights(weights, quantized, run.sampler))
 
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":

@@ -27,11 +27,11 @@ from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
-from tailrl.rollout.twin import check_twin
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import overrides, prepare
+from tailrl.rollout.vllm.twin import check_twin
 from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
