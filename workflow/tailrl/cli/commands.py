@@ -163,9 +163,9 @@ def probe(
     from tailrl.config.probe import ProbeSettings
 
     dtype = dtype or ("float32" if engine == "exact" else "bfloat16")
-    sampler = {"engine": engine, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
     given = {
-        "sampler": sampler | {"quantization": quantization, "group_size": group_size},
+        "sampler": {"engine": engine, "group_size": group_size, **formats},
         **{"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens},
         **{"samples": samples, "seed": seed},
     }
