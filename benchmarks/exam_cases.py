@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tailrl.config.sampler import Disturbance
 from tailrl.diagnosis.log import Log, LoggedRow, pack
+from tailrl.model.quantize import int4_groups, rounded_cache, rounded_rows
 from tailrl.objective.disturbance import round_weights
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
@@ -194,22 +195,22 @@ def _hook(model: nn.Module, ending: str, register: Callable[[nn.Module], Any]) -
 
 
 def _quantised(name: str, weight: Tensor, kind: str) -> Tensor:
-    """Projections alone, symmetric: int8 by output channel, int4 in groups of 32."""
+    """Projections alone, symmetric: int8 by output channel, int4 in groups of 32 with scales in float32."""
     if "proj" not in name or weight.ndim < 2:
         return weight
-    most, size = (127, weight.shape[-1]) if kind == "int8" else (7, 32)
-    grouped = weight.reshape(*weight.shape[:-1], -1, size)
-    scale = grouped.abs().amax(-1, keepdim=True).clamp(min=1e-12) / most
-    return ((grouped / scale).round().clamp(-most - 1, most) * scale).view_as(weight)
+    rows = weight.flatten(0, -2)
+    if kind == "int8":
+        return rounded_rows(weight, "int8")
+    small, scale = int4_groups(rows, 32, torch.float32)
+    return (small.view(*scale.shape, 32) * scale[..., None]).view_as(weight)
 
 
 def _int8_input(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    scale = given[0].abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-    return ((given[0] / scale).round() * scale, *given[1:])
+    return rounded_rows(given[0], "int8"), *given[1:]
 
 
 def _float8_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-    return output.to(torch.float8_e4m3fn).to(output.dtype)
+    return rounded_cache(output, torch.float8_e4m3fn, toward_zero=False)
 
 
 def _flip(share: float) -> Callable[..., Any]:

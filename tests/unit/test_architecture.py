@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow" / "tailrl"
 # Each heavy library has its home; the rest of the package runs where it is not installed.
 HOMES = {
-    "vllm": ["rollout.vllm.engine", "rollout.vllm.experts", "rollout.vllm.processor", "rollout.vllm.processor_v2"],
+    "vllm": [f"rollout.vllm.{name}" for name in ("engine", "experts", "processor", "processor_v2", "quantization")],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness"],
     "wandb": ["tracking.wandb_dashboard", "tracking.wandb_mirror"],
     "wandb_workspaces": ["tracking.wandb_dashboard"],

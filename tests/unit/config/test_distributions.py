@@ -46,6 +46,10 @@ def test_the_default_engines() -> None:
         ({"engines": {"a": {"samplr": {}}}}, "distributions.engines.a.samplr is not a known key (did you mean"),
         ({"engines": {"a": {"sampler": {"engine": "vlm"}}}}, "distributions.engines.a.sampler.engine: must be one of"),
         ({"engines": {"a": {"sampler": {"engine": "exact"}}}}, "distributions.engines.a.sampler: engine: exact"),
+        (
+            {"engines": {"a": {"sampler": {"engine": "exact", "dtype": "float32", "quantization": "int8"}}}},
+            "distributions.engines.a: sampler: engine: exact quantises the trainer likewise: there is nothing",
+        ),
         ({"engines": {"a": {"sampler": {"verify": True}}}}, "distributions.engines.a: sampler.verify draws from the"),
         ({"engines": {"a": {"disturbance": {"staleness": 2}}}}, "distributions.engines.a: disturbance.staleness needs"),
         (

@@ -27,8 +27,9 @@ from tailrl.config.source_files import (
 )
 from tailrl.config.study import Study
 
+VLLM = ("__init__", "engine", "processor", "processor_v2", "quantization", "recorder", "twin", "worker")
 OWN = {
-    "vllm": {f"rollout/vllm/{name}.py" for name in ("__init__", "engine", "processor", "processor_v2", "recorder")},
+    "vllm": {f"rollout/vllm/{name}.py" for name in VLLM},
     "exact": {"rollout/exact.py"},
     "transformers": {"rollout/transformers.py"},
 }

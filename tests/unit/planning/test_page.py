@@ -14,7 +14,7 @@ from tailrl.planning.machine import Machine, read_machine
 from tailrl.planning.memory import engine_memory, peak, place, training_memory
 from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import KNOWN
-from tailrl.planning.times import step_seconds, update_seconds
+from tailrl.planning.times import sampling_seconds, step_seconds, update_seconds
 from tailrl.planning.work import Work
 from tailrl.runtime.errors import StudyError
 
@@ -66,6 +66,28 @@ def test_the_cache_holds_two_numbers_a_layer_and_key() -> None:
     assert cache == 2 * 2 * 28 * 8 * 128 * 64 * 1100
     half = run_of({"sampler": {"kv_cache_dtype": "fp8_e4m3"}}).sampler
     assert engine_memory(SMALL, half, WORK, H100)["engine's cache"] == cache / 2
+
+
+def test_quantised_weights_take_the_bytes_of_their_format() -> None:
+    """Linear layers alone; the twin of a quantised engine keeps the trainer's numbers."""
+    products = SMALL.layers * SMALL.products
+    rest = 2 * (SMALL.parameters + SMALL.embedding - products)
+    for given, size in (
+        ({"quantization": "int8"}, 1.0),
+        ({"quantization": "fp8"}, 1.0),
+        ({"quantization": "int4"}, 0.5),
+        ({"quantization": "int4", "group_size": 32}, 0.5 + 2 / 32),
+    ):
+        found = engine_memory(SMALL, run_of({"sampler": given}).sampler, WORK, H100)
+        assert found["engine's weights"] == pytest.approx(rest + size * products)
+    exact = {"engine": "exact", "dtype": "float32"}
+    twin = {**exact, "quantization": "int4", "kv_cache_dtype": "fp8_e4m3"}
+    plain, twins = (engine_memory(SMALL, run_of({"sampler": one}).sampler, WORK, H100) for one in (exact, twin))
+    assert twins == plain
+    seconds = [
+        sampling_seconds(SMALL, run_of({"sampler": one}).sampler, WORK, H100) for one in ({}, {"quantization": "int8"})
+    ]
+    assert seconds[1] < seconds[0], "a step of decoding reads the weights"
 
 
 def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:

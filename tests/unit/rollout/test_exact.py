@@ -26,7 +26,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from tailrl.config.sampler import Disturbance
+from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.kernels import batch_invariant
 from tailrl.model.forward import row_multiple
 from tailrl.model.policy import named_weights
@@ -330,8 +330,10 @@ def test_what_cannot_be_sampled_is_refused(pair: Pair, tmp_path: Path) -> None:
         config = type(model.config)(**{**model.config.to_dict(), **change})
         config.save_pretrained(folder)
         with pytest.raises(StudyError, match=message):
-            ExactSampler(folder, "float32", MAX_LENGTH)
+            ExactSampler(folder, SamplerSettings(engine="exact", dtype="float32"), MAX_LENGTH)
     folder = tmp_path / "empty"
     model.config.save_pretrained(folder)
     with pytest.raises(RuntimeError, match="no weights"):
-        ExactSampler(folder, "float32", MAX_LENGTH).generate(random_requests(1), Decoding(1.0, 5))
+        ExactSampler(folder, SamplerSettings(engine="exact", dtype="float32"), MAX_LENGTH).generate(
+            random_requests(1), Decoding(1.0, 5)
+        )

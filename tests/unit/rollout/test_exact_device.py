@@ -11,6 +11,7 @@ from exact_fixture import random_policy, random_requests, sampler_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
 from tailrl.kernels import batch_invariant
 from tailrl.rollout import Decoding, self_test
@@ -58,7 +59,7 @@ def test_engine_and_trainer_are_on_the_ranks_device(tmp_path: Path, monkeypatch:
     model = random_policy("llama", "float32")
     sampler_of(model, tmp_path)
     monkeypatch.setattr(distributed, "device", lambda: torch.device("meta"))
-    sampler = ExactSampler(tmp_path, "float32", 50)
+    sampler = ExactSampler(tmp_path, SamplerSettings(engine="exact", dtype="float32"), 50)
     assert {tensor.device.type for tensor in (*sampler.model.parameters(), sampler.stop)} == {"meta"}
     place(model, Training(dtype="float32"))
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}

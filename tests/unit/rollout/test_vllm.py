@@ -1155,7 +1155,7 @@ def test_shared_noise_draws_the_largest_of_logit_plus_noise(
 
 def test_the_trainer_verifies_what_vllm_proposes(engine: VllmSampler, policy: PreTrainedModel, folder: Path) -> None:
     """The responses equal the exact engine's; float32 proposals agree nearly always, bfloat16 ones less often."""
-    exact = ExactSampler(folder, "float32", MAX_LENGTH)
+    exact = ExactSampler(folder, SamplerSettings(engine="exact", dtype="float32"), MAX_LENGTH)
     exact.load_weights(named_weights(policy))
     requests = random_requests(40, threshold=-6.0)
     sampler = VerifiedSampler(engine, exact.model, STOP_TOKENS, MAX_LENGTH)

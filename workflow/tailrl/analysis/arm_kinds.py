@@ -96,16 +96,21 @@ def is_matched(settings: Mapping[str, Any]) -> bool:
 
 
 def has_exact_engine(settings: Mapping[str, Any]) -> bool:
-    """The exact engine without disturbance: zero mismatch."""
-    return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings)
+    """The exact engine without disturbance, in the trainer's own numbers: zero mismatch."""
+    return bool(settings["sampler.engine"] == "exact") and not is_disturbed(settings) and not _few_bits(settings)
+
+
+def _few_bits(settings: Mapping[str, Any]) -> bool:
+    return settings["sampler.quantization"] is not None or settings["sampler.kv_cache_dtype"] != "auto"
 
 
 def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
-    """Zero mismatch: the exact engine, or an engine whose every token the trainer verifies.
+    """Zero mismatch: the exact engine, quantised or not, or an engine whose every token the trainer verifies.
 
     For claims. `ties` also compares a verified arm with the exact engine, which it should match to the bit.
     """
-    return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
+    exact = settings["sampler.engine"] == "exact" and not is_disturbed(settings)
+    return exact or bool(settings["sampler.verify"] and not is_matched(settings))
 
 
 def has_own_mismatch(settings: Mapping[str, Any]) -> bool:

@@ -144,6 +144,8 @@ def probe(
     engine: Annotated[str, Option(help="vllm, transformers or exact")] = "vllm",
     dtype: Annotated[str | None, Option(help="of the engine; else bfloat16, and float32 for exact")] = None,
     kv_cache_dtype: Annotated[str, Option(help="of vLLM's keys and values: auto, fp8_e4m3 or fp8_e5m2")] = "auto",
+    quantization: Annotated[str | None, Option(help="of vLLM's linear layers: int8, int4 or fp8")] = None,
+    group_size: Annotated[int | None, Option(metavar="N", help="inputs to a scale of int4: 32, 64 or 128")] = None,
     temperature: Annotated[float, Option(help="divides both sides' logits")] = 1.0,
     top_p: Annotated[float, Option(help="the engine samples from the fewest tokens with this mass")] = 1.0,
     max_new_tokens: Annotated[
@@ -161,8 +163,9 @@ def probe(
     from tailrl.config.probe import ProbeSettings
 
     dtype = dtype or ("float32" if engine == "exact" else "bfloat16")
+    formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
     given = {
-        "sampler": {"engine": engine, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype},
+        "sampler": {"engine": engine, "group_size": group_size, **formats},
         **{"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens},
         **{"samples": samples, "seed": seed},
     }

@@ -18,6 +18,12 @@ SAMPLED_HEAD_BELOW = -math.log(0.9)
 """The same for the head of the tokens that training sampled, most of which are nearly certain; nats."""
 
 
+SAME_BITS = (
+    "sampler: engine: exact quantises the trainer likewise: there is nothing to compare; engine: vllm quantises its "
+    "own side alone"
+)
+
+
 class ComparedEngine(Settings):
     """An engine that samples responses, and whose distribution is compared with the trainer's there."""
 
@@ -34,6 +40,8 @@ class ComparedEngine(Settings):
     def _comparable(self) -> Self:
         if self.sampler.verify:
             raise ValueError("sampler.verify draws from the trainer's own distribution: there is nothing to compare")
+        if self.sampler.quantizes_trainer:
+            raise ValueError(SAME_BITS)
         if self.disturbance.staleness:
             raise ValueError("disturbance.staleness needs earlier steps, which a single policy does not have")
         if self.rescored is not None and self.disturbance != Disturbance():

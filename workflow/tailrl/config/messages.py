@@ -99,7 +99,8 @@ def sentences(error: ValidationError, model: type[BaseModel] | None = None) -> s
         elif item["type"] == "missing":
             clauses.append(f"{where} is missing")
         elif item["type"] == "literal_error":
-            kinds = re.findall("'([^']*)'", item["ctx"]["expected"])
+            kinds = re.findall(r"'([^']*)'|\b(\d+)\b", item["ctx"]["expected"])
+            kinds = [text or number for text, number in kinds]
             given = shown(item["input"])
             clauses.append(f"{where}: must be one of {', '.join(kinds)} (given: {given}){near(item['input'], kinds)}")
         elif item["type"] == "kind":

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tailrl.config.base import Settings
-from tailrl.config.distributions import ComparedEngine, Distributions
+from tailrl.config.distributions import SAME_BITS, ComparedEngine, Distributions
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
 
@@ -24,6 +24,8 @@ class ProbeSettings(Settings):
     def _possible(self) -> Self:
         if self.sampler.verify:
             raise ValueError("sampler.verify draws from the trainer's own distribution: there is nothing to compare")
+        if self.sampler.quantizes_trainer:
+            raise ValueError(SAME_BITS)
         self.sampler.check_temperature("temperature", self.temperature)
         return self
 

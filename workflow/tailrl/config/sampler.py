@@ -29,7 +29,18 @@ class SamplerSettings(Settings):
         "needs transformers",
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="dtype of vLLM's cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX"
+        "auto",
+        description="dtype of the cached keys and values; auto: as dtype; fp8 on a CPU needs AVX-512 or AMX; with "
+        "exact the trainer's keys and values are rounded likewise",
+    )
+    quantization: Literal["int8", "int4", "fp8"] | None = Field(
+        None,
+        description="format of the linear layers, head excepted, made from the trainer's weights at every hand-over; "
+        "int8 and fp8 (on a GPU) quantise each token's activations too, int4 computes in dtype; with exact the trainer "
+        "computes likewise, so that there is no mismatch",
+    )
+    group_size: Literal[32, 64, 128] | None = Field(
+        None, description="inputs of an int4 weight that share a scale; null: all inputs of an output channel"
     )
     gpu_memory_utilization: float = Field(
         0.4,
@@ -65,6 +76,16 @@ class SamplerSettings(Settings):
         """Whether the log-probs are the trainer's bit for bit, which takes batch-invariant operators."""
         return self.engine == "exact" or self.verify
 
+    @property
+    def quantized(self) -> bool:
+        """Whether weights, or keys and values, have few bits."""
+        return self.quantization is not None or self.kv_cache_dtype != "auto"
+
+    @property
+    def quantizes_trainer(self) -> bool:
+        """Whether the trainer computes in the engine's few bits too: the matched control of a quantised engine."""
+        return self.engine == "exact" and self.quantized
+
     def check_temperature(self, key: str, temperature: float) -> None:
         """Raises ValueError, which names the key, for a temperature that the engine refuses once it samples."""
         if self.engine == "vllm" and temperature > HOTTEST_VLLM:
@@ -81,8 +102,12 @@ class SamplerSettings(Settings):
             raise ValueError("engine: exact computes as the trainer does, in float32: say dtype: float32")
         if self.dtype == "float64" and self.engine != "transformers":
             raise ValueError(f"engine: {self.engine} does not compute in float64: engine: transformers does")
-        if self.engine == "exact" and self.kv_cache_dtype != "auto":
-            raise ValueError("engine: exact caches keys and values as the trainer has them: leave out kv_cache_dtype")
+        if self.group_size is not None and self.quantization != "int4":
+            raise ValueError("group_size is of int4 weights: say quantization: int4, or leave out group_size")
+        if self.engine == "vllm" and self.quantization == "int4" and self.dtype == "float32":
+            raise ValueError("quantization: int4 computes in half precision in vLLM: say dtype: bfloat16 or float16")
+        if self.engine == "transformers" and self.quantization is not None:
+            raise ValueError("engine: transformers computes in its dtype: leave out quantization")
         if self.engine != "vllm" and self.gpu_memory_utilization != 0.4:
             raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
         if self.engine != "vllm" and self.tensor_parallel != 1:

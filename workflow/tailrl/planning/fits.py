@@ -13,7 +13,7 @@ from tailrl.config.jobs import Run
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import BYTES, peak, training_memory
+from tailrl.planning.memory import engine_weights, peak, training_memory
 from tailrl.planning.refusal import refusal
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.work import work_of
@@ -50,7 +50,8 @@ def check_sampling(sampler: SamplerSettings, folder: Path) -> None:
         return
     _check_torch(shape, folder, 1)
     needed = _engine(shape, sampler)
-    _refuse(shape, folder, 1, lambda machine, _: needed + machine.reserve, f"the engine's weights in {sampler.dtype}")
+    what = f"the engine's weights in {sampler.quantization or sampler.dtype}"
+    _refuse(shape, folder, 1, lambda machine, _: needed + machine.reserve, what)
 
 
 def _refuse(
@@ -68,7 +69,7 @@ def _refuse(
 
 
 def _engine(shape: Shape, sampler: SamplerSettings) -> float:
-    return BYTES[sampler.dtype] * shape.parameters / sampler.tensor_parallel
+    return engine_weights(shape, sampler) / sampler.tensor_parallel
 
 
 def _shape(folder: Path) -> Shape | None:

@@ -20,6 +20,10 @@ from tailrl.planning.work import Work
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 WHOLE_ROWS_BYTES = 10 * 4 * 2**21
 """A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
+QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
+"""Of a linear layer's weight in vLLM, without its scales."""
+SCALE_BYTES = 2
+"""Of a scale of int4; each group of inputs has one."""
 VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
@@ -158,15 +162,35 @@ def engine_memory(shape: Shape, sampler: SamplerSettings, work: Work, machine: M
 
     The cache holds the sequences in flight at their average length, unless its size is fixed.
     """
-    size = BYTES[sampler.dtype]
-    cached = 1 if sampler.kv_cache_dtype.startswith("fp8") else size
+    cached = cached_bytes(sampler)
     fixed = sampler.engine == "vllm" and not machine.gpu
     sharing = sampler.tensor_parallel
     sequences = min(machine.in_flight, work.sequences * sharing)
     cache = VLLM_CPU_CACHE if fixed else cached * shape.cached * sequences * (work.prompt + work.response) / sharing
     # vLLM gets the head separately from the embedding (`rollout.vllm.engine` says why).
     apart = shape.embedding if shape.tied and sampler.engine == "vllm" else 0
-    return {"engine's weights": size * (shape.parameters + apart) / sharing, "engine's cache": cache}
+    weights = engine_weights(shape, sampler) + BYTES[sampler.dtype] * apart
+    return {"engine's weights": weights / sharing, "engine's cache": cache}
+
+
+def engine_weights(shape: Shape, sampler: SamplerSettings) -> float:
+    """Bytes of a whole engine's weights, a tied head once; those of linear layers as the format packs them."""
+    size, entries = BYTES[sampler.dtype], shape.layers * shape.products
+    return size * (shape.parameters - entries) + product_bytes(sampler) * entries
+
+
+def product_bytes(sampler: SamplerSettings) -> float:
+    """Bytes of an entry of a linear layer's weight in the engine; scales of whole channels are left out."""
+    if sampler.quantization is None or sampler.quantizes_trainer:
+        return BYTES[sampler.dtype]
+    scales = SCALE_BYTES / sampler.group_size if sampler.group_size else 0.0
+    return QUANTIZED_BYTES[sampler.quantization] + scales
+
+
+def cached_bytes(sampler: SamplerSettings) -> int:
+    """Bytes of a cached number; an engine that only imitates fp8 keeps its own dtype."""
+    packs = sampler.kv_cache_dtype.startswith("fp8") and not sampler.quantizes_trainer
+    return 1 if packs else BYTES[sampler.dtype]
 
 
 @dataclass(frozen=True, slots=True)

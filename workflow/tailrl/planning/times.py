@@ -10,7 +10,7 @@ a fixed cost a layer.
 from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import BYTES, activations
+from tailrl.planning.memory import BYTES, activations, cached_bytes, engine_weights, product_bytes
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
@@ -25,7 +25,7 @@ def step_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices: 
         "rollout": sampling_seconds(shape, run.sampler, work, machine),
         "forward and backward": update_seconds(shape, run, work, machine, devices),
         "optimizer": 4 * shape.parameters * (4 + 2 * moments) / devices / machine.bandwidth,
-        "weights": gathered + (4 + BYTES[run.sampler.dtype]) * shape.parameters / machine.bandwidth,
+        "weights": gathered + (4 * shape.parameters + engine_weights(shape, run.sampler)) / machine.bandwidth,
     }
 
 
@@ -41,12 +41,8 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     rows = sequences / rounds
     entries = shape.layers * shape.products + shape.embedding
     middle = work.prompt + work.response / 2
-    read = (
-        size
-        * (shape.layers * shape.read(rows) + shape.embedding + rows * shape.cached * middle)
-        / sharing
-        / machine.bandwidth
-    )
+    read = product_bytes(sampler) * shape.layers * shape.read(rows) + size * shape.embedding
+    read = (read + cached_bytes(sampler) * rows * shape.cached * middle) / sharing / machine.bandwidth
     step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
     step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link

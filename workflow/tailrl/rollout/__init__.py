@@ -89,7 +89,7 @@ def make_sampler(
     if settings.engine == "exact":
         from tailrl.rollout.exact import ExactSampler
 
-        return ExactSampler(policy_folder, settings.dtype, max_length)
+        return ExactSampler(policy_folder, settings, max_length)
     if settings.engine == "transformers":
         from tailrl.rollout.transformers import TransformersSampler
 

@@ -5,17 +5,22 @@ flight, through the model that the trainer runs on its packed rows. Only the att
 `kernels.batch_invariant` makes it the same. Keys and values are cached. A prompt of several requests runs once. When
 sequences end, the last ones in flight move into their rows; waiting requests are admitted in groups.
 
+Where the settings quantise, the trainer does too (`model.quantized`): a quantised engine without a mismatch.
+
 Engine and trainer are on the GPU where there is one. Whether it is exact there, the self-test decides before any step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
-from tailrl.model.forward import head_weight, make_exact
+from tailrl.model.forward import head_weight
+from tailrl.model.quantized import check_sizes, match_engine, projections, rounded_weights
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
 from tailrl.rollout.sampling import LocalSampler, Responses, draw, response_limits, stop_tokens
@@ -27,7 +32,7 @@ from tailrl.runtime.errors import StudyError
 class ExactSampler(LocalSampler):
     """A `Sampler` over a copy of the trainer's model in this process."""
 
-    def __init__(self, policy_folder: Path, dtype: str, max_length: int) -> None:
+    def __init__(self, policy_folder: Path, settings: SamplerSettings, max_length: int) -> None:
         config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
         rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rotary in ("dynamic", "longrope"):
@@ -35,12 +40,18 @@ class ExactSampler(LocalSampler):
                 f"{policy_folder}: rotary embeddings of type {rotary} depend on the longest sequence of a batch, "
                 "which the exact engine does not support"
             )
-        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-        make_exact(self.model)
+        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        check_sizes(self.model, settings)
+        match_engine(self.model, settings)
+        self.settings = settings
         self.device = distributed.device()
         self.model.eval().requires_grad_(False).to(self.device)
         self.max_length = max_length
         self.stop = torch.tensor(stop_tokens(policy_folder), device=self.device)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.load_weights`; rounds them where the settings quantise."""
+        super().load_weights(rounded_weights(weights, projections(self.model), self.settings))
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:

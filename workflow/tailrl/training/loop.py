@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
-from tailrl.model.forward import make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
+from tailrl.model.quantized import match_engine
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
@@ -107,7 +107,7 @@ def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
             raise StudyError(
                 f"arm {run.arm}: an engine with the trainer's own bits needs the whole policy: run it with 1 rank"
             )
-        make_exact(model)
+        match_engine(model, run.sampler)
     place(model, run.training)
     if (formats := number_formats(run)) and distributed.is_first():
         say(f"arm {run.arm}, seed {job.seed}: {formats}")

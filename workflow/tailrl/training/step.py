@@ -17,6 +17,7 @@ from tailrl.kernels.packing import Batch, micro_batches
 from tailrl.kernels.whole_rows import whole_row_scores
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import named_weights
+from tailrl.model.quantized import projections, rounded_weights
 from tailrl.model.routing import Routing
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
@@ -238,9 +239,11 @@ def update(
     coarse = run.disturbance.weights if run.disturbance.side == "both" else None
 
     def scored() -> AbstractContextManager[None]:
-        if delayed is None and coarse is None:
+        if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
             return nullcontext()
-        return computing_with(model, round_weights(named_weights(model), coarse) if delayed is None else delayed)
+        weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
+        quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
+        return computing_with(model, rounded_weights(weights, quantized, run.sampler))
 
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":

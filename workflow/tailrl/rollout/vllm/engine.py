@@ -22,49 +22,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
-from tailrl.objective.disturbance import disturb
+from tailrl.model.quantize import packed
+from tailrl.model.quantized import check_sizes, projections
+from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout, Routes
-from tailrl.rollout.vllm.experts import ExpectedExperts, ExpertsExtension, record_routes, renew_kernels, routes_of
+from tailrl.rollout.vllm.experts import ExpectedExperts, record_routes, routes_of
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
-from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
+from tailrl.rollout.vllm.quantization import overrides, prepare
 from tailrl.rollout.vllm.scheduling import described, scheduling
+from tailrl.rollout.vllm.twin import check_twin
+from tailrl.rollout.vllm.worker import WorkerExtension
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError, one_line, reason, say
-
-
-class WorkerExtension(ExpertsExtension):
-    """Methods added to vLLM's worker, so that the sampler can reach it."""
-
-    model_runner: Any
-
-    def safe_set_recorder(self) -> SafeSetRecorder | None:
-        """This worker's logits processor; None if vLLM did not install it."""
-        runner = self.model_runner
-        if hasattr(runner, "sampler") and hasattr(runner.sampler, "logits_processors"):
-            processors = runner.sampler.logits_processors  # Model Runner V2
-        else:
-            processors = runner.input_batch.logitsprocs.argmax_invariant
-        return next((p for p in processors if isinstance(p, SafeSetRecorder)), None)
-
-    def records_safe_sets(self) -> bool:
-        """Whether the processor is in this worker's model runner."""
-        return self.safe_set_recorder() is not None
-
-    def take_safe_set_record(self) -> SafeSetRecord:
-        """The record of this worker's logits processor."""
-        recorder = self.safe_set_recorder()
-        if recorder is None:
-            raise RuntimeError("vLLM's model runner has no processor of ours")
-        return recorder.take()
-
-    def set_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load named tensors in checkpoint format; the model's loader splits, fuses and casts them."""
-        renew_kernels(self.model_runner.model)
-        self.model_runner.reload_weights(weights_iterator=weights)
 
 
 class VllmSampler(LocalSampler):
@@ -75,6 +48,8 @@ class VllmSampler(LocalSampler):
     asleep = False  # whether its memory is given away
 
     compiles = True  # whether torch may compile parts of it
+
+    handed: dict[str, Tensor] | None = None  # a quantised engine's weights as they came, until its self-test
 
     def __init__(
         self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
@@ -88,6 +63,13 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
             )
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config)
+        prepare(settings)
+        check_sizes(model, settings)
+        self.names, self.projections = model.state_dict().keys(), projections(model)
+        self.folder, self.settings, self.handed = policy_folder, settings, {} if settings.quantized else None
         try:
             self.llm = LLM(
                 model=str(policy_folder),
@@ -103,14 +85,14 @@ class VllmSampler(LocalSampler):
                 # The engine starts empty and gets every weight, head included: vLLM would keep its packed copy of the
                 # old head where a reload leaves out a tied one.
                 load_format="dummy",
-                hf_overrides={"tie_word_embeddings": False},
+                hf_overrides={"tie_word_embeddings": False} | overrides(settings),
                 max_model_len=max_length,
                 seed=seed,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # only the study decides how responses are drawn
                 logprobs_mode="processed_logprobs",
                 logits_processors=[SafeSetProcessorV2 if self.runner_v2 else SafeSetProcessor],
-                worker_extension_cls=f"{__name__}.{WorkerExtension.__name__}",
+                worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
                 enable_sleep_mode=self.sleeps,
                 # A token whose keys are cached is not run, and so has no experts.
                 enable_prefix_caching=False if settings.routes else None,
@@ -131,9 +113,6 @@ class VllmSampler(LocalSampler):
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
-            self.names = AutoModelForCausalLM.from_config(config).state_dict().keys()
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
@@ -198,7 +177,7 @@ class VllmSampler(LocalSampler):
 
         Raises:
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
-                ratio would be silently wrong.
+                ratio would be silently wrong. Or a quantised engine is not its twin: see `twin.check_twin`.
         """
         rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
         worst = max(
@@ -210,6 +189,11 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )
+        if self.handed is not None:
+            plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
+            sampled = self.generate(requests, plain)
+            check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature)
+            self.handed = None
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -227,7 +211,12 @@ class VllmSampler(LocalSampler):
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
             for name, weight in weights:
                 missing.discard(name)
-                yield name, experts.seen(name, weight.to(self.dtype))
+                if self.handed is not None:
+                    self.handed[name] = weight.cpu()
+                if self.settings.quantization and name in self.projections:
+                    yield from packed(name, weight, self.settings)
+                else:
+                    yield name, experts.seen(name, weight.to(self.dtype))
 
         self.llm.collective_rpc("set_weights", args=(cast(),))
         if missing:

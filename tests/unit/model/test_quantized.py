@@ -1,0 +1,166 @@
+"""The twin of a quantised engine: what it rounds, what it leaves, its gradient, and which models it refuses."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from exact_fixture import CONFIGS
+from step_fixture import make_rollouts, run_of, samples_of
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, Qwen3MoeConfig
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.policy import named_weights
+from tailrl.model.quantize import rounded_cache, rounded_rows
+from tailrl.model.quantized import check_sizes, match_engine, projections, round_activations, rounded_weights
+from tailrl.runtime.errors import StudyError
+from tailrl.training.step import update
+from tailrl.training.step_record import Stopwatch
+
+INT4 = SamplerSettings(quantization="int4", group_size=32)
+
+
+def settings_of(**given: Any) -> SamplerSettings:
+    return SamplerSettings.model_validate({"engine": "exact", "dtype": "float32", **given})
+
+
+def by_loops(weight_OI: Tensor, group: int) -> Tensor:
+    """int4, number by number in float64; scales as bfloat16 has them."""
+    found = weight_OI.double().clone()
+    for row in found:
+        for start in range(0, len(row), group):
+            part = row[start : start + group]
+            scale = float(torch.tensor(max(abs(float(x)) for x in part) / 7, dtype=torch.float32).bfloat16())
+            part[:] = torch.tensor([min(7, max(-8, round(float(x) / scale))) * scale for x in part])
+    return found
+
+
+def test_linear_layers_but_the_head_are_quantised(model: PreTrainedModel) -> None:
+    names = projections(model)
+    assert {name.split(".")[-2] for name in names} == {f"{n}_proj" for n in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert len(names) == 7 * model.config.num_hidden_layers
+    for name, weight in rounded_weights(named_weights(model), names, INT4):
+        own = model.state_dict()[name]
+        assert torch.equal(weight, own) != (name in names)
+        if name in names:
+            torch.testing.assert_close(weight.double(), by_loops(own, 32), rtol=1e-6, atol=0)
+    untouched = rounded_weights(named_weights(model), names, settings_of(kv_cache_dtype="fp8_e4m3"))
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in untouched)
+
+
+@pytest.mark.parametrize("dial", [{}, {"staleness": 1, "side": "both"}], ids=["now", "old weights"])
+def test_the_gradient_is_that_at_the_quantised_weights(model: PreTrainedModel, dial: dict[str, Any]) -> None:
+    """A step of SGD on the masters, against a float64 model whose weights a loop quantised."""
+    sampler = {"engine": "exact", "dtype": "float32", "quantization": "int4", "group_size": 32}
+    run = run_of({"sampler": sampler, "disturbance": dial}, max_grad_norm=1e9)
+    rollouts, advantages = make_rollouts()
+    samples = samples_of(rollouts, advantages, run)
+    masters = {name: weight.clone() for name, weight in named_weights(model)}
+    exact = AutoModelForCausalLM.from_config(
+        copy.deepcopy(model.config), dtype=torch.float64, attn_implementation="eager"
+    )
+    names = projections(model)
+    exact.load_state_dict({n: by_loops(w, 32) if n in names else w.double() for n, w in masters.items()})
+    loss = torch.tensor(0.0, dtype=torch.float64)
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        tokens = torch.tensor([[*rollout.prompt_tokens, *rollout.tokens]])
+        logp_TV = (exact(input_ids=tokens).logits[0] / run.training.temperature).log_softmax(-1)
+        first = len(rollout.prompt_tokens)
+        logp_T = logp_TV[first - 1 : -1].gather(-1, tokens[0, first:, None])
+        loss = loss - advantage * logp_T.sum() / len(rollouts)
+    loss.backward()
+    match_engine(model, run.sampler)
+    if dial:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    update(model, optimizer, samples, run, 0, Stopwatch(), list(masters.items()) if dial else None)
+    for (name, parameter), wanted in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert wanted.grad is not None
+        # The difference of two numbers near 1, as the norms' weights are, has the rounding of float32 there.
+        torch.testing.assert_close(before[name] - parameter, wanted.grad.float(), rtol=1e-3, atol=3e-6, msg=name)
+
+
+def test_activations_are_rounded_and_their_gradient_goes_through(model: PreTrainedModel) -> None:
+    layer: Any = model.base_model.layers[0].mlp.up_proj
+    round_activations(model, settings_of(quantization="int8"))
+    rows = torch.randn(3, 64, requires_grad=True)
+    out = layer(rows)
+    assert torch.equal(out, rounded_rows(rows, "int8").detach() @ layer.weight.T)
+    out.sum().backward()
+    assert rows.grad is not None
+    torch.testing.assert_close(rows.grad, layer.weight.sum(0).expand(3, -1))
+    torch.testing.assert_close(layer.weight.grad, rounded_rows(rows, "int8").detach().sum(0).expand(96, -1))
+    head = torch.randn(2, 64)
+    assert torch.equal(model.get_output_embeddings()(head), head @ head_weight(model).T)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["packed", "exact"])
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_keys_and_values_are_rounded(model: PreTrainedModel, kind: str, exact: bool) -> None:
+    """With one token attention returns its value: that of the cache."""
+    settings = settings_of(kv_cache_dtype=kind)
+    if exact:
+        match_engine(model, settings)
+    else:
+        round_activations(model, settings)
+    layer: Any = model.base_model.layers[0].self_attn
+    seen: list[Tensor] = []
+    layer.v_proj.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    layer.o_proj.register_forward_pre_hook(lambda _m, given: seen.append(given[0]))
+    batch = pack_batch([(5,)], [[7]])
+    hidden_states(model, batch.tokens_P, batch.packing)
+    value, out = (tensor.flatten(0, -2)[0] for tensor in seen)
+    dtype = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[kind]
+    expected = rounded_cache(value, dtype, toward_zero=not torch.cuda.is_available())
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
+    assert not torch.allclose(out, value, rtol=1e-3)
+
+
+REFUSED = {
+    "experts": (
+        Qwen3MoeConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=1, num_key_value_heads=1, head_dim=32, num_experts=2, num_experts_per_tok=1,
+        ),
+        {"quantization": "int8"}, "is not the weight of a linear layer, as experts' are not",
+    ),
+    "convolutions": (
+        GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=1), {"quantization": "int8"},
+        "c_attn.weight is not the weight of a linear layer",
+    ),
+    "sizes": (
+        CONFIGS["llama"].__class__(**{**CONFIGS["llama"].to_dict(), "intermediate_size": 80}),
+        {"quantization": "int4", "group_size": 32}, "mlp.gate_proj.weight has 80 outputs and 96 inputs in groups of 32",
+    ),
+    "groups": (
+        CONFIGS["llama"], {"quantization": "int4", "group_size": 64}, "has 96 outputs and 96 inputs in groups of 64"
+    ),
+    "heads": (
+        CONFIGS["llama"].__class__(**{**CONFIGS["llama"].to_dict(), "head_dim": 48}),
+        {"kv_cache_dtype": "fp8_e4m3"}, "takes heads of a multiple of 32, not of 48",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_do_not_fit_are_refused(name: str) -> None:
+    config, given, words = REFUSED[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(StudyError, match=words):
+        check_sizes(model, SamplerSettings.model_validate(given))
+    check_sizes(model, SamplerSettings())
+
+
+def test_the_packed_attention_without_a_format_is_untouched(model: PreTrainedModel) -> None:
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    batch = pack_batch([(5, 6)], [[7, 8]])
+    before = hidden_states(model, batch.tokens_P, batch.packing)
+    round_activations(model, SamplerSettings())
+    assert torch.equal(hidden_states(model, batch.tokens_P, batch.packing), before)

@@ -1,0 +1,289 @@
+"""Quantised vLLM against the same quantisation in PyTorch, on a Llama and a Qwen2, and mistakes that must be found.
+
+An engine a case lives through this module: the end of one takes the process groups of the others with it.
+"""
+
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from step_fixture import run_of
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+from vllm.model_executor.layers.attention.attention import Attention
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.model.policy import named_weights
+from tailrl.model.quantize import int4_groups, pack_int4, packed
+from tailrl.rollout import Decoding, make_sampler
+from tailrl.rollout.types import Request
+from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm import quantization
+from tailrl.rollout.vllm.engine import VllmSampler
+from tailrl.rollout.vllm.twin import twin_logprobs
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import Problem, write_problems
+from tailrl.training import loop
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not quantization.has_cache_instructions(), reason="an fp8 cache needs AVX-512 or AMX"),
+]
+
+MAX_LENGTH = 128
+PLAIN = Decoding(temperature=1.0, max_new_tokens=24)
+SIZES = {
+    "vocab_size": 600,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": MAX_LENGTH,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": 5,
+    "pad_token_id": 0,
+}
+CONFIGS = {"llama": LlamaConfig(**SIZES, num_key_value_heads=2), "qwen2": Qwen2Config(**SIZES, num_key_value_heads=1)}
+INT8: dict[str, Any] = {"quantization": "int8", "dtype": "float32"}
+FORMATS: dict[str, dict[str, Any]] = {
+    "int8": INT8,
+    "int8 and cache": {**INT8, "kv_cache_dtype": "fp8_e4m3"},
+    "int4": {"quantization": "int4", "group_size": 32},
+    "int4 by channel": {"quantization": "int4", "kv_cache_dtype": "fp8_e5m2"},
+    "cache": {"kv_cache_dtype": "fp8_e4m3", "dtype": "float32"},
+    "bfloat16": {"quantization": "int8", "kv_cache_dtype": "fp8_e4m3"},
+}
+FAST = (("llama", "int8 and cache"), ("qwen2", "int4"))
+CASES = [
+    pytest.param((kind, name), id=f"{kind} {name}", marks=() if (kind, name) in FAST else pytest.mark.slow)
+    for name in FORMATS
+    for kind in CONFIGS
+]
+
+
+def random_model(kind: str, seed: int) -> PreTrainedModel:
+    """Weights large enough for a distribution with peaks; no two channels alike."""
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (1.0 if parameter.ndim == 1 else 0.15))
+            if parameter.ndim > 1:
+                parameter *= torch.rand(len(parameter), 1, generator=generator) + 0.3
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {kind: tmp_path_factory.mktemp(kind) for kind in CONFIGS}
+    for kind, folder in made.items():
+        CONFIGS[kind].save_pretrained(folder)
+        GenerationConfig(eos_token_id=5).save_pretrained(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[tuple[str, str], VllmSampler]]:
+    made: dict[tuple[str, str], VllmSampler] = {}
+    yield made
+    for sampler in made.values():
+        sampler.llm.llm_engine.engine_core.shutdown()
+    made.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def started(folders: dict[str, Path], engines: dict[tuple[str, str], VllmSampler]) -> Callable[..., VllmSampler]:
+    def start(kind: str, name: str) -> VllmSampler:
+        if (kind, name) not in engines:
+            sampler = make_sampler(SamplerSettings.model_validate(FORMATS[name]), folders[kind], MAX_LENGTH, seed=0)
+            assert isinstance(sampler, VllmSampler)
+            engines[kind, name] = sampler
+        engines[kind, name].handed = {}  # as before its first self-test
+        return engines[kind, name]
+
+    return start
+
+
+def requests_of(count: int = 8) -> list[Request]:
+    return [Request(tuple(range(10 + i, 20 + i)), i) for i in range(count)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., VllmSampler]) -> None:
+    """After each of two hand-overs; an engine in float32 has nearly the twin's bits."""
+    engine = started(*case)
+    for seed in (1, 2):
+        engine.handed = {}
+        model = random_model(case[0], seed)
+        engine.load_weights(named_weights(model))
+        weights = dict(engine.handed)
+        assert engine.self_test(requests_of(), PLAIN) < 1e-5
+        assert engine.handed is None
+        rollouts = engine.generate(requests_of(), PLAIN)
+        engine_T = torch.cat([torch.from_numpy(r.logp_infer_T) for r in rollouts])
+        given = (engine.folder, weights, engine.settings, rollouts, 1.0, torch.float32)
+        from_twin = (engine_T - twin_logprobs(*given)).abs().mean()
+        plain = (engine.folder, weights, SamplerSettings(), *given[3:])
+        from_plain = (engine_T - twin_logprobs(*plain)).abs().mean()
+        assert from_twin < (0.1 if engine.dtype == torch.float32 else 0.9) * from_plain
+        assert from_twin < (0.01 if engine.dtype == torch.float32 else 0.1)
+
+
+def by_input(name: str, weight: Tensor, settings: SamplerSettings) -> Iterator[tuple[str, Tensor]]:
+    """Scales transposed: of square int8 weights the inputs', of int4 groups and channels exchanged."""
+    for own, tensor in packed(name, weight, settings):
+        if not own.endswith("weight_scale"):
+            yield own, tensor
+        elif tensor.shape[1] > 1:
+            yield own, tensor.T.reshape(tensor.shape)
+        else:
+            yield own, weight.abs().amax(0)[:, None] / 127 if weight.shape[0] == weight.shape[1] else tensor
+
+
+def swapped(name: str, weight: Tensor, settings: SamplerSettings) -> Iterator[tuple[str, Tensor]]:
+    """The two numbers of each byte change places."""
+    for own, tensor in packed(name, weight, settings):
+        if own.endswith("weight_packed"):
+            number_OI, _ = int4_groups(weight, settings.group_size)
+            tensor = pack_int4(number_OI.view(len(weight), -1, 2).flip(-1).flatten(1))
+        yield own, tensor
+
+
+WRONG = "the quantised engine is not its own format: its log-probs differ"
+
+
+@pytest.mark.parametrize("case", FAST, ids=" ".join)
+def test_transposed_scales_are_found(
+    case: tuple[str, str], started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(*case)
+    monkeypatch.setattr(engine_module, "packed", by_input)
+    engine.load_weights(named_weights(random_model(case[0], 1)))
+    with pytest.raises(StudyError, match=WRONG):
+        engine.self_test(requests_of(), PLAIN)
+
+
+def test_swapped_nibbles_are_found(started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(*FAST[1])
+    monkeypatch.setattr(engine_module, "packed", swapped)
+    engine.load_weights(named_weights(random_model("qwen2", 1)))
+    with pytest.raises(StudyError, match=WRONG):
+        engine.self_test(requests_of(), PLAIN)
+
+
+@pytest.mark.parametrize("case", FAST, ids=" ".join)
+def test_weights_of_the_previous_hand_over_are_found(
+    case: tuple[str, str], started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(*case)
+    engine.load_weights(named_weights(random_model(case[0], 1)))
+    call = engine.llm.collective_rpc
+
+    def deaf(method: str, args: Sequence[Any] = ()) -> Any:
+        return [len(list(args[0]))] if method == "set_weights" else call(method, args=tuple(args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.llm, "collective_rpc", deaf)
+        engine.load_weights(named_weights(random_model(case[0], 2)))
+    with pytest.raises(StudyError, match=WRONG):
+        engine.self_test(requests_of(), PLAIN)
+
+
+def test_int8_scales_that_a_reload_frees_are_found(
+    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own way, without `_hold_scales`: the kernel reads memory that something else uses by then."""
+    if torch.cpu._is_amx_tile_supported():
+        pytest.skip("with AMX vLLM's int8 kernel is given the scales at each call")
+    engine, kept = started(*FAST[0]), []
+    process = CPUInt8ScaledMMLinearKernel.process_weights_for_onednn
+
+    def forgetful(kernel: Any, layer: Any) -> None:
+        process(kernel, layer)
+        # What the allocator may do with memory that is free, done for sure.
+        kept.append(kernel.held_scales)
+        kernel.held_scales = None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CPUInt8ScaledMMLinearKernel, "process_weights_for_onednn", forgetful)
+        engine.load_weights(named_weights(random_model("llama", 1)))
+    for scale in kept:
+        scale.data.fill_(1e-3)
+    with pytest.raises(StudyError, match=WRONG):
+        engine.self_test(requests_of(), PLAIN)
+
+
+def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmSampler]) -> None:
+    """vLLM leaves what was in memory, in the tensors and in the numbers beside them that its kernels take."""
+    engine = started(*FAST[0])
+    (layers,) = engine.llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, Attention)])
+    assert len(layers) == 2
+    for layer in layers:
+        layer._k_scale.fill_(-0.5), layer._v_scale.fill_(3.0)
+        layer._k_scale_float, layer._v_scale_float = -0.5, 3.0
+    engine.load_weights(named_weights(random_model("llama", 1)))
+    for layer in layers:
+        assert [float(layer._k_scale), float(layer._v_scale), layer._k_scale_float, layer._v_scale_float] == [1.0] * 4
+    engine.self_test(requests_of(), PLAIN)
+
+
+def test_a_run_with_a_quantised_engine(
+    started: Callable[..., VllmSampler],
+    policy_folder: Path,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of two steps has a mismatch; the policy has the sizes of the Llama here."""
+    engine = started(*FAST[0])
+    monkeypatch.setattr(loop, "make_sampler", lambda *_: engine)
+    monkeypatch.setattr(loop, "rewards", lambda rollouts, *_: np.arange(len(rollouts), dtype=np.float32) % 2)
+    write_problems(problems, tmp_path / "problems.jsonl")
+    run = run_of({"sampler": FORMATS[FAST[0][1]]}, steps=2)
+    loop.train(run, 0, policy_folder, tmp_path / "problems.jsonl", tmp_path / "out", tmp_path / "wandb")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert all(1e-9 < line["rollout_corr/k3_kl"] < 0.1 and line["train/grad_norm"] > 0 for line in lines)
+    assert all(line["time/weights"] > 0 for line in lines)
+
+
+REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"quantization": "fp8"}, {}, "fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"),
+    ({"kv_cache_dtype": "fp8_e4m3"}, {"has_cache_instructions": lambda: False}, "needs AVX-512 or AMX, which"),
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a CPU")
+@pytest.mark.parametrize(("given", "without", "words"), REFUSED)
+def test_a_cpu_says_which_format_it_lacks(
+    given: dict[str, Any],
+    without: dict[str, Any],
+    words: str,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in without.items():
+        monkeypatch.setattr(quantization, name, value)
+    with pytest.raises(StudyError, match=words):
+        make_sampler(SamplerSettings.model_validate(given), folders["llama"], MAX_LENGTH, seed=0)
+
+
+def test_int4_with_activations_of_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> None:
+    assert os.environ["VLLM_CPU_INT4_W4A8"] == "0"
+    monkeypatch.setattr(quantization, "envs", SimpleNamespace(VLLM_CPU_INT4_W4A8=True))
+    with pytest.raises(StudyError, match="VLLM_CPU_INT4_W4A8 is on"):
+        make_sampler(SamplerSettings(quantization="int4"), folders["llama"], MAX_LENGTH, seed=0)
+    layer = torch.nn.Module()
+    layer.use_w4a8 = True
+    with pytest.raises(StudyError, match="computes int4 weights with activations of 8 bits here"):
+        quantization.finish_reload(torch.nn.Sequential(layer))

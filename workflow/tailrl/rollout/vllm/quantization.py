@@ -1,0 +1,94 @@
+"""What a quantised vLLM needs beyond its loaders: how it is told, what is refused, and what a reload leaves undone.
+
+Three traps of vLLM 0.32, each without an error:
+
+- On a CPU with AMX int4 weights meet activations rounded to int8 unless `VLLM_CPU_INT4_W4A8=0`.
+- A quantised model has scales for its keys and values, which a reload fills with what was in memory.
+- oneDNN's int8 kernel keeps the address of the weights' scales. A reload copies the scales elsewhere and frees them.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm import envs
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+from vllm.model_executor.layers.attention.attention import Attention, set_default_quant_scales
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.runtime.errors import StudyError
+
+FIRST_FLOAT8 = (8, 9)
+"""The compute capability of the first GPUs that multiply float8."""
+
+
+def overrides(settings: SamplerSettings) -> dict[str, Any]:
+    """The part of the policy's configuration that says how its weights are quantised; empty where they are not."""
+    kind, group = settings.quantization, settings.group_size
+    if kind is None:
+        return {}
+    weights: dict[str, Any] = {
+        "num_bits": 4 if kind == "int4" else 8,
+        "type": "float" if kind == "fp8" else "int",
+        "strategy": "channel" if group is None else "group",
+        "symmetric": True,
+        "dynamic": False,
+    }
+    if group is not None:
+        weights["group_size"] = group
+    activations = weights | {"strategy": "token", "dynamic": True} if kind != "int4" else None
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": {"int8": "int-quantized", "int4": "pack-quantized", "fp8": "float-quantized"}[kind],
+            "quantization_status": "compressed",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+        }
+    }
+
+
+def prepare(settings: SamplerSettings) -> None:
+    """Raises StudyError where this machine would emulate the format or compute in another; call it before the start."""
+    gpu = torch.cuda.is_available()
+    if settings.quantization == "fp8" and not gpu:
+        raise StudyError("sampler.quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run")
+    if settings.quantization == "fp8" and torch.cuda.get_device_capability() < FIRST_FLOAT8:
+        raise StudyError(
+            "sampler.quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit "
+            "activations; int8 and int4 run here"
+        )
+    if settings.kv_cache_dtype != "auto" and not gpu and not has_cache_instructions():
+        raise StudyError("sampler.kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not")
+    if envs.VLLM_CPU_INT4_W4A8:
+        raise StudyError("VLLM_CPU_INT4_W4A8 is on: int4 weights would meet activations of 8 bits; leave it unset")
+    if not gpu and settings.quantization == "int8":
+        _hold_scales()
+
+
+def has_cache_instructions() -> bool:
+    """Whether this CPU has what vLLM's fp8 cache needs."""
+    return torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def finish_reload(model: nn.Module) -> None:
+    """Give keys and values the scale 1 after a reload; raises StudyError where int4 is computed in another format."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            set_default_quant_scales(module)
+        if getattr(module, "use_w4a8", False):
+            raise StudyError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
+
+
+def _hold_scales() -> None:
+    """Have each int8 layer keep the scales whose address its kernel has."""
+    process = CPUInt8ScaledMMLinearKernel.process_weights_for_onednn
+    if getattr(process, "holds_scales", False):
+        return
+
+    def holding(kernel: Any, layer: nn.Module) -> None:
+        process(kernel, layer)
+        kernel.held_scales = getattr(layer, kernel.layer_param_names[1])
+
+    holding.holds_scales = True  # type: ignore[attr-defined]
+    CPUInt8ScaledMMLinearKernel.process_weights_for_onednn = holding

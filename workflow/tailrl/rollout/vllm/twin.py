@@ -1,0 +1,78 @@
+"""The self-test of a quantised engine: its log-probs against those of its twin in PyTorch (`model.quantized`)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailrl.config.sampler import SamplerSettings
+from tailrl.kernels.packing import pack_batch
+from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.quantized import projections, round_activations, rounded_weights
+from tailrl.rollout.types import Rollout
+from tailrl.runtime.errors import StudyError
+
+SMALLEST = 0.01
+"""Mean difference of log-probs, nats, that is always accepted. Float32 engines differed by 5e-3 at most: a number that
+float32 rounds otherwise may fall on the other side of an int8 or float8 step."""
+
+SHARE = 3.0
+"""Accepted difference as a multiple of the twin's own, in the engine's dtype against float32. Right engines had 0.5 to
+1.5 of it; wrong packings had 20 and more."""
+
+
+@torch.no_grad()
+def twin_logprobs(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    settings: SamplerSettings,
+    rollouts: Sequence[Rollout],
+    temperature: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The twin's log-probs, nats, float32 [T], of all responses' tokens; computed in `dtype` on the CPU."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
+    model.load_state_dict(dict(rounded_weights(weights.items(), projections(model), settings)))
+    round_activations(model.eval(), settings)
+    batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
+    hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
+    logp_TV = ((hidden_TH @ head_weight(model).T).float() / temperature).log_softmax(-1)
+    return logp_TV.gather(-1, batch.targets_T[:, None]).squeeze(-1)
+
+
+def check_twin(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    settings: SamplerSettings,
+    rollouts: Sequence[Rollout],
+    temperature: float,
+) -> float:
+    """Check log-probs of a quantised engine, sampled from all tokens without a disturbance, against its twin's.
+
+    Args:
+        folder: the policy's; only its configuration is read.
+        weights: those that were handed to the engine, by name, before they were quantised.
+        settings: of the engine.
+        rollouts: what it sampled.
+        temperature: divided the logits.
+
+    Returns:
+        The mean absolute difference, nats a token.
+
+    Raises:
+        StudyError: it exceeds `SMALLEST` and `SHARE` times what the engine's dtype explains: the weights are packed
+            wrongly, are those of an earlier hand-over, or the engine computes in another format.
+    """
+    engine_T = torch.cat([torch.from_numpy(rollout.logp_infer_T) for rollout in rollouts])
+    given = (folder, weights, settings, rollouts, temperature)
+    exact_T, coarse_T = (twin_logprobs(*given, dtype) for dtype in (torch.float32, getattr(torch, settings.dtype)))
+    differs, explained = ((other_T - exact_T).abs().mean().item() for other_T in (engine_T, coarse_T))
+    if not differs <= max(SMALLEST, SHARE * explained):
+        raise StudyError(
+            "the quantised engine is not its own format: its log-probs differ from those of the same quantisation in "
+            f"PyTorch by {differs:.2g} nats a token, of which rounding to {settings.dtype} explains {explained:.2g}"
+        )
+    return differs
