@@ -42,23 +42,27 @@ def design() -> dict[str, Any]:
 
 def cases(which: str, work: Path, names: list[str]) -> Iterator[Case]:
     """The cases of a set, made where they are not there yet."""
-    plan = design()
-    faults = [
-        (truth, given, again)
-        for truth, listed in plan["settle" if which == "settle" else "judge"].items()
-        for again in range(plan["clean_seeds"] if truth == "none" and which != "settle" else 1)
-        for given in listed
-    ]
     for spec in SPECS:
         if spec.set == which and (not names or spec.name in names):
-            yield from _of_model(spec, which, faults, work)
+            yield from _of_model(spec, which, work)
 
 
-def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], int]], work: Path) -> Iterator[Case]:
+def _faults(spec: Spec) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Truth, fault and repeat of each case of a policy."""
+    plan = design()
+    for truth, listed in plan[spec.faults].items():
+        for again in range(plan["clean_seeds"] if truth == "none" and spec.faults != "settle" else 1):
+            for given in listed:
+                # The real engine's logs are slow to make, and its clean one stands once.
+                if "engine" not in given or (spec.vllm and not again):
+                    yield truth, given, again
+
+
+def _of_model(spec: Spec, which: str, work: Path) -> Iterator[Case]:
     folder = work / "logs" / spec.name
     folder.mkdir(parents=True, exist_ok=True)
     trained, groups = None, design()["groups"]
-    for number, (truth, given, again) in enumerate(faults):
+    for number, (truth, given, again) in enumerate(_faults(spec)):
         if ("flips" in given and spec.kind != "mixture") or number % spec.every:
             continue
         seed = derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
@@ -111,9 +115,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("results/diagnose_exam"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/diagnose_exam"))
     arguments = parser.parse_args()
-    # The models that judged first settle too, with the faults that they had.
-    sets = ("settle", "first") if arguments.set == "settle" else (arguments.set,)
-    made = [case for which in sets for case in cases(which, arguments.work, arguments.models)]
+    made = list(cases(arguments.set, arguments.work, arguments.models))
     if arguments.models:
         return
     if arguments.set == "settle":
