@@ -22,7 +22,7 @@ from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.replay_sums import BASES, Known, Tokens, add_sums, sound_tokens, weight_sums
-from tailrl.objective.corrections import correct
+from tailrl.objective.corrections import weigh
 from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.errors import StudyError
 
@@ -227,11 +227,11 @@ def _weights(tokens: Tokens, settings: Correction | Vocabulary) -> FloatArray | 
             pair_T2 = torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1))
             kept_T &= safe_set(pair_T2, settings.rule, settings.threshold(1))[:, 1].numpy()
         return kept_T.astype(np.float64)
+    names = ("sequence_T", "infer_T", "advantage_T", "moved_T")
+    sequence_T, infer_T, advantage_T, moved_T = (torch.from_numpy(getattr(tokens, name)) for name in names)
     delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
-    outside_T = torch.zeros(len(delta_T), dtype=torch.bool)
-    more = [torch.from_numpy(values_T) for values_T in (tokens.moved_T, tokens.infer_T, tokens.advantage_T)]
     try:
-        found = correct(delta_T, outside_T, torch.from_numpy(tokens.sequence_T), tokens.count, settings, *more)
+        found = weigh(delta_T, moved_T, sequence_T, tokens.count, settings, infer_T, advantage_T)
     except StudyError:  # of a weight that overflows: all else was checked before
         return None
     weight_T: FloatArray = found.weight_T.numpy()
