@@ -86,7 +86,7 @@ def _of_model(spec: Spec, which: str, work: Path) -> Iterator[Case]:
 def settle_rules(made: list[Case], out: Path) -> None:
     """Fits how sure causes are, and writes it."""
     known = cause_words()
-    shapes = [name for name, said in known.items() if not said.fault and name != "unknown"]
+    shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
     values, truths, models = [], [], []
     for case in made:
@@ -99,7 +99,8 @@ def settle_rules(made: list[Case], out: Path) -> None:
             continue
         found = features(measured.signals)
         values.append([found[name] for name in FEATURES])
-        truths.append([float(name in case.truth) for name in shapes])
+        acting = {*case.truth} & {*shapes} or {"unknown"}
+        truths.append([float(name in acting) for name in shapes])
         models.append(case.model)
     data, _ = settle(np.array(values), np.array(truths), models, shapes)
     # By Laplace's rule: a check that was always right is not taken for infallible.
@@ -128,7 +129,8 @@ def main() -> None:
                 print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
     else:
         plan, folder = design(), "" if arguments.set == "judge" else arguments.set
-        publish(answers, plan["limits"], plan["notes"].get(arguments.set, "").strip(), arguments.out / folder)
+        notes = plan["notes"].get(arguments.set, "").strip()
+        publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class Fault:
             samples.
         floor: of the dial.
         context: what the trainer sees for the prompt: twice, prefix, other, cut, before, after (see `_contexts`).
-        dropout, attention, rope, layer, values: faults of the trainer that no rule knows.
+        rope: of the trainer's positions. dropout, attention, layer, values, embedding: faults of the trainer that no
+            rule knows.
         shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `_spoiled`.
         columns: optional columns that are logged.
         engine: vllm: the log is a probe's of the real engine in `dtype`; kv_cache: of its keys and values.
@@ -77,6 +78,7 @@ class Fault:
     rope: float = 1.0
     layer: float = 1.0
     values: float = 1.0
+    embedding: float = 1.0
     shift: int = 0
     nan: str = ""
     clip: str = ""
@@ -316,6 +318,9 @@ def _broken(trainer: PreTrainedModel, fault: Fault, seed: int) -> Iterator[None]
         if fault.layer != 1.0:
             middle = base.layers[len(base.layers) // 2]
             handle = middle.mlp.register_forward_hook(lambda _m, _i, out: out * fault.layer)
+            stack.callback(handle.remove)
+        if fault.embedding != 1.0:
+            handle = base.embed_tokens.register_forward_hook(lambda _m, _i, out: out * fault.embedding)
             stack.callback(handle.remove)
         if fault.values != 1.0:
             handle = base.layers[0].self_attn.v_proj.register_forward_hook(lambda _m, _i, out: out * fault.values)

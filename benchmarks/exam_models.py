@@ -65,6 +65,26 @@ class Spec:
     faults: Literal["settle", "judged", "judge"] = "settle"
 
 
+TASKS = {
+    "arithmetic": "solves small sums",
+    "words": "sorts words",
+    "reverse": "writes words in reverse order",
+    "lengths": "counts the letters of words",
+    "series": "goes on with a series of numbers",
+}
+
+
+def in_words(spec: Spec) -> str:
+    """What a policy does and how large it is, for a reader."""
+    if spec.kind == "pretrained":
+        return f"{TASKS[spec.task]}: SmolLM2-135M, a pretrained transformer of 135 million parameters"
+    kind = "a mixture of 8 experts, two a token" if spec.kind == "mixture" else "a plain transformer"
+    return (
+        f"{TASKS[spec.task]}: {kind}, {spec.layers} layers, {spec.hidden} numbers a token between them, "
+        f"{spec.vocabulary:,} different tokens; trained here from nothing, then {spec.steps} steps of RLOO"
+    )
+
+
 SPECS = (
     Spec("arithmetic_128", "settle", "arithmetic", "llama", 11, vllm=True),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
