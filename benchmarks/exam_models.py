@@ -220,12 +220,12 @@ def _problems(spec: Spec, count: int, seed: int, slip: float = 0.0) -> list[Prob
 
 
 def _series(rng: random.Random, slip: float, number: int) -> Problem:
-    """Four numbers with a constant difference, to go on with for four more; a slip writes a random number."""
-    start, step = rng.randint(1, 400), rng.choice([-9, -7, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12])
-    values = [start + 40 + i * step for i in range(8)]
-    written = [rng.randint(1, 500) if rng.random() < slip else value for value in values[4:]]
+    """Four numbers with a constant difference, to go on with for three more; a slip writes a random number."""
+    start, step = rng.randint(1, 70), rng.choice([1, 2, 3, 5])
+    values = [start + i * step for i in range(7)]
+    written = [rng.randint(1, 99) if rng.random() < slip else value for value in values[4:]]
     given, rest = (", ".join(map(str, part)) for part in (values[:4], values[4:]))
-    steps = " ".join(f"{a}{step:+d}={b}" for a, b in zip([values[3], *written], written, strict=False))
+    steps = " ".join(f"{a}+{step}={b}" for a, b in zip([values[3], *written], written, strict=False))
     solution = f"{steps} \\boxed{{{', '.join(map(str, written))}}}"
     return Problem(f"{number} {given}", f"go on: {given}\n", rest, solution, compared="text")
 
