@@ -129,7 +129,7 @@ def _probed(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log,
     """The log of a probe of the policy, with the real engine, in a process of its own as the engine asks for."""
     texts = [problem.prompt for problem in random.Random(seed).sample(trained.problems, count // 4)]
     settings = ProbeSettings(
-        sampler=SamplerSettings(dtype=fault.dtype, kv_cache_dtype=fault.kv_cache),  # type: ignore[arg-type]
+        sampler=SamplerSettings(dtype=fault.dtype, kv_cache_dtype=fault.kv_cache),
         samples=count,
         seed=seed,
         temperature=fault.temperature,

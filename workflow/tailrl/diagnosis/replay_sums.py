@@ -94,8 +94,8 @@ def weight_sums(weight_T: FloatArray, known: Known) -> dict[str, float]:
         squared_T = weight_T**2
     found: dict[str, float] = {
         "tokens": len(weight_T),
-        "responses": np.count_nonzero(np.bincount(known.sequence_T[kept_T])),
-        "kept": np.count_nonzero(kept_T),
+        "responses": int(np.count_nonzero(np.bincount(known.sequence_T[kept_T]))),
+        "kept": int(np.count_nonzero(kept_T)),
         "weight": weight_T.sum(),
         "squared": squared_T.sum(),
         "largest": weight_T.max(),
@@ -103,7 +103,8 @@ def weight_sums(weight_T: FloatArray, known: Known) -> dict[str, float]:
         "prob": known.prob_T[kept_T].sum(),
     }
     for name, value_3T in known.values.items():
-        found |= {f"{name}_total": value_3T[1] @ known.first_T, f"{name}_responses": value_3T[2] @ known.first_T}
+        found[f"{name}_total"] = float(value_3T[1] @ known.first_T)
+        found[f"{name}_responses"] = float(value_3T[2] @ known.first_T)
         for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
             with np.errstate(invalid="ignore"):
                 summed_3 = value_3T @ by_T
