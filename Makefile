@@ -90,7 +90,7 @@ bench-quick: venv  ## the step beside TRL's and the engines, three rounds each, 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)
 
-diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: half an hour
+diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and judge it on other models: under an hour
 	$(ADD) envs/bench.txt
 	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
 

@@ -42,23 +42,27 @@ def design() -> dict[str, Any]:
 
 def cases(which: str, work: Path, names: list[str]) -> Iterator[Case]:
     """The cases of a set, made where they are not there yet."""
-    plan = design()
-    faults = [
-        (truth, given, again)
-        for truth, listed in plan["settle" if which == "settle" else "judge"].items()
-        for again in range(plan["clean_seeds"] if truth == "none" and which != "settle" else 1)
-        for given in listed
-    ]
     for spec in SPECS:
         if spec.set == which and (not names or spec.name in names):
-            yield from _of_model(spec, which, faults, work)
+            yield from _of_model(spec, which, work)
 
 
-def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], int]], work: Path) -> Iterator[Case]:
+def _faults(spec: Spec) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Truth, fault and repeat of each case of a policy."""
+    plan = design()
+    for truth, listed in plan[spec.faults].items():
+        for again in range(plan["clean_seeds"] if truth == "none" and spec.faults != "settle" else 1):
+            for given in listed:
+                # The real engine's logs are slow to make, and its clean one stands once.
+                if "engine" not in given or (spec.vllm and not again):
+                    yield truth, given, again
+
+
+def _of_model(spec: Spec, which: str, work: Path) -> Iterator[Case]:
     folder = work / "logs" / spec.name
     folder.mkdir(parents=True, exist_ok=True)
     trained, groups = None, design()["groups"]
-    for number, (truth, given, again) in enumerate(faults):
+    for number, (truth, given, again) in enumerate(_faults(spec)):
         if ("flips" in given and spec.kind != "mixture") or number % spec.every:
             continue
         seed = derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
@@ -82,7 +86,7 @@ def _of_model(spec: Spec, which: str, faults: list[tuple[str, dict[str, Any], in
 def settle_rules(made: list[Case], out: Path) -> None:
     """Fits how sure causes are, and writes it."""
     known = cause_words()
-    shapes = [name for name, said in known.items() if not said.fault and name != "unknown"]
+    shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
     values, truths, models = [], [], []
     for case in made:
@@ -95,7 +99,8 @@ def settle_rules(made: list[Case], out: Path) -> None:
             continue
         found = features(measured.signals)
         values.append([found[name] for name in FEATURES])
-        truths.append([float(name in case.truth) for name in shapes])
+        acting = {*case.truth} & {*shapes} or {"unknown"}
+        truths.append([float(name in acting) for name in shapes])
         models.append(case.model)
     data, _ = settle(np.array(values), np.array(truths), models, shapes)
     # By Laplace's rule: a check that was always right is not taken for infallible.
@@ -111,9 +116,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("results/diagnose_exam"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/diagnose_exam"))
     arguments = parser.parse_args()
-    # The models that judged first settle too, with the faults that they had.
-    sets = ("settle", "first") if arguments.set == "settle" else (arguments.set,)
-    made = [case for which in sets for case in cases(which, arguments.work, arguments.models)]
+    made = list(cases(arguments.set, arguments.work, arguments.models))
     if arguments.models:
         return
     if arguments.set == "settle":
@@ -126,7 +129,8 @@ def main() -> None:
                 print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
     else:
         plan, folder = design(), "" if arguments.set == "judge" else arguments.set
-        publish(answers, plan["limits"], plan["notes"].get(arguments.set, "").strip(), arguments.out / folder)
+        notes = plan["notes"].get(arguments.set, "").strip()
+        publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from exam_cases import Case
+from exam_models import SPECS, in_words
 from table import write_csv
 
 from tailrl.diagnosis.causes import Cause, cause_words, find_causes
@@ -153,8 +154,10 @@ def case_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
     ]
 
 
-def publish(answers: Sequence[Answer], limits: Mapping[str, float], notes: str, out: Path) -> None:
-    """The tables as CSV, and the page; `notes`: what its misses say."""
+def publish(
+    answers: Sequence[Answer], limits: Mapping[str, float], notes: str, words: Mapping[str, str], out: Path
+) -> None:
+    """The tables as CSV, and the page; `notes`: what its misses say; `words`: what the faults' settings mean."""
     tables = {
         "groups": group_rows(answers),
         "confusion": confusion_rows(answers),
@@ -163,7 +166,7 @@ def publish(answers: Sequence[Answer], limits: Mapping[str, float], notes: str, 
     }
     for name, rows in tables.items():
         write_csv(rows, out / f"{name}.csv")
-    (out / "summary.md").write_text(page(answers, tables, limits, notes), encoding="utf-8")
+    (out / "summary.md").write_text(page(answers, tables, limits, notes, words), encoding="utf-8")
 
 
 def page(
@@ -171,6 +174,7 @@ def page(
     tables: Mapping[str, list[dict[str, object]]],
     limits: Mapping[str, float],
     notes: str = "",
+    words: Mapping[str, str] | None = None,
 ) -> str:
     """The page of the judged cases, in Markdown."""
     misses = [row for row, one in zip(tables["cases"], answers, strict=True) if one.matters and not one.right]
@@ -188,6 +192,8 @@ def page(
         "Wilson's, at 95 %.",
         f"Limits: {limits['overall']:.0%} of all causes, {limits['group']:.0%} of each group, and at most "
         f"{limits['false_alarms']:.0%} of clean logs with a cause.",
+        _met(tables["groups"], limits),
+        notes,
         "## By group",
         _table(tables["groups"]),
         "## What was named first",
@@ -197,9 +203,39 @@ def page(
         _table(tables["calibration"]),
         "## Every miss",
         _table(short) if short else "None.",
-        notes,
+        "## What the names mean",
+        _table(_names(answers, words or {})),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _met(rows: Sequence[Mapping[str, object]], limits: Mapping[str, float]) -> str:
+    """Which limits are met, in a sentence each."""
+    share = {str(row["group"]): float(str(row["share"])) for row in rows}
+    alarms = 1 - share.pop("clean logs", 1.0)
+    share.pop("two causes, both named", None)
+    overall = share.pop("all causes", 0.0)
+    below = [f"{name} ({value:.0%})" for name, value in share.items() if value < limits["group"]]
+    return "\n".join(
+        [
+            f"- All causes: {overall:.1%} named first. "
+            f"The limit is {'met' if overall >= limits['overall'] else '**missed**'}.",
+            f"- Each group: {'**missed** in ' + ', '.join(below) if below else 'the limit is met'}.",
+            f"- Clean logs: {alarms:.1%} with a cause. "
+            f"The limit is {'met' if alarms <= limits['false_alarms'] else '**missed**'}.",
+        ]
+    )
+
+
+def _names(answers: Sequence[Answer], words: Mapping[str, str]) -> list[dict[str, object]]:
+    """The short labels of this page: causes, policies, settings of the faults."""
+    causes = {"none": "a clean log; nothing is named"} | {name: said.title for name, said in cause_words().items()}
+    models = {spec.name: in_words(spec) for spec in SPECS if any(one.case.model == spec.name for one in answers)}
+    return [
+        {"kind": kind, "name": name, "meaning": meaning}
+        for kind, named in (("cause", causes), ("policy", models), ("setting", words))
+        for name, meaning in named.items()
+    ]
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> str:

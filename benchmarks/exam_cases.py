@@ -1,9 +1,15 @@
 """Logs of known cause: a fault, planted between a policy that samples and the same policy that trains."""
 
 import copy
+import json
+import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformers import PreTrainedModel
 
-from tailrl.config.sampler import Disturbance
+from tailrl.config.probe import ProbeSettings
+from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.model.quantize import int4_groups, rounded_cache, rounded_rows
 from tailrl.objective.disturbance import round_weights
+from tailrl.probes.model.probe import probe_model
 from tailrl.rollout import Decoding
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.runtime.seeding import derive_seed
@@ -42,10 +50,12 @@ class Fault:
         rule, threshold: the sampler's truncation, a key of `safe_set.RULES`; banned: the share of tokens that it never
             samples.
         floor: of the dial.
-        context: what the trainer sees for the prompt: twice, prefix, other, cut.
-        dropout, attention, rope, layer: faults of the trainer that no rule knows.
+        context: what the trainer sees for the prompt: twice, prefix, other, cut, before, after (see `_contexts`).
+        rope: of the trainer's positions. dropout, attention, layer, values, embedding: faults of the trainer that no
+            rule knows.
         shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `_spoiled`.
         columns: optional columns that are logged.
+        engine: vllm: the log is a probe's of the real engine in `dtype`; kv_cache: of its keys and values.
     """
 
     dtype: str = "float32"
@@ -68,12 +78,16 @@ class Fault:
     attention: float = 1.0
     rope: float = 1.0
     layer: float = 1.0
+    values: float = 1.0
+    embedding: float = 1.0
     shift: int = 0
     nan: str = ""
     clip: str = ""
     at: float = 0.0
     mask: str = ""
     columns: tuple[str, ...] = ()
+    engine: str = ""
+    kv_cache: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,8 @@ class Case:
 
 def make_log(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, float]:
     """A log with this fault, and k3 of the trainer against itself packed in another way."""
+    if fault.engine:
+        return _probed(trained, fault, seed, count)
     steps = [len(trained.past) - 1 - 2 * i for i in range(4)] if fault.age or fault.reused else None
     if steps is None:
         choices = sorted({0, len(trained.past) // 3, len(trained.past) - 1})
@@ -106,8 +122,32 @@ def make_log(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log
         step = float(trainer_at) if steps is not None else np.nan
         rows += [replace(row, step=step, version=version) for row in found]
         floors.append(floor)
-    random = np.random.default_rng(seed)
-    return pack([_spoiled(row, fault, random) for row in rows]), float(np.mean(floors))
+    drawn = np.random.default_rng(seed)
+    return pack([_spoiled(row, fault, drawn) for row in rows]), float(np.mean(floors))
+
+
+def _probed(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, float]:
+    """The log of a probe of the policy, with the real engine, in a process of its own as the engine asks for."""
+    texts = [problem.prompt for problem in random.Random(seed).sample(trained.problems, count // 4)]
+    settings = ProbeSettings(
+        sampler=SamplerSettings(dtype=fault.dtype, kv_cache_dtype=fault.kv_cache),
+        samples=count,
+        seed=seed,
+        temperature=fault.temperature,
+        max_new_tokens=trained.spec.max_new_tokens,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            rows = pool.submit(_probe_rows, str(trained.folder), settings, file).result()
+    log = pack(rows)
+    delta_T = log.again_T - log.trainer_T
+    return log, float((np.expm1(delta_T) - delta_T).mean())
+
+
+def _probe_rows(folder: str, settings: ProbeSettings, prompts: Path) -> list[LoggedRow]:
+    return list(probe_model(folder, settings, prompts).rows)
 
 
 def _part(
@@ -257,6 +297,9 @@ def _contexts(prompts: Sequence[tuple[int, ...]], kind: str) -> list[tuple[int, 
         return [*prompts[4:], *prompts[:4]]
     if kind == "cut":
         return [prompt[1:] if len(prompt) > 1 else prompt for prompt in prompts]
+    if kind in ("before", "after"):  # what another template puts around every prompt: six tokens of some prompts
+        frame = tuple(token for prompt in prompts[::8] for token in prompt[-2:])[:6]
+        return [frame + prompt if kind == "before" else prompt + frame for prompt in prompts]
     return list(prompts)
 
 
@@ -276,6 +319,12 @@ def _broken(trainer: PreTrainedModel, fault: Fault, seed: int) -> Iterator[None]
         if fault.layer != 1.0:
             middle = base.layers[len(base.layers) // 2]
             handle = middle.mlp.register_forward_hook(lambda _m, _i, out: out * fault.layer)
+            stack.callback(handle.remove)
+        if fault.embedding != 1.0:
+            handle = base.embed_tokens.register_forward_hook(lambda _m, _i, out: out * fault.embedding)
+            stack.callback(handle.remove)
+        if fault.values != 1.0:
+            handle = base.layers[0].self_attn.v_proj.register_forward_hook(lambda _m, _i, out: out * fault.values)
             stack.callback(handle.remove)
         yield
 

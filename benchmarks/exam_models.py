@@ -1,8 +1,8 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-Models that settle the rules do arithmetic; those of the set `first` sort words, and judged them first. After that they
-settle too, and models of other sizes and seeds, which reverse words, are the judges. The pretrained one is a set of its
-own.
+Models that settle the rules do arithmetic. Those that sort words judged them first, and those that reverse words
+judged them second; since then both settle too. The judges write each word's length, or go on with a series of numbers.
+The pretrained one is a set of its own.
 """
 
 import random
@@ -42,11 +42,15 @@ MAX_LENGTH = 192
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A policy of the exam; `steps` of RLOO leave one checkpoint each. `every`: it has every n-th fault."""
+    """A policy of the exam; `steps` of RLOO leave one checkpoint each.
+
+    `every`: it has every n-th fault. `vllm`: it has the logs of the real engine too. `faults`: its list
+    in diagnose_exam.yaml.
+    """
 
     name: str
-    set: Literal["settle", "first", "judge", "pretrained"]
-    task: Literal["arithmetic", "words", "reverse"]
+    set: Literal["settle", "judge", "pretrained"]
+    task: Literal["arithmetic", "words", "reverse", "lengths", "series"]
     kind: Literal["llama", "mixture", "pretrained"]
     seed: int
     hidden: int = 128
@@ -57,16 +61,56 @@ class Spec:
     responses: int = 128
     every: int = 1
     max_new_tokens: int = 40
+    vllm: bool = False
+    faults: Literal["settle", "judged", "judge"] = "settle"
+
+
+TASKS = {
+    "arithmetic": "solves small sums",
+    "words": "sorts words",
+    "reverse": "writes words in reverse order",
+    "lengths": "counts the letters of words",
+    "series": "goes on with a series of numbers",
+}
+
+
+def in_words(spec: Spec) -> str:
+    """What a policy does and how large it is, for a reader."""
+    if spec.kind == "pretrained":
+        return f"{TASKS[spec.task]}: SmolLM2-135M, a pretrained transformer of 135 million parameters"
+    kind = "a mixture of 8 experts, two a token" if spec.kind == "mixture" else "a plain transformer"
+    return (
+        f"{TASKS[spec.task]}: {kind}, {spec.layers} layers, {spec.hidden} numbers a token between them, "
+        f"{spec.vocabulary:,} different tokens; trained here from nothing, then {spec.steps} steps of RLOO"
+    )
 
 
 SPECS = (
-    Spec("arithmetic_128", "settle", "arithmetic", "llama", 11),
+    Spec("arithmetic_128", "settle", "arithmetic", "llama", 11, vllm=True),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
     Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
-    Spec("words_160", "first", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("words_mixture", "first", "words", "mixture", 22, layers=4, vocabulary=1200),
-    Spec("reverse_96", "judge", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
-    Spec("reverse_mixture", "judge", "reverse", "mixture", 32, layers=2, vocabulary=700),
+    Spec(
+        "words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500, faults="judged"
+    ),
+    Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200, faults="judged"),
+    Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900, faults="judged"),
+    Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700, faults="judged"),
+    Spec(
+        "lengths_192",
+        "judge",
+        "lengths",
+        "llama",
+        41,
+        hidden=192,
+        layers=3,
+        vocabulary=1300,
+        max_new_tokens=64,
+        vllm=True,
+        faults="judge",
+    ),
+    Spec(
+        "series_mixture", "judge", "series", "mixture", 42, layers=3, vocabulary=800, max_new_tokens=64, faults="judge"
+    ),
     Spec(
         "smollm2",
         "pretrained",
@@ -78,6 +122,7 @@ SPECS = (
         responses=32,
         max_new_tokens=16,
         every=2,
+        faults="judge",
     ),
 )
 
@@ -167,8 +212,36 @@ def _problems(spec: Spec, count: int, seed: int, slip: float = 0.0) -> list[Prob
         return load_task(WordsTask(name="words", problems=count, words=(2, 2), seed=seed)).problems
     if spec.task == "arithmetic":
         return load_task(ArithmeticTask(problems=count, seed=seed, slip=slip)).problems
+    if spec.task == "series":
+        return [_series(random.Random(f"series {seed} {i}"), slip, i) for i in range(count)]
     sorting = load_task(WordsTask(name="words", problems=count, words=(3, 5), seed=seed, slip=slip)).problems
-    return sorting if spec.task == "words" else [_reversed(problem, slip, seed) for problem in sorting]
+    others = {"reverse": _reversed, "lengths": _lengths}
+    return [others[spec.task](problem, slip, seed) for problem in sorting] if spec.task in others else sorting
+
+
+def _series(rng: random.Random, slip: float, number: int) -> Problem:
+    """Four numbers with a constant difference, to go on with for three more; a slip writes a random number."""
+    start, step = rng.randint(1, 70), rng.choice([1, 2, 3, 5])
+    values = [start + i * step for i in range(7)]
+    written = [rng.randint(1, 99) if rng.random() < slip else value for value in values[4:]]
+    given, rest = (", ".join(map(str, part)) for part in (values[:4], values[4:]))
+    steps = " ".join(f"{a}+{step}={b}" for a, b in zip([values[3], *written], written, strict=False))
+    solution = f"{steps} \\boxed{{{', '.join(map(str, written))}}}"
+    return Problem(f"{number} {given}", f"go on: {given}\n", rest, solution, compared="text")
+
+
+def _lengths(problem: Problem, slip: float, seed: int) -> Problem:
+    """Words, each to be written with the number of its letters, and then all numbers; a slip writes another number."""
+    rng = random.Random(f"lengths {seed} {problem.id}")
+    words = problem.prompt.split()
+    written = [rng.randint(3, 9) if rng.random() < slip else len(word) for word in words]
+    steps = "; ".join(f"{word} has {number}" for word, number in zip(words, written, strict=True))
+    return replace(
+        problem,
+        prompt=f"letters of {problem.prompt}",
+        answer=" ".join(str(len(word)) for word in words),
+        solution=f"{steps}. \\boxed{{{' '.join(map(str, written))}}}",
+    )
 
 
 def _reversed(problem: Problem, slip: float, seed: int) -> Problem:

@@ -1,9 +1,10 @@
-"""How sure each cause is, settled on logs of known cause: a logistic model of a few numbers for each cause."""
+"""How sure each cause is, settled on logs of known cause: one multinomial logistic model of a few numbers."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import log_softmax, logsumexp, softmax
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.features import FEATURES
@@ -18,37 +19,44 @@ def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) 
     return found
 
 
-def fit_one(value_CF: FloatArray, is_C: FloatArray, penalty: float) -> FloatArray:
-    """Weights of the features and a constant, by penalised maximum likelihood."""
+def fit(value_CF: FloatArray, is_CK: FloatArray, penalty: float) -> FloatArray:
+    """Each cause's weights of the features and a constant, [K, F + 1], by penalised maximum likelihood.
+
+    Where two causes act, the probability of either counts.
+    """
     design_CD = np.column_stack([value_CF, np.ones(len(value_CF))])
+    shape = is_CK.shape[1], design_CD.shape[1]
 
-    def loss(weight_D: FloatArray) -> tuple[float, FloatArray]:
-        score_C = design_CD @ weight_D
-        known_D = np.append(weight_D[:-1], 0.0)
-        slope_D = design_CD.T @ (1 / (1 + np.exp(-score_C)) - is_C) + penalty * known_D
-        return float((np.logaddexp(0, score_C) - is_C * score_C).sum() + penalty / 2 * (known_D**2).sum()), slope_D
+    def loss(weights: FloatArray) -> tuple[float, FloatArray]:
+        weight_KD = weights.reshape(shape)
+        logp_CK = log_softmax(design_CD @ weight_KD.T, axis=1)
+        of_truth_CK = np.where(is_CK > 0, logp_CK, -np.inf)
+        known_KD = np.column_stack([weight_KD[:, :-1], np.zeros(len(weight_KD))])
+        slope_KD = (np.exp(logp_CK) - softmax(of_truth_CK, axis=1)).T @ design_CD + penalty * known_KD
+        return float(-logsumexp(of_truth_CK, axis=1).sum() + penalty / 2 * (known_KD**2).sum()), slope_KD.ravel()
 
-    found: FloatArray = minimize(loss, np.zeros(design_CD.shape[1]), jac=True, method="L-BFGS-B").x
+    found: FloatArray = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B").x.reshape(shape)
     return found
 
 
 def scores(value_CF: FloatArray, weight_KD: FloatArray) -> FloatArray:
-    """Log-odds of each cause, [C, K]."""
+    """Logits of each cause, [C, K]."""
     found: FloatArray = value_CF @ weight_KD[:, :-1].T + weight_KD[:, -1]
     return found
 
 
 def log_loss(score_CK: FloatArray, is_CK: FloatArray) -> float:
-    """Mean over cases of the causes' summed log-loss."""
-    return float((np.logaddexp(0, score_CK) - is_CK * score_CK).sum(1).mean())
+    """Mean over cases of −log of the probability of what was planted."""
+    of_truth_CK = np.where(is_CK > 0, log_softmax(score_CK, axis=1), -np.inf)
+    return float(-logsumexp(of_truth_CK, axis=1).mean())
 
 
 def settle(
     value_CF: FloatArray, is_CK: FloatArray, model_C: Sequence[str], causes: Sequence[str]
 ) -> tuple[dict[str, object], FloatArray]:
-    """The model as data, and its log-odds of every case from the other models' cases.
+    """The model as data, and its logits of every case from the other models' cases.
 
-    These log-odds settle the penalty and one factor for all causes, which makes the probabilities hold.
+    These logits settle the penalty and one factor for all causes, which makes the probabilities hold.
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
     known_CF, names_C = standardised(value_CF, mean_F, scale_F), np.array(model_C)
@@ -57,14 +65,13 @@ def settle(
         held_CK = np.zeros(is_CK.shape)
         for name in np.unique(names_C):
             out_C = names_C == name
-            weights = np.array([fit_one(known_CF[~out_C], is_C[~out_C], penalty) for is_C in is_CK.T])
-            held_CK[out_C] = scores(known_CF[out_C], weights)
+            held_CK[out_C] = scores(known_CF[out_C], fit(known_CF[~out_C], is_CK[~out_C], penalty))
         if best is None or log_loss(held_CK, is_CK) < best[0]:
             best = log_loss(held_CK, is_CK), penalty, held_CK
     assert best is not None
     _, penalty, held_CK = best
     factor = float(minimize(lambda a: log_loss(a[0] * held_CK, is_CK), [1.0], bounds=[(0.1, 3.0)]).x[0])
-    weight_KD = factor * np.array([fit_one(known_CF, is_C, penalty) for is_C in is_CK.T])
+    weight_KD = factor * fit(known_CF, is_CK, penalty)
     data: dict[str, object] = {
         "penalty": penalty,
         "factor": round(factor, 3),

@@ -149,6 +149,8 @@ def test_pointer_touch_and_keys_move_between_tokens(tmp_path: Path) -> None:
     first, last = data[0], len(data[0]["token"]) - 1
     assert f"token 5, id {first['token'][5]}" in seen["hover"] and seen["stays"] == 0 and "token 0" in seen["left"]
     assert f"{first['rank'][5]:g}" in seen["hover"] and "trainer's top p" in seen["hover"]
+    for side in ("trainer", "sampler"):
+        assert f"{side}'s safe set {first[f'{side}_set'][5]:g} tokens" in " ".join(seen["hover"].split())
     assert seen["touched"][0] == 7 and f"{first['trainer'][7]:.3g}" in seen["touched"][1]
     assert seen["keys"][:6] == [8, 7, last, last, 0, min(50, last)] and seen["keys"][6] < min(50, last)
     assert seen["down"] > 10 and seen["outline"] == ["solid", "solid"] and seen["active"]

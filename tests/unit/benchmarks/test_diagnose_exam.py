@@ -11,7 +11,7 @@ from diagnose_exam import design
 from exam_answers import Answer, answer, calibration_rows, case_rows, confusion_rows, group_rows, page
 from exam_cases import Case, Fault, _quantised, make_log
 from exam_models import SPECS, Spec, Trained, score
-from exam_rules import fit_one, settle
+from exam_rules import fit, settle
 
 from tailrl.config.policy import ScratchPolicy
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -26,7 +26,7 @@ from tailrl.tasks.arithmetic import load
 def test_the_design() -> None:
     """Every fault can be planted, every truth is a cause, and no model settles and judges."""
     plan = design()
-    for which in ("settle", "judge"):
+    for which in ("settle", "judged", "judge"):
         for truth, listed in plan[which].items():
             named = {plan["groups"].get(name, name) for name in truth.split("+")}
             assert named <= {"none", *cause_words()}
@@ -99,22 +99,28 @@ def test_fake_quantisation() -> None:
 
 def test_the_fit_finds_what_decides_a_cause() -> None:
     random = np.random.default_rng(0)
-    value_CF = random.normal(size=(400, len(FEATURES)))
-    is_CK = (value_CF[:, [2, 5]] > 0).astype(np.float64)
-    data, held_CK = settle(value_CF, is_CK, [str(i % 4) for i in range(400)], ["a", "b"])
-    assert ((held_CK > 0) == (is_CK > 0)).mean() > 0.9
+    value_CF = random.normal(size=(600, len(FEATURES)))
+    above_C2 = value_CF[:, [2, 5]] > 0
+    is_CK = np.column_stack([above_C2, ~above_C2.any(1)]).astype(np.float64)
+    data, held_CK = settle(value_CF, is_CK, [str(i % 4) for i in range(600)], ["a", "b", "unknown"])
+    assert is_CK[np.arange(600), held_CK.argmax(1)].mean() > 0.9
     weights = data["weights"]
     assert isinstance(weights, dict)
     for cause, place in (("a", 2), ("b", 5)):
         assert max(weights[cause], key=lambda name: abs(weights[cause][name])) == FEATURES[place]
+    low = min(weights["unknown"], key=lambda name: weights["unknown"][name])
+    assert low in (FEATURES[2], FEATURES[5]) and set(weights["unknown"]) == {*FEATURES, "constant"}
 
 
 def test_a_penalty_shrinks_weights_and_no_constant() -> None:
-    value = np.array([[-1.0], [1.0], [1.0], [1.0]])
-    is_C = np.array([0.0, 1.0, 1.0, 1.0])
-    weak, strong = fit_one(value, is_C, 0.1), fit_one(value, is_C, 1e6)
-    assert weak[0] > 1 and abs(strong[0]) < 1e-3
-    assert 1 / (1 + np.exp(-strong[1])) == pytest.approx(0.75, abs=0.01)
+    """With hardly any weights the probabilities are the shares of the causes; either of two counts."""
+    value_CF = np.array([[-1.0], [1.0], [1.0], [1.0]])
+    is_CK = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    weak_KD, strong_KD = fit(value_CF, is_CK, 0.1), fit(value_CF, is_CK, 1e6)
+    assert weak_KD[0, 0] - weak_KD[1, 0] > 1 and np.abs(strong_KD[:, 0]).max() < 1e-3
+    assert 1 / (1 + np.exp(strong_KD[1, 1] - strong_KD[0, 1])) == pytest.approx(0.75, abs=0.01)
+    both_KD = fit(value_CF, np.array([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), 1e6)
+    assert both_KD[0, 1] - both_KD[1, 1] > 3, "the second cause has no case of its own"
 
 
 def test_tables() -> None:
@@ -146,14 +152,17 @@ def test_tables() -> None:
     assert calibration == {"0.5 to 0.7": (1, "0.000"), "0.7 to 0.9": (1, "0.000"), "0.9 to 1": (3, "1.000")}
     tables = {"groups": group_rows(answers), "confusion": confusion_rows(answers), "cases": case_rows(answers)}
     limits = {"overall": 0.9, "group": 0.7, "false_alarms": 0.05}
-    text = page(answers, tables | {"calibration": calibration_rows(answers)}, limits)
+    text = page(answers, tables | {"calibration": calibration_rows(answers)}, limits, words={"age": "old weights"})
+    assert "- All causes: 75.0% named first. The limit is **missed**." in text and "**missed** in floor (50%)" in text
+    assert "- Clean logs: 50.0% with a cause. The limit is **missed**." in text
+    assert "| setting | age | old weights |" in text and "| cause | floor | tail floor |" in text
     assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
 
 
 def test_published_tables_are_of_the_published_cases() -> None:
     """The groups' shares follow from the cases beside them."""
     folder = Path(__file__).parents[3] / "docs/results/diagnose_exam"
-    for own in (folder, folder / "first"):
+    for own in (folder, folder / "first", folder / "second"):
         cases, groups = (list(csv.DictReader((own / f"{n}.csv").open(encoding="utf-8"))) for n in ("cases", "groups"))
         counted = [row for row in cases if row["counts"] == "1" and row["truth"] != "none"]
         assert groups[0]["group"] == "all causes" and int(groups[0]["cases"]) == len(counted)

@@ -35,7 +35,7 @@ def test_every_cause_has_words_evidence_and_a_probability() -> None:
     sure, known = settled(), cause_words()
     assert set(EVIDENCE) == set(known)
     assert set(sure.checks) == {name for name, said in known.items() if said.fault}
-    assert set(sure.weights) == {name for name, said in known.items() if not said.fault} - {"unknown"}
+    assert set(sure.weights) == {name for name, said in known.items() if not said.fault}
     for numbers in (sure.mean, sure.scale, *(dict(w) for w in sure.weights.values())):
         assert {*FEATURES} <= set(numbers)
 
@@ -165,6 +165,9 @@ def test_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
     causes = find_causes(measured(rows(noise=0.1)))
     assert names(causes) == ["unknown", "stale"]
     assert [cause.sure for cause in causes] == pytest.approx([1.1 - LEAST_SURE, LEAST_SURE - 0.1])
+    given = {"stale": LEAST_SURE - 0.1, "unknown": LEAST_SURE - 0.2}
+    monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: given)
+    assert names(find_causes(measured(rows(noise=0.1)))) == ["unknown", "stale"]
     monkeypatch.setattr("tailrl.diagnosis.causes.shapes", lambda _: {"stale": LEAST_SURE + 0.1})
     assert names(find_causes(measured(rows(noise=0.1)))) == ["stale"]
 

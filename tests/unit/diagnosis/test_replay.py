@@ -109,6 +109,30 @@ def test_what_judges_by_the_advantage() -> None:
     assert without["mis", 2.0].note == ""
 
 
+def test_parts_without_advantages_are_not_judged_by_them() -> None:
+    """Against loops over the responses that have an advantage, of the whole table, in two orders of its parts."""
+    bare = [LoggedRow("here", row.sampler_T, row.trainer_T, reward=1.0) for row in (response(5) for _ in range(30))]
+    judged = [(row.trainer_T - row.sampler_T, row.sampler_T, float(row.advantage_T[0])) for row in ROWS]  # type: ignore[index]
+    tokens = sum(len(delta) for delta, _, _ in judged)
+    for parts in ([bare, ROWS], [ROWS[:20], bare, ROWS[20:]], [[*ROWS[:9], *bare, *ROWS[9:]]]):
+        found = replayed(*parts)
+        for threshold in (t for name, t in found if name == "opsm"):
+            one = found["opsm", threshold]
+            kept = [not (a < 0 and -delta.mean() > threshold) for delta, _, a in judged]
+            assert one.kept_responses == pytest.approx(np.mean(kept)) and np.mean(kept) < 1
+            kept_tokens = sum(len(delta) for (delta, _, _), k in zip(judged, kept, strict=True) if k)
+            assert one.kept_tokens == pytest.approx(kept_tokens / tokens)
+        for threshold in (t for name, t in found if name == "dppo_tv"):
+            gap = [(np.exp(q) * np.expm1(d), a) for d, q, a in judged]
+            kept_tokens = sum(int(((x <= threshold) if a > 0 else (x >= -threshold)).sum()) for x, a in gap)
+            one = found["dppo_tv", threshold]
+            assert one.kept_tokens == pytest.approx(kept_tokens / tokens) and kept_tokens < tokens
+            assert one.note == f"of the {tokens / (tokens + 150):.1%} of the tokens that have advantages"
+        alone, mixed = replayed(ROWS), replayed(*parts)
+        assert mixed["token_tis", 2.0].cosine == pytest.approx(alone["token_tis", 2.0].cosine, rel=1e-9)
+        assert mixed["token_tis", 2.0].note == ""
+
+
 def test_dvp_keeps_what_lies_in_both_sets() -> None:
     top = np.log(0.5)
     row = LoggedRow(

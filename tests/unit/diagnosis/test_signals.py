@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from causes_fixture import Logits, V, log_softmax, rows, same, top_p
 
-from tailrl.diagnosis.features import features, quantile, source, temperature
+from tailrl.diagnosis.features import every, features, quantile, source, temperature
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.signals import LAGS, Signals
@@ -35,6 +35,10 @@ def test_sums_against_loops() -> None:
         x = [min(3.0, max(-3.0, value)) for value in x]
         neighbours += sum(a * b for a, b in pairwise(x))
     assert sums["neighbours"] == pytest.approx(neighbours)
+    cut = [(min(abs(t - s), 3.0) ** 2, s) for t, s in pairs]
+    assert sums["lost"] == pytest.approx(sum(value for value, s in cut if s > -0.05)) and sums["lost"] > 0
+    found = features(signals_of(found))
+    assert found["amount"] == pytest.approx(math.log10(sum(value for value, _ in cut) / len(cut)) / 2)
 
 
 def test_a_cut_changes_nothing() -> None:
@@ -67,6 +71,25 @@ def test_the_ratio_of_temperatures_is_found_where_one_token_has_the_rest(ratio: 
     train_T, infer_T = (-np.logaddexp(0, -logit_T / t) for t in (1.0, ratio))
     found, explained = temperature(signals_of([LoggedRow("here", infer_T, train_T)]))
     assert found == pytest.approx(ratio, rel=0.06) and explained > 0.95
+
+
+@pytest.mark.parametrize("others", [16, 64])
+@pytest.mark.parametrize("ratio", [0.7, 1.4])
+def test_the_ratio_of_temperatures_is_found_where_many_tokens_share_the_rest(ratio: float, others: int) -> None:
+    random = np.random.default_rng(0)
+    logit_T = random.normal(0, 3, 4000)
+    train_T, infer_T = (-np.logaddexp(0, np.log(others) - logit_T / t) for t in (1.0, ratio))
+    found, explained = temperature(signals_of([LoggedRow("here", infer_T, train_T)]))
+    assert found == pytest.approx(ratio, rel=0.06) and explained > 0.95
+
+
+def test_whether_every_response_is_hit() -> None:
+    """Σℓ/√T of each response: its mean over its standard deviation."""
+    found = [LoggedRow("here", np.full(4, -1.0), np.full(4, -1.0 - 0.1 * (i % 2) - 0.3)) for i in range(10)]
+    assert every(signals_of(found)) == -5.0, "−7, cut"
+    mixed = [LoggedRow("here", np.full(4, -1.0), np.full(4, -1.0 - 0.5 * (i == 3))) for i in range(10)]
+    assert every(signals_of(mixed)) == pytest.approx(-0.1 / 0.3)
+    assert every(signals_of(mixed[:7])) == 0.0, "few responses say nothing"
 
 
 def test_the_source_of_the_tokens() -> None:

@@ -18,6 +18,7 @@ def response(trainer: FloatArray | list[float], sampler: FloatArray | list[float
     trainer_T, sampler_T = np.array(trainer, np.float64), np.array(sampler, np.float64)
     unknown_T = np.full(len(trainer_T), np.nan)
     columns = {f"{name}_T": unknown_T for name in ("advantage", "trainer_top", "sampler_top", "rank")}
+    columns |= {f"{side}_set_T": unknown_T for side in ("trainer", "sampler")}
     given = {"token_T": np.arange(len(trainer_T)), "step": math.nan, "reward": math.nan, "text": None}
     return Response(**{"sampler_T": sampler_T, "trainer_T": trainer_T, **columns, **given, **others})  # type: ignore[arg-type]
 

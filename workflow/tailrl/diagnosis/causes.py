@@ -1,8 +1,8 @@
 """What caused a mismatch, by checks and a calibrated model, each cause with its evidence and how sure it is.
 
 Faults of the log itself (NaN, masks, shifted or clipped log-probs) are found by checks. The other causes are told by
-the shape of the mismatch: a logistic model of a few numbers (`features.py`) for each, so that two can act at once. Its
-coefficients and the checks' hit rates lie in `sure.yaml`. `make diagnose-exam` settles them on logs of known cause.
+the shape of the mismatch: a multinomial logistic model of a few numbers (`features.py`). Its coefficients and the
+checks' hit rates lie in `sure.yaml`. `make diagnose-exam` settles them on logs of known cause.
 """
 
 import math
@@ -99,8 +99,8 @@ def settled() -> Sure:
 def find_causes(measured: Measured) -> tuple[Cause, ...]:
     """The causes that fit: faults of the log first, then the most probable first; none if the two sides agree.
 
-    A shift or a clip hides what else there may be, so no other shape is looked for beside them. Where none is
-    sure enough, `unknown` comes first.
+    A shift or a clip hides what else there may be, so no other shape is looked for beside them. `unknown` has a shape
+    too, that of some mistakes inside a model, and comes first where none is sure enough.
     """
     signals = measured.signals
     faults = find_faults(measured)
@@ -108,9 +108,10 @@ def find_causes(measured: Measured) -> tuple[Cause, ...]:
     if agrees(signals) or {"shift", "clipped"} & set(faults):
         return tuple(found)
     sure = dict(sorted(shapes(features(signals)).items(), key=lambda item: -item[1]))
+    most = max(sure.values())
+    if most < LEAST_SURE:
+        sure = {"unknown": 1 - most, **{name: value for name, value in sure.items() if name != "unknown"}}
     shown = [Cause(name, value, evidence(name, measured)) for name, value in sure.items() if value >= NAMED]
-    if max(sure.values()) < LEAST_SURE:
-        shown.insert(0, Cause("unknown", 1 - max(sure.values()), evidence("unknown", measured)))
     return (*found, *shown)
 
 
@@ -148,7 +149,8 @@ def shapes(found: Mapping[str, float]) -> dict[str, float]:
         name: float(np.clip((found[name] - sure.mean[name]) / sure.scale[name], -MOST_CUT, MOST_CUT))
         for name in FEATURES
     }
-    return {
-        cause: 1 / (1 + math.exp(-(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))))
+    odds = {
+        cause: math.exp(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))
         for cause, weights in sure.weights.items()
     }
+    return {cause: value / sum(odds.values()) for cause, value in odds.items()}

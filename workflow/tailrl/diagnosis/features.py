@@ -11,7 +11,7 @@ FEATURES = (
     *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
     *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
-    *("crossed_source", "sided_source"),
+    *("crossed_source", "sided_source", "amount", "every", "lost"),
 )
 """In the order of a vector: see `features`."""
 
@@ -35,11 +35,11 @@ def quantile(sizes: FloatArray, share: float) -> float:
 
 def temperature(signals: Signals) -> tuple[float, float]:
     """The ratio of temperatures, sampler over trainer, that fits best, and the share of Σℓ² that it explains."""
-    product, square = signals.temperature
-    whole = signals.sums.get("weighted_squared", 0.0)
-    explained = np.array([ratio(2 * p - s, whole) for p, s in zip(product, square, strict=True)])
-    best = int(explained.argmax())
-    return float(np.exp(LOG_TEMPERATURES[best])), float(explained[best])
+    product_KG, square_KG = signals.temperature
+    explained_KG = (2 * product_KG - square_KG) / max(signals.sums.get("weighted_squared", 0.0), 1e-300)
+    explained_G = np.nan_to_num(explained_KG).max(0)
+    best = int(explained_G.argmax())
+    return float(np.exp(LOG_TEMPERATURES[best])), float(explained_G[best])
 
 
 def source(signals: Signals) -> float:
@@ -66,6 +66,19 @@ def gain(signals: Signals) -> float:
     return found if math.isfinite(found) else 0.0
 
 
+def every(signals: Signals) -> float:
+    """Mean over standard deviation of a response's Σℓ, per root of its length: below −1 where every response is hit.
+
+    A wrong prompt takes something from every response; older weights differ in a few states, which some responses meet.
+    """
+    tokens_S, _, _, delta_S = signals.sequences()[:4]
+    real_S = tokens_S > 0
+    value_S = np.maximum(delta_S[real_S] / np.sqrt(tokens_S[real_S]), -20.0)
+    if len(value_S) < 8 or not value_S.std():
+        return 0.0
+    return float(np.clip(value_S.mean() / value_S.std(), -5.0, 5.0))
+
+
 def age(signals: Signals) -> float:
     """Mean of step less version, where both are logged and the version is the older: steps."""
     *_, version_S, step_S = signals.sequences()
@@ -87,7 +100,8 @@ def features(signals: Signals) -> dict[str, float]:
     entropy: mean −s, nats. plateau: log10 of the share of tokens within half a nat of the sampler's least log-prob.
     crossing, one_sided: whether certain and rare tokens err to different sides, or to one. crossed_source,
     sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
-    sampler's tokens err to one side, more than any whole distribution's.
+    sampler's tokens err to one side, more than any whole distribution's. amount: log10 of the root mean square
+    of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the sampler is certain.
     """
     s = signals.sums
     tokens = s["tokens"]
@@ -124,4 +138,7 @@ def features(signals: Signals) -> dict[str, float]:
         "one_sided": max(0.0, head * rare),
         "crossed_source": max(0.0, -head * rare) * math.tanh(2 * beta),
         "sided_source": max(0.0, head * rare) * float(np.clip(-beta - 1, 0, 3)) / 3,
+        "amount": math.log10(s["weighted_squared"] / tokens + 1e-14) / 2,
+        "every": every(signals),
+        "lost": ratio(s["lost"], s["weighted_squared"]),
     }

@@ -11,7 +11,10 @@ from tailrl.artifacts.metrics import FloatArray
 
 IntArray = NDArray[np.int64]
 
-OPTIONAL_NUMBERS = ("recomputed", "advantage", "again", "trainer_top", "sampler_top", "rank")
+OPTIONAL_NUMBERS = (
+    *("recomputed", "advantage", "again", "trainer_top", "sampler_top", "rank"),
+    *("trainer_set", "sampler_set"),
+)
 """The numbers of a token that a log may leave out."""
 
 
@@ -28,6 +31,7 @@ class LoggedRow:
         again_T: the trainer's log-probs of the same weights computed once more, packed in another way: the noise floor.
         trainer_top_T, sampler_top_T: nats, the largest log-prob of each side's distribution at the token's position.
         rank_T: the sampled token's place in the trainer's distribution; 0: the most probable.
+        trainer_set_T, sampler_set_T: the number of tokens in each side's safe set at the token's position.
         step, version, reward: of the sequence; NaN: not logged. `version` is that of the sampler's weights.
         text: the response.
     """
@@ -42,6 +46,8 @@ class LoggedRow:
     trainer_top_T: FloatArray | None = None
     sampler_top_T: FloatArray | None = None
     rank_T: FloatArray | None = None
+    trainer_set_T: FloatArray | None = None
+    sampler_set_T: FloatArray | None = None
     step: float = np.nan
     version: float = np.nan
     reward: float = np.nan
@@ -57,8 +63,8 @@ class Log:
         sequence_T, position_T: int64, each token's sequence and its place in the response, from 0.
         sampler_T, trainer_T: float64, nats.
         token_T: int64; −1: not logged.
-        recomputed_T, advantage_T, again_T, trainer_top_T, sampler_top_T, rank_T: float64, as in LoggedRow; NaN: not
-            logged.
+        recomputed_T, advantage_T, again_T, trainer_top_T, sampler_top_T, rank_T, trainer_set_T, sampler_set_T: float64,
+            as in LoggedRow; NaN: not logged.
         step_S, version_S, reward_S: float64; NaN: not logged.
         text_S: None: not logged.
     """
@@ -75,6 +81,8 @@ class Log:
     trainer_top_T: FloatArray
     sampler_top_T: FloatArray
     rank_T: FloatArray
+    trainer_set_T: FloatArray
+    sampler_set_T: FloatArray
     step_S: FloatArray
     version_S: FloatArray
     reward_S: FloatArray

@@ -29,6 +29,8 @@ OPTIONAL_COLUMNS = {
         "truncated sampling, and DVP's set of the sampler",
     ),
     "rank": ("ranks of the sampled tokens", "top-k sampling on one side"),
+    "trainer_set": ("sizes of the trainer's safe sets", "how many tokens the trainer keeps at each position"),
+    "sampler_set": ("sizes of the sampler's safe sets", "how many tokens the sampler keeps at each position"),
     "step": ("training steps", "whether the mismatch grows"),
     "version": ("versions of the sampler's weights", "stale weights"),
     "reward": ("rewards", "whether solved responses differ"),

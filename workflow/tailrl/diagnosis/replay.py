@@ -21,13 +21,16 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.measure import LOGPROB_ROUNDING
-from tailrl.objective.corrections import correct
+from tailrl.diagnosis.replay_sums import BASES, Known, Tokens, add_sums, sound_tokens, weight_sums
+from tailrl.objective.corrections import weigh
 from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.errors import StudyError
 
 NEEDS_ADVANTAGES = "needs advantages"
 """The note of a remedy that judges by the advantage's sign, where none is logged."""
+
+PARTLY_JUDGED = "of the {share:.1%} of the tokens that have advantages"
+"""The note of such a remedy where only some have one."""
 
 P_TOP_UNKNOWN = "largest probabilities are not logged and taken for 1: an upper bound of what is dropped"
 
@@ -126,21 +129,6 @@ class Replayed:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The T sound tokens of a part, in N responses; `basis_T`: advantage or reward, 0 where there is none."""
-
-    train_T: FloatArray
-    infer_T: FloatArray
-    sequence_T: torch.Tensor
-    count: int
-    moved_T: FloatArray
-    basis_T: FloatArray
-    known_T: FloatArray
-    train_top_T: FloatArray
-    infer_top_T: FloatArray
-
-
 class Replay:
     """Adds up what each remedy does to the parts of a log.
 
@@ -152,68 +140,48 @@ class Replay:
         self._tries = [(name, *tried) for name, remedy in catalogue().remedies.items() for tried in remedy.settings()]
         self._sums = [dict[str, float]() for _ in self._tries]
         self._whole: dict[str, float] = {}
-        self._basis: str | None = None
+        self._judged: dict[str, float] = {}
         self._top_unknown = False
 
     @np.errstate(over="ignore", invalid="ignore")  # where a square overflows, nothing is left of the sample
     def add(self, log: Log) -> None:
         """Adds a part of a log."""
-        if self._basis is None and (found := [name for name in ("advantage", "reward") if name in log.has()]):
-            self._basis = found[0]
-        tokens = self._tokens(log)
+        tokens = sound_tokens(log)
         if not len(tokens.train_T):
             return
         unknown_T = np.isnan(tokens.train_top_T) | np.isnan(tokens.infer_top_T)
         self._top_unknown = self._top_unknown or bool(unknown_T.any())
-        delta_T = tokens.train_T - tokens.infer_T
-        k3_T = np.expm1(delta_T) - delta_T
-        prob_T = np.exp(tokens.train_T)
-        _add(self._whole, _sums(np.ones(len(k3_T)), tokens, k3_T, prob_T))
-        for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
-            if self._basis != "advantage" and _by_advantage(settings):
+        known_T = ~np.isnan(tokens.advantage_T)
+        judged = tokens if known_T.all() else tokens.chosen(known_T)
+        for of, by_advantage, whole in ((tokens, False, self._whole), (judged, True, self._judged)):
+            if not len(of.train_T):
                 continue
-            weight_T = _weights(tokens, settings)
-            if weight_T is None:
-                sums["overflow"] = 1.0
-            else:
-                _add(sums, _sums(weight_T, tokens, k3_T, prob_T))
-
-    def _tokens(self, log: Log) -> _Tokens:
-        known_T = ~np.isnan(log.recomputed_T)
-        train_T = np.where(known_T, log.recomputed_T, log.trainer_T)
-        sound_T = np.ones(len(train_T), bool)
-        for values_T in (train_T, log.trainer_T, log.sampler_T):
-            sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
-        _, sequence_T = np.unique(log.sequence_T[sound_T], return_inverse=True)
-        basis_T = log.advantage_T if self._basis == "advantage" else log.reward_S[log.sequence_T]
-        basis_T = basis_T[sound_T]
-        return _Tokens(
-            train_T=np.minimum(train_T[sound_T], 0.0),
-            infer_T=np.minimum(log.sampler_T[sound_T], 0.0),
-            sequence_T=torch.from_numpy(sequence_T),
-            count=int(sequence_T.max(initial=-1)) + 1,
-            moved_T=log.trainer_T[sound_T] - train_T[sound_T],
-            basis_T=np.nan_to_num(basis_T),
-            known_T=(~np.isnan(basis_T)).astype(np.float64),
-            train_top_T=log.trainer_top_T[sound_T],
-            infer_top_T=log.sampler_top_T[sound_T],
-        )
+            known = Known.of(of)
+            add_sums(whole, weight_sums(np.ones(len(of.train_T)), known))
+            for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
+                if _by_advantage(settings) == by_advantage:
+                    weight_T = _weights(of, settings)
+                    add_sums(sums, {"overflow": 1.0} if weight_T is None else weight_sums(weight_T, known))
 
     def table(self) -> tuple[Replayed, ...]:
         """Each remedy at each threshold; empty without a sound token."""
         if not self._whole:
             return ()
         return tuple(
-            self._row(name, threshold, isinstance(settings, Vocabulary), sums)
+            self._row(name, threshold, settings, sums)
             for (name, threshold, settings), sums in zip(self._tries, self._sums, strict=True)
         )
 
-    def _row(self, name: str, threshold: float, prunes: bool, sums: dict[str, float]) -> Replayed:
+    def _row(self, name: str, threshold: float, settings: Correction | Vocabulary, sums: dict[str, float]) -> Replayed:
         if not sums:
             return Replayed(name, threshold, math.nan, math.nan, math.nan, math.nan, math.nan, note=NEEDS_ADVANTAGES)
         if "overflow" in sums:
             return Replayed(name, threshold, math.nan, math.nan, 0.0, math.inf, math.nan)
-        whole, dropped = self._whole, self._whole["tokens"] - sums["kept"]
+        whole = self._judged if _by_advantage(settings) else self._whole
+        share, dropped = whole["tokens"] / self._whole["tokens"], whole["tokens"] - sums["kept"]
+        note = PARTLY_JUDGED.format(share=share) if share < 1 else ""
+        if isinstance(settings, Vocabulary) and self._top_unknown:
+            note = P_TOP_UNKNOWN
         return Replayed(
             name=name,
             threshold=threshold,
@@ -221,30 +189,37 @@ class Replay:
             kept_responses=sums["responses"] / whole["responses"],
             ess=_share(sums["weight"], sums["squared"], whole["tokens"]),
             largest=sums["largest"],
-            cosine=self._cosine(sums),
+            cosine=_cosine(sums, whole),
             dropped_prob=(whole["prob"] - sums["prob"]) / dropped if dropped else math.nan,
             kept_k3=sums["k3"] / sums["kept"] if sums["kept"] else math.nan,
-            note=P_TOP_UNKNOWN if prunes and self._top_unknown else "",
+            note=note,
         )
 
-    def _cosine(self, sums: dict[str, float]) -> float:
-        """With the basis a, an advantage A = a − m: the sums of w A², w² A² and A² follow from those of a² and a."""
-        if not self._whole["known"]:
-            return math.nan
-        mean = self._whole["basis_responses"] / self._whole["known_responses"] if self._basis == "reward" else 0.0
 
-        def about(of: dict[str, float], kind: str) -> float:
-            return of[f"{kind}_aa"] - 2 * mean * of[f"{kind}_a"] + mean**2 * of[f"{kind}_1"]
+def _cosine(sums: dict[str, float], whole: dict[str, float]) -> float:
+    """By advantages, or else by rewards less their mean over responses.
 
-        both = about(sums, "squared") * about(self._whole, "weight")
-        return about(sums, "weight") / math.sqrt(both) if both > 0 and math.isfinite(both) else math.nan
+    With a value a, A = a − m: the sums of w A², w² A² and A² follow from those of a² and a.
+    """
+    basis = next((name for name in BASES if whole.get(f"{name}_responses")), None)
+    if basis is None:
+        return math.nan
+    mean = whole[f"{basis}_total"] / whole[f"{basis}_responses"] if basis == "reward" else 0.0
+
+    def about(of: dict[str, float], kind: str) -> float:
+        names = (f"{basis}_{kind}_{power}" for power in ("aa", "a", "1"))
+        aa, a, one = (of[name] for name in names)
+        return aa - 2 * mean * a + mean**2 * one
+
+    both = about(sums, "squared") * about(whole, "weight")
+    return about(sums, "weight") / math.sqrt(both) if both > 0 and math.isfinite(both) else math.nan
 
 
 def _by_advantage(settings: Correction | Vocabulary) -> bool:
     return isinstance(settings, Correction) and any(rule.when != "always" for rule in settings.reject)
 
 
-def _weights(tokens: _Tokens, settings: Correction | Vocabulary) -> FloatArray | None:
+def _weights(tokens: Tokens, settings: Correction | Vocabulary) -> FloatArray | None:
     """The objective's own weight of each token; None: one overflows. DVP keeps what lies in both sides' sets."""
     if isinstance(settings, Vocabulary):
         kept_T = np.ones(len(tokens.train_T), bool)
@@ -252,46 +227,15 @@ def _weights(tokens: _Tokens, settings: Correction | Vocabulary) -> FloatArray |
             pair_T2 = torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1))
             kept_T &= safe_set(pair_T2, settings.rule, settings.threshold(1))[:, 1].numpy()
         return kept_T.astype(np.float64)
+    names = ("sequence_T", "infer_T", "advantage_T", "moved_T")
+    sequence_T, infer_T, advantage_T, moved_T = (torch.from_numpy(getattr(tokens, name)) for name in names)
     delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
-    outside_T = torch.zeros(len(delta_T), dtype=torch.bool)
-    more = [torch.from_numpy(values_T) for values_T in (tokens.moved_T, tokens.infer_T, tokens.basis_T)]
     try:
-        found = correct(delta_T, outside_T, tokens.sequence_T, tokens.count, settings, *more)
+        found = weigh(delta_T, moved_T, sequence_T, tokens.count, settings, infer_T, advantage_T)
     except StudyError:  # of a weight that overflows: all else was checked before
         return None
     weight_T: FloatArray = found.weight_T.numpy()
     return weight_T
-
-
-def _sums(weight_T: FloatArray, tokens: _Tokens, k3_T: FloatArray, prob_T: FloatArray) -> dict[str, float]:
-    kept_T = weight_T > 0
-    sequence_T = tokens.sequence_T.numpy()
-    basis_T, known_T = tokens.basis_T, tokens.known_T
-    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
-        squared_T = weight_T**2
-    first_T = np.diff(sequence_T, prepend=-1) != 0
-    found = {
-        "tokens": len(weight_T),
-        "responses": np.count_nonzero(np.bincount(sequence_T[kept_T], minlength=tokens.count)),
-        "kept": np.count_nonzero(kept_T),
-        "weight": weight_T.sum(),
-        "squared": squared_T.sum(),
-        "largest": weight_T.max(),
-        "k3": k3_T[kept_T].sum(),
-        "prob": prob_T[kept_T].sum(),
-        "known": known_T.sum(),
-        "basis_responses": basis_T[first_T].sum(),
-        "known_responses": known_T[first_T].sum(),
-    }
-    for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
-        with np.errstate(invalid="ignore"):
-            found |= {f"{kind}_aa": by_T @ basis_T**2, f"{kind}_a": by_T @ basis_T, f"{kind}_1": by_T @ known_T}
-    return {name: float(value) for name, value in found.items()}
-
-
-def _add(sums: dict[str, float], more: dict[str, float]) -> None:
-    for name, value in more.items():
-        sums[name] = max(value, sums.get(name, value)) if name == "largest" else sums.get(name, 0.0) + value
 
 
 def _share(weight: float, squared: float, count: float) -> float:

@@ -54,6 +54,8 @@ def _response(log: Log, place: int, end_S: IntArray) -> Response:
         trainer_top_T=column("trainer_top"),
         sampler_top_T=column("sampler_top"),
         rank_T=column("rank"),
+        trainer_set_T=column("trainer_set"),
+        sampler_set_T=column("sampler_set"),
         step=float(log.step_S[place]),
         reward=float(log.reward_S[place]),
         text=log.text_S[place],

@@ -123,6 +123,19 @@ TOKEN_WEIGHTS: dict[str, Callable[[Tensor, float, float | None], Judged]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """What a correction gives to T tokens in N sequences: see `Weights`."""
+
+    weight_T: Tensor
+    sequence_N: Tensor
+    rejected_N: Tensor
+    masked_T: Tensor
+    vetoed_N: Tensor
+    truncated_T: Tensor
+    ratio_X: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """Weights of T tokens in N sequences; float32 or bool, without gradient."""
 
@@ -178,14 +191,39 @@ def correct(
     outside_N = sequence_any(outside_T, sequence_T, count)
     delta_T, moved_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (delta_T, moved_T))
     raw_N = ratio(delta_T, sequence_T, count).masked_fill(outside_N, 0.0)
+    found = weigh(delta_T, moved_T, sequence_T, count, correction, logp_infer_T, advantage_T, (outside_T, outside_N))
+    tokens_N = sequence_sum(torch.ones_like(delta_T), sequence_T, count)
+    used_N = torch.where(tokens_N > 0, sequence_mean(found.weight_T, sequence_T, count), found.sequence_N)
+    return Weights(
+        found.weight_T, found.sequence_N, raw_N, used_N, found.rejected_N, found.masked_T, found.vetoed_N,
+        found.truncated_T, found.ratio_X,
+    )  # fmt: skip
+
+
+def weigh(
+    delta_T: Tensor,
+    moved_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    correction: Correction,
+    logp_infer_T: Tensor | None,
+    advantage_T: Tensor | None,
+    outside: tuple[Tensor, Tensor] | None = None,
+) -> Weighed:
+    """The weights alone, with no sum over a sequence that they do not need. Its arguments are those of `correct`.
+
+    `outside`: which tokens lie outside V_S, where delta_T and moved_T are 0, and which sequences have one; None: none.
+    """
     weighed = _importance(delta_T, moved_T, sequence_T, count, correction)
     (token_T, masked_T), (sequence_N, rejected_N), truncated_T = weighed
+    nothing_T, nothing_N = masked_T.new_zeros(len(delta_T)), rejected_N.new_zeros(count)
+    outside_T, outside_N = outside or (nothing_T, nothing_N)
     ratio_X = sequence_N.masked_fill(outside_N, 0.0) if correction.token == "none" else token_T * ~outside_T
     for rule in correction.reject:
         falls_T, falls_N = rejections(rule, delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T)
         masked_T, rejected_N = masked_T | falls_T, rejected_N | falls_N
     token_T, sequence_N = token_T.masked_fill(masked_T, 0.0), sequence_N.masked_fill(rejected_N, 0.0)
-    vetoed_N = torch.zeros_like(outside_N)
+    vetoed_N = nothing_N
     if correction.vetoes:
         vetoed_N = sequence_any(_vetoes(correction, delta_T) | outside_T, sequence_T, count)
     gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N
@@ -194,9 +232,7 @@ def correct(
     if sequence_N.isinf().any() or weight_T.isinf().any():
         largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
         raise StudyError(_overflow(correction, largest, delta_T.dtype))
-    tokens_N = sequence_sum(torch.ones_like(token_T), sequence_T, count)
-    used_N = torch.where(tokens_N > 0, sequence_mean(weight_T, sequence_T, count), sequence_N)
-    return Weights(weight_T, sequence_N, raw_N, used_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
+    return Weighed(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
 
 
 def normaliser(correction: Correction, ratio_X: Tensor) -> float:

@@ -26,7 +26,7 @@ ABOVE_ZERO = 1e-5
 ODD_NATS = 1.0
 """What a token without two log-probs counts for in a response's mean |Δ|: more than any rounding."""
 
-READ_COLUMNS = ("sampler", "trainer", "advantage", "trainer_top", "sampler_top", "rank")
+READ_COLUMNS = ("sampler", "trainer", "advantage", "trainer_top", "sampler_top", "rank", "trainer_set", "sampler_set")
 """The columns of a response that the page's script reads, beside `token` and `texts`."""
 
 
@@ -39,6 +39,7 @@ class Response:
         token_T: int64, their ids. advantage_T: float64.
         trainer_top_T, sampler_top_T: float64, nats, the largest log-prob of each side at the token's position.
         rank_T: float64, the token's place in the trainer's distribution, from 0.
+        trainer_set_T, sampler_set_T: float64, the tokens in each side's safe set at the token's position.
         step, reward: of the response.
         text: the whole response. texts: each token's text; empty if none is known.
         name: where it comes from, such as an arm and a seed.
@@ -51,6 +52,8 @@ class Response:
     trainer_top_T: FloatArray
     sampler_top_T: FloatArray
     rank_T: FloatArray
+    trainer_set_T: FloatArray
+    sampler_set_T: FloatArray
     step: float
     reward: float
     text: str | None

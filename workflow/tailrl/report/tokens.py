@@ -58,6 +58,8 @@ def _response(own: dict[str, Any], name: str) -> Response:
         trainer_top_T=unknown_T,
         sampler_top_T=unknown_T,
         rank_T=unknown_T,
+        trainer_set_T=unknown_T,
+        sampler_set_T=unknown_T,
         step=float(own["step"][0]),
         reward=float(own["reward"][0]),
         text=None,

@@ -87,6 +87,31 @@ def test_a_trainer_with_dvp_is_logged_too(
     assert found.extremes["abs_logp_max"] < 1e-4
 
 
+def test_a_token_outside_the_safe_set_is_masked_and_no_fault(
+    policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """The first response's first token has log-prob −inf, by the trainer's own forward; TRL asks for no old one."""
+    trainer = make_trainer("grpo", policy_folder, tokenizer, tmp_path, rho=0.5, min_p=0.5)
+    trainer.__class__ = with_log(type(trainer), tmp_path / "log")
+    score = trainer.score_batch
+
+    def with_another_token(batch: dict[str, Any]) -> torch.Tensor:
+        response_NC = batch["completion_ids"].clone()
+        response_NC[0, 0] = 3
+        found: torch.Tensor = score(batch | {"completion_ids": response_NC})
+        return found
+
+    trainer.score_batch = with_another_token
+    batch = trainer._generate_and_score_completions([{"prompt": "1+2="}] * 8)
+    assert "old_per_token_logps" not in batch, "the batch that TRL trains on is as it was"
+    rows = [json.loads(line) for line in (tmp_path / "log/rank_0.jsonl").read_text().splitlines()]
+    assert rows[0]["trainer_logprobs"][0] == -math.inf and rows[0]["mask"][0] == 0
+    assert all(row["mask"] == [int(value > -math.inf) for value in row["trainer_logprobs"]] for row in rows)
+    found = diagnose(tmp_path / "log")
+    assert found.measured.tokens == sum(sum(row["mask"]) for row in rows) < sum(len(row["mask"]) for row in rows)
+    assert not any(found.measured.odd.values()) and "nan" not in [cause.name for cause in found.causes]
+
+
 def test_a_batch_without_one_side_is_one_sentence(
     policy_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,17 @@
 """Writes what TRL's trainers sample as a log for `tailrl diagnose`."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from tailrl.integrations.trl.trainer import OLD, SAMPLER, DVPMixin
 from tailrl.runtime.errors import StudyError
 
 LOGPROBS = {
-    "sampling_per_token_logps": "the sampler's log-probs; use_vllm=True makes TRL keep them",
-    "old_per_token_logps": "the trainer's log-probs from before the update; with use_vllm=True, "
+    SAMPLER: "the sampler's log-probs; use_vllm=True makes TRL keep them",
+    OLD: "the trainer's log-probs from before the update; with use_vllm=True, "
     "vllm_importance_sampling_correction=True makes TRL compute them",
 }
 """Keys of TRL's batches, log-probs [N, C], with what a batch without them lacks."""
@@ -40,13 +42,20 @@ class LogMixin:
         if trainer.model.training:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"rank_{trainer.accelerator.process_index}.jsonl"
+            logged = batch
+            if OLD not in batch and isinstance(self, DVPMixin):  # TRL has no need of it here
+                logged = batch | {OLD: self.score_batch(batch)}
             with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in batch_rows(trainer, batch))
+                file.writelines(json.dumps(row) + "\n" for row in batch_rows(trainer, logged))
         return batch
 
 
 def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The responses of a batch of TRL's in the plain schema. Tokens of tools are left out by the mask."""
+    """The responses of a batch of TRL's in the plain schema. The mask leaves out the tokens of tools.
+
+    With `with_dvp` it also leaves out sampled tokens outside the trainer's safe set: their log-prob is −inf by
+    definition, their loss term is a constant, and no ratio has them.
+    """
     for key, words in LOGPROBS.items():
         if key not in batch:
             raise StudyError(f"with_log: TRL's batch has no {key}, {words}")
@@ -60,14 +69,17 @@ def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
         row = {
             "token_ids": own("completion_ids"),
-            "sampler_logprobs": own("sampling_per_token_logps"),
-            "trainer_logprobs": own("old_per_token_logps"),
+            "sampler_logprobs": own(SAMPLER),
+            "trainer_logprobs": own(OLD),
             "advantage": batch["advantages"][i].item(),
             "step": trainer.state.global_step,
             "text": text,
         }
         if "tool_mask" in batch:
             row["mask"] = own("tool_mask")
+        if isinstance(trainer, DVPMixin):
+            inside = [int(value > -math.inf) for value in row["trainer_logprobs"]]
+            row["mask"] = [a * b for a, b in zip(row.get("mask", inside), inside, strict=True)]
         if trainer.use_vllm and version is not None:
             row["version"] = version
         yield row

@@ -33,6 +33,13 @@ def spread(values_T: Tensor, mask_NC: Tensor) -> Tensor:
     return values_T.new_zeros(mask_NC.shape).masked_scatter(mask_NC, values_T)
 
 
+def _joined(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask [N, L] of prompts and responses."""
+    parts = ("ids", "mask")
+    ids_NL, mask_NL = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in parts)
+    return ids_NL, mask_NL
+
+
 class DVPMixin:
     """A base class to go before RLOOTrainer or GRPOTrainer, as `with_dvp` puts it.
 
@@ -121,13 +128,19 @@ class DVPMixin:
         self._old_NC = torch.cat(rows)
         return self._old_NC, None, None
 
+    @torch.no_grad()
+    def score_batch(self, batch: dict[str, Any]) -> Tensor:
+        """Log π^mp [N, C] of the responses of a batch of TRL's; −inf for a token outside the set."""
+        trainer = cast(Any, self)
+        input_ids, attention_mask = _joined(batch)
+        size, length = trainer.args.per_device_train_batch_size, batch["completion_ids"].shape[1]
+        return self._get_per_token_logps_and_entropies(trainer.model, input_ids, attention_mask, length, size)[0]
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         mask_NC = inputs["completion_mask"].bool()
         count = len(mask_NC)
         sequence_T = torch.arange(count, device=mask_NC.device)[:, None].expand_as(mask_NC)[mask_NC]
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-        found = self._score(model, input_ids, attention_mask, mask_NC)
+        found = self._score(model, *_joined(inputs), mask_NC)
         old_T = inputs[OLD][mask_NC] if OLD in inputs else found.logp_T.detach()
         outside_T = found.outside_T | old_T.isneginf()
         logp_T, old_T = (values_T.masked_fill(outside_T, 0.0) for values_T in (found.logp_T, old_T))

@@ -8,7 +8,7 @@
   const read = (given) => {
     const length = given.token.length;
     const one = { ...given, whole: given.length, length, known: {} };
-    for (const name of ["sampler", "trainer", "advantage", "trainer_top", "sampler_top", "rank"]) {
+    for (const name of ["sampler", "trainer", "advantage", "trainer_top", "sampler_top", "rank", "trainer_set", "sampler_set"]) {
       one[name] = numbers(given[name], length, NaN);
       one.known[name] = name in given;
     }
@@ -126,6 +126,8 @@
       if (one.known.rank) rows.push(["rank", short(one.rank[i])]);
       if (one.known.trainer_top) rows.push(["trainer's top p", short(exp(one.trainer_top[i]))]);
       if (one.known.sampler_top) rows.push(["sampler's top p", short(exp(one.sampler_top[i]))]);
+      if (one.known.trainer_set) rows.push(["trainer's safe set", `${short(one.trainer_set[i])} tokens`]);
+      if (one.known.sampler_set) rows.push(["sampler's safe set", `${short(one.sampler_set[i])} tokens`]);
       if (one.known.advantage) rows.push(["advantage", short(one.advantage[i])]);
       const by = Number.isNaN(one.delta[i]) ? [] : Object.keys(remedies).filter((name) => can(one, name) && remedies[name].weight(one, i, set) === 0);
       rows.push(["dropped by", by.join(", ") || "none"], ["weight", Number.isNaN(one.delta[i]) || !can(one, chosen("remedy")) ? "" : short(remedies[chosen("remedy")].weight(one, i, set))]);

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tailrl.objective.safe_set import safe_set, set_size
 from tailrl.probes.distributions.measure import row_chunks
 
 
@@ -17,10 +18,12 @@ class TokenColumns(NamedTuple):
     sampler_top_T: Tensor
     again_T: Tensor
     rank_T: Tensor
+    trainer_set_T: Tensor
+    sampler_set_T: Tensor
 
 
 def token_columns(
-    train_TV: Tensor, infer_TV: Tensor, again_TV: Tensor, tokens_T: Tensor, log_kept_T: Tensor
+    train_TV: Tensor, infer_TV: Tensor, again_TV: Tensor, tokens_T: Tensor, log_kept_T: Tensor, log_rho: float
 ) -> TokenColumns:
     """The columns of the sampled tokens, computed in float64. Equal logits give equal numbers, bit for bit.
 
@@ -31,6 +34,7 @@ def token_columns(
         tokens_T: int64, the sampled tokens.
         log_kept_T: float64, nats: log Z' of the tokens that the engine samples from. The sampler's log-probs are those
             of its distribution within them.
+        log_rho: ln ρ of the min-p sets whose sizes are logged.
     """
     parts = []
     for rows in row_chunks(train_TV):
@@ -39,7 +43,9 @@ def token_columns(
         sampler_R, sampler_top_R = (logp_R - log_kept_T[rows] for logp_R in _log_probs(infer_TV[rows], chosen_R1))
         again_R, _ = _log_probs(again_TV[rows], chosen_R1)
         rank_R = (train_TV[rows] > train_TV[rows].gather(-1, chosen_R1)).sum(-1).double()
-        parts.append(TokenColumns(trainer_R, trainer_top_R, sampler_R, sampler_top_R, again_R, rank_R))
+        sets = [safe_set(side_TV[rows], "min_p", log_rho) for side_TV in (train_TV, infer_TV)]
+        sizes = (set_size(set_RV, "min_p").double() for set_RV in sets)
+        parts.append(TokenColumns(trainer_R, trainer_top_R, sampler_R, sampler_top_R, again_R, rank_R, *sizes))
     return TokenColumns(*map(torch.cat, zip(*parts, strict=True)))
 
 

@@ -126,7 +126,7 @@ def _scored(
         lengths = [len(rollout.tokens) for rollout in rollouts]
         tokens_T = torch.tensor([token for rollout in rollouts for token in rollout.tokens])
         log_kept_T = torch.from_numpy(np.concatenate([rollout.log_kept_infer_T for rollout in rollouts])).double()
-        columns = token_columns(train_TV, infer_TV, again_TV, tokens_T, log_kept_T)
+        columns = token_columns(train_TV, infer_TV, again_TV, tokens_T, log_kept_T, log_rhos[0])
         split = [TokenColumns(*own) for own in zip(*(torch.split(column, lengths) for column in columns), strict=True)]
         picked = slice(-seen % every, None, every)  # every n-th of all tokens, the first among them
         seen += len(tokens_T)

@@ -1,0 +1,118 @@
+"""What the replay of remedies adds up: a part's sound tokens, and the sums of one setting's weights over them."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.measure import LOGPROB_ROUNDING
+
+BASES = ("advantage", "reward")
+"""What the gradient's direction is taken with: the first that the log has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The T sound tokens of a part, in N responses; `advantage_T`, `reward_T`: NaN where there is none."""
+
+    train_T: FloatArray
+    infer_T: FloatArray
+    sequence_T: IntArray
+    moved_T: FloatArray
+    advantage_T: FloatArray
+    reward_T: FloatArray
+    train_top_T: FloatArray
+    infer_top_T: FloatArray
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return int(self.sequence_T.max(initial=-1)) + 1
+
+    def chosen(self, kept_T: np.ndarray) -> "Tokens":
+        """Some of the tokens; the sequences are numbered anew."""
+        values = {field.name: getattr(self, field.name)[kept_T] for field in fields(self)}
+        sequence_T = values["sequence_T"]
+        values["sequence_T"] = np.cumsum(np.diff(sequence_T, prepend=sequence_T[:1]) != 0)
+        return Tokens(**values)
+
+
+def sound_tokens(log: Log) -> Tokens:
+    """The tokens with two sound log-probs; Δ is of the log-probs from the update's begin, where these are logged."""
+    known_T = ~np.isnan(log.recomputed_T)
+    train_T = np.where(known_T, log.recomputed_T, log.trainer_T)
+    sound_T = np.ones(len(train_T), bool)
+    for values_T in (train_T, log.trainer_T, log.sampler_T):
+        sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
+    return Tokens(
+        train_T=np.minimum(train_T, 0.0),
+        infer_T=np.minimum(log.sampler_T, 0.0),
+        sequence_T=log.sequence_T,
+        moved_T=log.trainer_T - train_T,
+        advantage_T=log.advantage_T,
+        reward_T=log.reward_S[log.sequence_T],
+        train_top_T=log.trainer_top_T,
+        infer_top_T=log.sampler_top_T,
+    ).chosen(sound_T)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the sums of every setting need of a part.
+
+    Attributes:
+        k3_T, prob_T: of the trainer against the sampler, and of the trainer.
+        sequence_T, first_T: each token's response; whether it is the first of it.
+        values: for each of BASES that some token has: a², a and 1, each 0 where there is none, [3, T].
+    """
+
+    k3_T: FloatArray
+    prob_T: FloatArray
+    sequence_T: IntArray
+    first_T: np.ndarray
+    values: dict[str, FloatArray]
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "Known":
+        """What is known of a part before any setting."""
+        delta_T = tokens.train_T - tokens.infer_T
+        given = {name: getattr(tokens, f"{name}_T") for name in BASES}
+        values = {
+            name: np.stack([np.nan_to_num(a_T) ** 2, np.nan_to_num(a_T), ~np.isnan(a_T)]).astype(np.float64)
+            for name, a_T in given.items()
+            if not np.isnan(a_T).all()
+        }
+        first_T = np.diff(tokens.sequence_T, prepend=-1) != 0
+        return cls(np.expm1(delta_T) - delta_T, np.exp(tokens.train_T), tokens.sequence_T, first_T, values)
+
+
+def weight_sums(weight_T: FloatArray, known: Known) -> dict[str, float]:
+    """The sums that a row of the table needs, of one setting's weights on a part."""
+    kept_T = weight_T > 0
+    with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine
+        squared_T = weight_T**2
+    found: dict[str, float] = {
+        "tokens": len(weight_T),
+        "responses": int(np.count_nonzero(np.bincount(known.sequence_T[kept_T]))),
+        "kept": int(np.count_nonzero(kept_T)),
+        "weight": weight_T.sum(),
+        "squared": squared_T.sum(),
+        "largest": weight_T.max(),
+        "k3": known.k3_T[kept_T].sum(),
+        "prob": known.prob_T[kept_T].sum(),
+    }
+    for name, value_3T in known.values.items():
+        found[f"{name}_total"] = float(value_3T[1] @ known.first_T)
+        found[f"{name}_responses"] = float(value_3T[2] @ known.first_T)
+        for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
+            with np.errstate(invalid="ignore"):
+                summed_3 = value_3T @ by_T
+            found |= dict(zip((f"{name}_{kind}_{power}" for power in ("aa", "a", "1")), summed_3, strict=True))
+    return {name: float(value) for name, value in found.items()}
+
+
+def add_sums(sums: dict[str, float], more: dict[str, float]) -> None:
+    """Adds a part's sums; of the largest weight it keeps the larger."""
+    for name, value in more.items():
+        sums[name] = max(value, sums.get(name, value)) if name == "largest" else sums.get(name, 0.0) + value
