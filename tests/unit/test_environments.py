@@ -180,11 +180,10 @@ def test_conda_has_the_environment_that_is_asked_for(tmp_path: Path) -> None:
     conda.write_text(CONDA)
     conda.chmod(0o755)
     command = ["snakemake", "--dry-run", "train_naive", "--configfile", TINY, "--sdm", "conda"]
-    for pins, name in (({}, "cpu"), ({"PINS": "envs/gpu.txt"}, "gpu")):
-        environment = workflow.environment() | {"PATH": f"{conda.parent}:{workflow.environment()['PATH']}"} | pins
-        planned = subprocess.run(
-            command, cwd=workflow.folder, env=environment, capture_output=True, text=True, check=False
-        )
+    plans: list[tuple[dict[str, str], str]] = [({}, "cpu"), ({"PINS": "envs/gpu.txt"}, "gpu")]
+    for pins, name in plans:
+        path = f"{conda.parent}:{workflow.environment()['PATH']}"
+        planned = workflow.run(*command, PATH=path, **pins)
         said = planned.stdout + planned.stderr
         assert planned.returncode == 0, said
         assert re.findall(r"Conda environment \S*envs/(\w+)\.yaml will be created", said) == [name], said

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from study_fixture import copy_workflow
 
-# In place of the real command: real jobs, whose training notes its GPUs and does nothing else.
+# In place of the real command: real jobs, whose training notes its GPUs and does nothing else, not even import torch.
 TAILRL = f"""#!{sys.executable}
 import json, os, signal, sys, time, types
 from pathlib import Path
@@ -46,7 +46,10 @@ match sys.argv[2]:
     case "policy":
         (data.parent / "base").mkdir()
     case _:
+        nothing = lambda *given: None
         sys.modules["tailrl.training.loop"] = types.SimpleNamespace(train=train)
+        sys.modules["tailrl.planning.fits"] = types.SimpleNamespace(check_training=nothing)
+        sys.modules["tailrl.evaluation.model_card"] = types.SimpleNamespace(write_card=nothing)
         from tailrl.cli import main
         main()
 """

@@ -123,11 +123,11 @@ def test_what_is_new_does_not_run_again(finished: Workflow) -> None:
 # --- W&B ------------------------------------------------------------------------------------------------
 
 DASHBOARD = "W&B's workspace and report"
-ONLINE = ("env", "WANDB_MODE=online")
+ONLINE = {"WANDB_MODE": "online"}
 
 
-def planned_online(workflow: Workflow, *more: str) -> list[str]:
-    result = workflow.run(*ONLINE, *more, "snakemake", "--dry-run", "--configfile", TINY)
+def planned_online(workflow: Workflow, **more: str) -> list[str]:
+    result = workflow.run("snakemake", "--dry-run", "--configfile", TINY, **ONLINE, **more)
     assert result.returncode == 0, result.stderr
     return sorted(PLANNED.findall(result.stdout + result.stderr))
 
@@ -137,9 +137,9 @@ def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workf
     made = finished.folder / "results/tiny/wandb_dashboard.json"
     made.write_text("{}")
     touch = ("snakemake", "--touch", "--forceall", "--cores", "1", "--configfile", TINY)
-    assert finished.run(*ONLINE, *touch).returncode == 0
+    assert finished.run(*touch, **ONLINE).returncode == 0
     assert planned_online(finished) == []
-    assert planned_online(finished, "WANDB_PROJECT=other") == [DASHBOARD]
+    assert planned_online(finished, WANDB_PROJECT="other") == [DASHBOARD]
     assert finished.plan() == []
     made.unlink()
     assert finished.plan() == []
@@ -209,7 +209,7 @@ def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
         f"mine.yaml and {TINY} both name their study 'tiny', but differ in task.problems, training.steps: "
         f"results/tiny holds the results of {TINY}; give mine.yaml another name"
     )
-    refused = workflow.run(*command, mine)
+    refused = workflow.refuse(*command[1:], mine)
     assert refused.returncode == 1 and f"tailrl: {sentence}\n" in refused.stderr
     assert "Traceback" not in refused.stderr and "Execute" not in refused.stderr
     assert problems.read_text() == before

@@ -15,9 +15,10 @@ PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
 
 
-@pytest.fixture
-def workflow(tmp_path: Path) -> Workflow:
-    return copy_workflow(tmp_path)
+@pytest.fixture(scope="module")
+def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    """Shared: what a test writes beside a study file of its own, it takes away."""
+    return copy_workflow(tmp_path_factory.mktemp("workflow"))
 
 
 def jobs(*arms: str, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
@@ -162,11 +163,12 @@ def test_a_data_file_is_an_input(workflow: Workflow) -> None:
     assert "problems.jsonl" in refusal(workflow.run("snakemake", "--dry-run", "--configfile", study))
 
 
-def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
+def test_a_job_depends_on_its_own_engine_alone(tmp_path: Path) -> None:
     """Else a change in an engine that a study never uses would compute it again.
 
     The sources of a job are read when it is planned: one that cannot be parsed stops those that depend on it.
     """
+    workflow = copy_workflow(tmp_path)
     arms = {arm: {"sampler": {"engine": arm, "dtype": "float32"}} for arm in ("transformers", "exact")}
     changes = {"arms": arms, "ablations": {}, "evaluation.sampler": arms["exact"]["sampler"]}
     study = workflow.write_study(changes)
@@ -178,8 +180,9 @@ def test_a_job_depends_on_its_own_engine_alone(workflow: Workflow) -> None:
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
 
 
-def test_a_template_is_source_of_the_pages_and_of_nothing_else(workflow: Workflow) -> None:
+def test_a_template_is_source_of_the_pages_and_of_nothing_else(tmp_path: Path) -> None:
     """In a study that is finished by the look of its files."""
+    workflow = copy_workflow(tmp_path)
     listed = workflow.run("snakemake", "--dry-run", "--summary", "--configfile", TINY).stdout
     outputs = [workflow.folder / line.split("\t")[0] for line in listed.splitlines() if line.startswith("results/")]
     for path in outputs:
@@ -263,7 +266,7 @@ def test_an_impossible_study_is_refused_in_one_sentence(
     workflow: Workflow, changes: dict[str, Any], sentence: str
 ) -> None:
     study = workflow.write_study(changes)
-    assert sentence in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", study))
+    assert sentence in refusal(workflow.refuse("--cores", "1", "--configfile", study))
     assert not (workflow.folder / "results").exists()
 
 
@@ -276,12 +279,13 @@ def test_a_key_that_is_given_twice_is_refused(workflow: Workflow) -> None:
 
 def test_text_that_is_no_yaml_is_refused(workflow: Workflow) -> None:
     (workflow.folder / "broken.yaml").write_text("name: [tiny\n")
-    assert "not valid" in refusal(workflow.run("snakemake", "--cores", "1", "--configfile", "broken.yaml"))
+    assert "not valid" in refusal(workflow.refuse("--cores", "1", "--configfile", "broken.yaml"))
 
 
-def test_results_that_cannot_be_written_are_refused_at_the_start(workflow: Workflow) -> None:
+def test_results_that_cannot_be_written_are_refused_at_the_start(tmp_path: Path) -> None:
+    workflow = copy_workflow(tmp_path)
     (workflow.folder / "results").write_text("not a folder")
-    sentence = refusal(workflow.run("snakemake", "--cores", "1", "--configfile", "studies/tiny.yaml"))
+    sentence = refusal(workflow.refuse("--cores", "1", "--configfile", TINY))
     assert sentence == "results: results cannot be written there"
 
 

@@ -140,6 +140,9 @@ def write_results(evaluated, out, samples):
 if "NOTES" in os.environ:
     name = "tailrl.evaluation.evaluate"
     sys.modules[name] = types.SimpleNamespace(evaluate_arm=evaluate_arm, write_results=write_results)
+    # They would import torch and transformers, in each of three processes.
+    sys.modules["tailrl.training.snapshots"] = types.SimpleNamespace(read_snapshots=lambda folder: [])
+    sys.modules["tailrl.planning.fits"] = types.SimpleNamespace(check_sampling=lambda *given: None)
 """
 
 

@@ -102,6 +102,7 @@ def tailrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow  # `test_ranks_runs.py` trains on two ranks, and the evaluation's command starts two in the fast tests
 def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, problems: list[Problem]) -> None:
     """From the command line to the results; each rank is a process that knows nothing of this one."""
     write_problems(problems[:4], tmp_path / "problems.jsonl")

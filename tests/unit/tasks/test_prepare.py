@@ -95,6 +95,13 @@ def test_a_data_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, mo
         write_all_problems(settings, tmp_path)
 
 
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer is tried in a process of its own, which imports transformers; once here is enough."""
+    monkeypatch.setattr(base_policy, "try_tokenizer", lambda _: None)
+
+
+@pytest.mark.usefixtures("untried")
 def test_a_pretrained_policy_that_changes_while_it_is_read_is_refused(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +139,7 @@ def test_a_pretrained_policy_is_copied(policy_folder: Path, tmp_path: Path) -> N
     assert load_tokenizer(tmp_path / "base").get_vocab() == load_tokenizer(policy_folder).get_vocab()
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("source", ["scratch", "pretrained"])
 def test_a_byte_flipped_in_the_base_policy_is_noticed(policy_folder: Path, tmp_path: Path, source: str) -> None:
     """By every job that asks for its digest: trainings and evaluations."""

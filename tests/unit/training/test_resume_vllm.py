@@ -14,7 +14,8 @@ from step_fixture import run_of
 
 from tailrl.tasks.problem import Problem, write_problems
 
-pytestmark = pytest.mark.vllm
+# The same with the exact engine and a plain sampler: `test_resume.py`. `.ci/run` kills runs with vLLM ten times.
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SCRIPT = """
 import shutil, sys
@@ -80,7 +81,6 @@ def test_another_process_goes_on_to_the_same_bits(tmp_path: Path, command: Calla
     assert (resumed, resumed_other) == ([], [2])
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_same_bits(tmp_path: Path, command: Callable[[str], list[str]]) -> None:
     """By SIGKILL from outside, in whatever it does then: once in its third step or later, once in its fifth."""
     for lines in (2, 4):
