@@ -77,6 +77,7 @@ def _presets() -> str:
         for mode, preset in framework.modes.items():
             settings = {"correction": preset.correction} if preset.correction else {}
             settings |= {"clip": preset.clip} if preset.clip else {}
+            settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
             words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
             note = f"; {preset.note}" if preset.note else ""
             lines.append((f"`{name}/{mode}`", f"`{words}`" if words else "nothing", f"{preset.source}{note}"))
