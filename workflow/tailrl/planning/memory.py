@@ -40,8 +40,9 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
     """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
 
     Weights, optimizer state and a reference policy are always there; gradients and what passes in the update alone. A
-    sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows of the sampler's
-    logits are in the same memory until the step ends; from a GPU they go to the host with the responses.
+    sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows
+    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host with the
+    responses.
     """
     always = parts["weights"] + parts["optimizer state"] + parts.get("reference policy", 0.0)
     weights, cache = parts["engine's weights"], parts["engine's cache"]
