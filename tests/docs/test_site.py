@@ -219,3 +219,13 @@ def test_a_file_outside_docs_has_a_page(tmp_path: Path) -> None:
     assert "name: a" in made["source/studies/a.yaml.md"] and "{.yaml " in made["source/studies/a.yaml.md"]
     assert place_of("studies", tmp_path) == "source/studies/index.md"
     assert place_of("../elsewhere", tmp_path) is None
+
+
+def test_every_remedy_of_the_catalogue_has_a_test_a_metric_an_arm_and_a_cost() -> None:
+    entries = yaml.safe_load((ROOT / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+    with (ROOT / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
+        assert [entry["name"] for entry in entries] == [row["remedy"] for row in csv.DictReader(file)]
+    for entry in entries:
+        Arm.model_validate(entry["arm"])
+        assert (ROOT / "tests" / "unit" / entry["test"]).is_file(), entry["test"]
+        assert entry["metric"] in METRICS and entry.get("preset", "verl/default") in presets(), entry["name"]

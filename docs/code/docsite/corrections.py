@@ -18,6 +18,7 @@ def corrections_page(root: Path) -> str:
     """The page: a table for each key that names a remedy."""
     from tailrl.config.arm import REMEDIES, Correction
     from tailrl.config.presets import frameworks
+    from tailrl.config.reference_kl import ReferenceKL
     from tailrl.config.rejection import Rejection
     from tailrl.config.vocabulary import Vocabulary
 
@@ -36,6 +37,9 @@ def corrections_page(root: Path) -> str:
     return "\n".join(
         [
             HEAD,
+            "## The catalogue\n\nρ_t = p/q = e^Δ_t, with p the trainer's and q the sampler's probability. The last column is "
+            "the CPU time of one update, from `benchmarks/remedies.py`; what an engine does more is not in it.\n",
+            _catalogue(root),
             "## Weights of a response\n\n`correction: {sequence: NAME, sequence_threshold: C}`\n",
             table(("name", "weight", "default C"), rows),
             f"What a rejection judges, `rejects`: {rejects}.\n",
@@ -53,6 +57,10 @@ def corrections_page(root: Path) -> str:
             f"{Correction.model_fields['centering'].description}.\n",
             "## Losses of the ratio\n\n`clip: {ratio: bypass, loss: NAME}`\n",
             _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
+            "## KL to the base policy\n\n`reference_kl: {coefficient: 0.001, estimator: k3, where: loss}`, with r = "
+            "p_base/p: k1 = −log r, k2 = (log r)²/2, k3 = r − log r − 1\n\n"
+            f"{ReferenceKL.model_fields['where'].description}. Refused are k1 in the loss, whose expected gradient is 0, "
+            "and k2 and k3 in the reward, whose gradient is not the divergence's.\n",
             "## Safe sets\n\n`vocabulary: {rule: NAME}`\n",
             _names(functions_of(root, "objective.safe_set", "RULES")),
             f"`side`: {Vocabulary.model_fields['side'].description}.\n",
@@ -77,6 +85,7 @@ def _presets() -> str:
         for mode, preset in framework.modes.items():
             settings = {"correction": preset.correction} if preset.correction else {}
             settings |= {"clip": preset.clip} if preset.clip else {}
+            settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
             words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
             note = f"; {preset.note}" if preset.note else ""
             lines.append((f"`{name}/{mode}`", f"`{words}`" if words else "nothing", f"{preset.source}{note}"))
@@ -92,3 +101,28 @@ def _weigh(root: Path, name: str) -> str:
     module = tree(root, f"objective.remedies.{name}")
     function = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "weigh")
     return ast.get_docstring(function) or ast.get_docstring(module) or ""
+
+
+def _catalogue(root: Path) -> str:
+    """Every remedy of the benchmark's list with formula, source, preset, test, metric, and its measured cost."""
+    import csv
+
+    import yaml
+
+    entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+    with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
+        cost = {row["remedy"]: row["ratio_to_naive"] for row in csv.DictReader(file)}
+    header = ("remedy", "weight or term", "source", "preset", "test in `tests/unit`", "metric", "update, naive = 1")
+    rows = [
+        (
+            entry["name"],
+            entry["formula"],
+            entry["source"],
+            f"`{entry['preset']}`" if "preset" in entry else "",
+            f"`{entry['test']}`",
+            f"`{entry['metric']}`",
+            cost[entry["name"]],
+        )
+        for entry in entries
+    ]
+    return table(header, rows)

@@ -101,3 +101,15 @@ def test_logits_that_do_not_fit_are_lacking() -> None:
     cpu = Machine(gpu=False, memory=needed)
     assert place(SMALL, plain, work, cpu, 1).lacking == 0
     assert place(SMALL, centered, work, cpu, 1).lacking > 4 * SMALL.vocabulary * work.sampled
+
+
+def test_a_reference_policy_is_held_whole_on_a_cpu_all_the_time() -> None:
+    arms = {"a": {}, "b": {"reference_kl": {}}}
+    study = parse_study({"name": "s", "policy": {"source": "scratch"}, "arms": arms})
+    for gpu, more in ((False, 4 * SMALL.parameters), (True, 0)):
+        machine = Machine(gpu=gpu, reserve=0)
+        plain, held = (training_memory(SMALL, study.run(arm), WORK, machine, 2) for arm in arms)
+        assert held.get("reference policy", 0) == more and sum(held.values()) == sum(plain.values()) + more
+        engine = {"engine's weights": 1.0, "engine's cache": 1.0}
+        sampler = SamplerSettings()
+        assert peak(held | engine, sampler, machine) == peak(plain | engine, sampler, machine) + more

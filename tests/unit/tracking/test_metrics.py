@@ -37,7 +37,7 @@ KEYS = [
     ("train", "step loss grad_norm skipped learning_rate"),
     ("reward", "mean all_right_fraction all_wrong_fraction"),
     ("response", "length_mean length_max stopped_fraction"),
-    ("policy", "clip_fraction entropy"),
+    ("policy", "clip_fraction entropy reference_k1 reference_k3"),
     ("rollout_corr", RATIOS),
     ("rollout_corr_unmasked", RATIOS),
     ("rollout_corr", "delta_seq_abs_mean"),

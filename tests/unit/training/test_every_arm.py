@@ -51,6 +51,7 @@ def covering(**factors: tuple[Any, ...]) -> list[Choice]:
 COVERING = covering()
 LATER = covering(
     extra=tuple(EXTRAS),
+    reference=(None, "loss k2", "loss k3", "reward k1"),
     clip=(None, "recompute", "decoupled gspo", *(f"bypass {loss}" for loss in RATIO_LOSSES)),
     token=("none",),
     sequence=("none",),
@@ -58,7 +59,7 @@ LATER = covering(
     disturbance=("none", "all"),
     deliberate=(True,),
 )
-"""Those of the corrections in EXTRAS and of the ratio's losses, which have fewer partners."""
+"""Those of the corrections in EXTRAS, of the ratio's losses and of a reference policy, which have fewer partners."""
 
 
 def name_of(choice: Choice) -> str:
@@ -159,6 +160,8 @@ def test_every_admitted_combination_trains(files: Path, policy_folder: Path, cho
         outside = line["dvp/sampled_outside_train_support_count"]
         assert outside is not None
         missing = {"dvp/outside_delta_abs_mean"} if outside == 0 else set()
+        if choice["reference"] is None:
+            missing |= {"policy/reference_k1", "policy/reference_k3"}
         if outside >= 6:
             missing |= {"rollout_corr/delta_seq_abs_mean"}
         values = {name: value for name, value in line.items() if name not in missing}

@@ -215,7 +215,9 @@ def policy_name(settings: Mapping[str, Any]) -> str:
 def _known(settings: Mapping[str, Any]) -> bool:
     """Whether all of an arm's settings have today's names: a weight under an older name would seem absent."""
     blocks = {key.split(".")[0] for key in DEFAULTS}
-    return all(key in DEFAULTS or key.startswith("clip.") for key in settings if key.split(".")[0] in blocks)
+    return all(
+        key in DEFAULTS or key.startswith(("clip.", "reference_kl.")) for key in settings if key.split(".")[0] in blocks
+    )
 
 
 def _all_settings(results: Results) -> dict[str, dict[str, Any]]:
@@ -257,8 +259,9 @@ def _unweighted(settings: Mapping[str, Any]) -> bool:
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether the correction has none of what came after the first studies: rejections, lower bounds, centering."""
-    return all(settings[key] == DEFAULTS[key] for key in _LATER)
+    """Whether the arm has none of what came after the first studies: rejections, bounds, centering, a reference."""
+    later = all(settings[key] == DEFAULTS[key] for key in _LATER)
+    return later and settings.get("reference_kl.coefficient") is None
 
 
 def _no_sampler_ratio(settings: Mapping[str, Any]) -> bool:

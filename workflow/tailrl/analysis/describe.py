@@ -62,6 +62,7 @@ def describe(flat: Mapping[str, Any]) -> list[str]:
     estimator = str(left.pop("estimator", "an unrecorded estimator")).upper()
     clauses = [f"{estimator} on {_vocabulary(left)}", *_clip(left), *_weights(left), *describe_disturbance(left)]
     clauses.append(f"sampled by {describe_sampler(left)}")
+    clauses += _reference(left)
     return clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)]
 
 
@@ -103,6 +104,14 @@ def _clip(left: dict[str, Any]) -> list[str]:
     if (loss := left.pop("clip.loss", "ppo")) != "ppo":
         return [f"{loss} of the ratio, {ratio}, from 1 - {low} to 1 + {high}"]
     return [f"clipped ratio, {ratio}, from 1 - {low} to 1 + {high}"]
+
+
+def _reference(left: dict[str, Any]) -> list[str]:
+    """The KL to the base policy in words; removed from `left`."""
+    if (coefficient := left.pop("reference_kl.coefficient", None)) is None:
+        return []
+    estimator, where = (left.pop(f"reference_kl.{name}", None) for name in ("estimator", "where"))
+    return [f"{_number(coefficient)} times {estimator} to the base policy in the {where}"]
 
 
 def _weights(left: dict[str, Any]) -> list[str]:

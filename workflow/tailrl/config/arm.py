@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from tailrl.config.base import Seeds, Settings
 from tailrl.config.presets import expanded, presets
+from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.rejection import Rejection
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
@@ -93,9 +94,9 @@ class Correction(Settings):
     def _expanded(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or data.get("preset") is None:
             return data
-        settings, clip = expanded(data)
-        if clip is not None:
-            raise ValueError(f"preset: {data['preset']} sets an arm's clip too, and there is no arm here")
+        settings, others = expanded(data)
+        if others:
+            raise ValueError(f"preset: {data['preset']} sets an arm's {' and '.join(others)} too, and no arm is here")
         return settings
 
     @model_validator(mode="after")
@@ -184,6 +185,7 @@ class Arm(Settings):
 
     estimator: Literal["rloo", "reinforce", "grpo"] = Field("rloo", description="how rewards become advantages")
     clip: Clip | None = Field(None, description="PPO's clipped ratio; null: the plain policy gradient")
+    reference_kl: ReferenceKL | None = Field(None, description="a penalty for leaving the base policy; null: none")
     vocabulary: Vocabulary = Vocabulary()
     correction: Correction = Correction()
     sampler: SamplerSettings = SamplerSettings()
@@ -198,12 +200,10 @@ class Arm(Settings):
         given = data.get("correction") if isinstance(data, Mapping) else None
         if not isinstance(given, Mapping):
             return data
-        settings, clip = expanded(given)
-        if clip is None:
-            return data
-        if data.get("clip") is not None:
-            raise ValueError(f"correction.preset: {given['preset']} sets clip: leave it out, or the preset")
-        return {**data, "correction": settings, "clip": clip}
+        settings, others = expanded(given)
+        if twice := [name for name in others if data.get(name) is not None]:
+            raise ValueError(f"correction.preset: {given['preset']} sets {twice[0]}: leave it out, or the preset")
+        return {**data, "correction": settings, **others} if others else data
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -219,6 +219,10 @@ class Arm(Settings):
                 f"clip.ratio: {self.clip.ratio} already divides by the sampler's probability; a weight by the ratio "
                 "would do so twice"
             )
+        if self.reference_kl and self.reference_kl.biased and not self.deliberate:
+            raise ValueError(f"reference_kl: {self.reference_kl.biased}; use another estimator or say deliberate: true")
+        if self.reference_kl and self.reference_kl.where == "loss" and self.correction.normalise:
+            raise ValueError("correction.normalise rescales the whole gradient, and a reference_kl in the loss with it")
         if self.correction.token != "none" and self.correction.sequence_ratio and not self.deliberate:
             raise ValueError(
                 f"correction: token: {self.correction.token} and sequence: {self.correction.sequence} both weigh by "
@@ -260,6 +264,11 @@ class Arm(Settings):
         if several and self.correction.centering != "none":
             raise ValueError(
                 "correction.centering is of the policy that the rollouts were scored by: set minibatches: 1"
+            )
+        if self.reference_kl and self.reference_kl.where == "loss" and training.loss_mean == "kept":
+            raise ValueError(
+                "training.loss_mean: kept rescales the whole gradient, and a reference_kl in the loss with it: put it "
+                "in the reward, or set loss_mean: all"
             )
         scored_before = several and self.clip is not None and self.clip.ratio != "bypass"
         if self.correction.normalise and training.loss_mean == "kept":

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from tailrl.config.arm import Clip, Correction
 from tailrl.config.base import Settings
 from tailrl.config.policy import Policy
+from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.tasks import Generated, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -67,6 +68,7 @@ class Run(Settings):
     task: Task
     estimator: Literal["rloo", "reinforce", "grpo"]
     clip: Clip | None
+    reference_kl: ReferenceKL | None
     vocabulary: Vocabulary
     correction: Correction
     sampler: SamplerSettings

@@ -19,6 +19,7 @@ class Preset(Settings):
 
     correction: dict[str, Any] = Field(default_factory=dict, description="the weights and rejections")
     clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
+    reference_kl: dict[str, Any] | None = Field(None, description="the KL to the base policy; null: none")
     source: str = Field(description="the file and line that was read")
     note: str = Field("", description="whose it is, or what it leaves out")
 
@@ -43,9 +44,13 @@ def presets() -> dict[str, Preset]:
     return {f"{name}/{mode}": preset for name, own in frameworks().items() for mode, preset in own.modes.items()}
 
 
-def expanded(correction: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A correction's settings with those of its preset below them, and the preset's clip; an unknown name stays."""
+def expanded(correction: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A correction's settings with those of its preset below them, and the preset's other blocks by their names.
+
+    The name of an unknown preset stays.
+    """
     preset = presets().get(str(correction.get("preset")))
     if preset is None:
-        return dict(correction), None
-    return {**preset.correction, **{key: value for key, value in correction.items() if key != "preset"}}, preset.clip
+        return dict(correction), {}
+    others = {name: block for name in ("clip", "reference_kl") if (block := getattr(preset, name)) is not None}
+    return {**preset.correction, **{key: value for key, value in correction.items() if key != "preset"}}, others

@@ -43,11 +43,12 @@ def sleeps(sampler: SamplerSettings, machine: Machine) -> bool:
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
     """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
 
-    Weights and optimizer state are always there; gradients and what passes in the update alone. A sleeping vLLM has
-    nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows of the sampler's
-    logits are in the same memory until the step ends; from a GPU they go to the host with the responses.
+    Weights, optimizer state and a reference policy are always there; gradients and what passes in the update alone. A
+    sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows
+    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host with the
+    responses.
     """
-    always = parts["weights"] + parts["optimizer state"]
+    always = parts["weights"] + parts["optimizer state"] + parts.get("reference policy", 0.0)
     weights, cache = parts["engine's weights"], parts["engine's cache"]
     update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
     rows = parts.get("sampler's logits", 0.0)
@@ -68,6 +69,8 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
         "gradients": 4 * parameters / devices,
         "optimizer state": 4 * moments * parameters / devices,
     }
+    if run.reference_kl and not machine.gpu:
+        held["reference policy"] = 4 * parameters  # whole on each rank; beside a GPU it is in the host's memory
     if run.needs_distributions:
         held["sampler's logits"] = distribution_bytes(shape, work.sampled)
     return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))

@@ -61,6 +61,10 @@ def update_seconds(shape: Shape, run: Run, work: Work, machine: Machine, devices
     batches = max(1.0, work.row / work.batch)
     kept = batches * activations(shape, work, False)[0]
     traffic = machine.passes * size * (kept + shape.vocabulary * work.sampled)
+    if (kl := run.reference_kl) is not None:
+        # Forward passes of the reference and, for the reward, of the policy: a third of both directions.
+        more = 1 + (2 if kl.where == "reward" else 1) / 3
+        body, attention, head = body * more, attention * more, head * more
     seconds = (body + attention + head) / (machine.matmul * machine.train_share) + traffic / machine.bandwidth
     if devices > 1:
         # Weights are gathered for each micro-batch's forward and backward. Gradients are scattered once.

@@ -39,6 +39,7 @@ from tailrl.training.guarded_engine import GuardedEngine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import decided, give_up_forward, number_formats, place
+from tailrl.training.reference import Weights, reference_weights, with_reference
 from tailrl.training.results import give, write_results
 from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
@@ -50,7 +51,7 @@ from tailrl.training.stopping import Watch
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The constants of a run: settings, seed, folder of the results, and the problems as tokens."""
+    """The constants of a run: settings, seed, folder of the results, the problems as tokens, the reference policy."""
 
     run: Run
     seed: int
@@ -59,6 +60,7 @@ class Job:
     problems: list[Problem]
     prompts: list[tuple[int, ...]]
     decoding: Decoding
+    reference: Weights
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:
@@ -155,7 +157,6 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
                 raise StudyError(f"{fault}; {state.skipped_in_a_row} in a row: the run stops, its state is in {saved}")
             between_steps = time.perf_counter() - begun
     if state.skipped_in_a_row >= most:
-        # The run stopped in its last step and was started again.
         raise StudyError(f"{job.out}: the last {state.skipped_in_a_row} updates were skipped for a NaN or Inf")
     state.wall_seconds = time.perf_counter() - started
     if (stopped := watch.alarm()) and first:
@@ -190,14 +191,15 @@ def take_step(
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / (settings.warmup_steps + 1))
     samples, rewards_PG = _sample(job, state, engine, chosen, watch)
     rollouts = [sample.rollout for sample in samples]
-    fault, updated = None, None
+    fault, updated, sync = None, None, engine.weight_sync
     try:
         deal = derive_seed("deal", job.seed, step)
-        updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.weight_sync.delayed)
+        samples = with_reference(state.model, samples, rewards_PG, run, job.reference, watch, sync.delayed)
+        updated = update(state.model, state.optimizer, samples, run, deal, watch, sync.delayed)
     except NumericalError as error:
         fault = _skip(job, state, samples, error)
     with watch.phase("weights"), engine.in_time("the hand-over of the weights"):
-        engine.weight_sync(state.model)
+        sync(state.model)
     with watch.phase("metrics"):
         metrics = dict.fromkeys([*keys.METRICS, *(keys.ROUTING if run.sampler.routes else ())], math.nan) | {
             keys.STEP: float(step),
@@ -272,7 +274,7 @@ def _read_job(run: Run, seed: int, policy_folder: Path, problems_file: Path, out
     longest, rule = run.training.max_new_tokens, run.vocabulary.sampler_rule
     keep_every = int(run.needs_distributions)
     decoding = Decoding(run.training.temperature, longest, rule, run.disturbance, keep_every=keep_every)
-    return Job(run, seed, out, tokenizer, problems, prompts, decoding)
+    return Job(run, seed, out, tokenizer, problems, prompts, decoding, reference_weights(run, policy_folder))
 
 
 def _start_engine(engine: GuardedEngine, job: Job, state: RunState, resumed: bool) -> float:

@@ -22,6 +22,7 @@ from tailrl.model.routing import Routing
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
 from tailrl.objective.loss import surrogate
+from tailrl.objective.reference_kl import kl_loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
@@ -43,6 +44,7 @@ class Sample:
     advantage: float
     threshold: float
     seed: int
+    logp_ref_T: Tensor | None = None  # nats, the reference policy's log-probs of the tokens, on all of them
 
 
 Scored = tuple[TokenLogprobs, Tensor | None, Tensor | None]
@@ -115,7 +117,7 @@ def accumulate_gradients(
 
     The micro-batches are dealt to the ranks. Each adds its share of the loss, which is divided by all samples, and the
     ranks' gradients are summed. Samples with advantage 0 (under RLOO and GRPO every group that is all right or all
-    wrong) add nothing to the gradient: they come last and are scored for the record only.
+    wrong) add nothing to the gradient, but for a KL in the loss: they come last, scored for the record only.
 
     Args:
         model: the policy.
@@ -132,8 +134,9 @@ def accumulate_gradients(
     Raises:
         NumericalError: a log-prob or the loss is not finite on some rank; raised on every rank.
     """
-    teaching = [i for i, sample in enumerate(samples) if sample.advantage != 0]
-    silent = [i for i, sample in enumerate(samples) if sample.advantage == 0]
+    every = run.reference_kl is not None and run.reference_kl.where == "loss"
+    teaching = [i for i, sample in enumerate(samples) if every or sample.advantage != 0]
+    silent = [i for i, sample in enumerate(samples) if not (every or sample.advantage != 0)]
     if not teaching:
         # The gradient is 0, not missing: the optimizer still applies its momentum.
         teaching, silent = silent, []
@@ -180,7 +183,12 @@ def _forward(
     old_T = None if before is None else before.in_set().to(device)
     infer = (logp_infer_T, advantage_T, batch.sequence_T)
     scored = surrogate(logprobs, *infer, len(chosen), samples, run.correction, run.clip, old_T, expected_T)
-    loss = scored.loss.detach().double()
+    total, reference_T = scored.loss, None
+    if run.reference_kl is not None:
+        reference_T = torch.cat([cast(Tensor, s.logp_ref_T) for s in chosen]).to(device)
+        if run.reference_kl.where == "loss":
+            total = total + kl_loss(run.reference_kl, logprobs.logp_T, reference_T, logprobs.outside_T, samples)
+    loss = total.detach().double()
     # A nan logit is in no safe set, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
@@ -191,7 +199,8 @@ def _forward(
         raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
-    return scored.loss, Part(loss, before or logprobs, *of_tokens, scored.weights, torch.tensor(numbers), flips_TL)
+    numbers_N = torch.tensor(numbers)
+    return total, Part(loss, before or logprobs, *of_tokens, scored.weights, numbers_N, reference_T, flips_TL)
 
 
 def _together(compute: Callable[..., Result], *arguments: Any) -> Result:
@@ -236,24 +245,15 @@ def update(
     record, losses, norms = StepRecord(), [], []
     count = run.training.minibatches
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
-    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
-
-    def scored() -> AbstractContextManager[None]:
-        if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
-            return nullcontext()
-        weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
-        quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
-        return computing_with(model, rounded_weights(weights, quantized, run.sampler))
-
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"), scored(), tensor_floats(run):
+        with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
         done = len(record.parts)
-        with scored(), tensor_floats(run):
+        with computing_at(model, run, delayed), tensor_floats(run):
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         # Numbers within this update become numbers within the step.
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]
@@ -266,6 +266,18 @@ def update(
         with watch.phase("optimizer"):
             norms.append(optimizer_step(model, optimizer, run.training.max_grad_norm))
     return float(np.mean(losses)), float(np.mean(norms)), record
+
+
+def computing_at(
+    model: PreTrainedModel, run: Run, delayed: Sequence[tuple[str, Tensor]] | None
+) -> AbstractContextManager[None]:
+    """The model computes with the weights at which the arm takes its gradient: delayed, rounded, or its own."""
+    coarse = run.disturbance.weights if run.disturbance.side == "both" else None
+    if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
+        return nullcontext()
+    weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
+    quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
+    return computing_with(model, rounded_weights(weights, quantized, run.sampler))
 
 
 def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:

@@ -1,5 +1,6 @@
 """The record of a step for the diagnostics: times of its phases, rewards, lengths and every token's log-probs."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tailrl.objective.diagnostics import (
     verl_metrics,
     weight_metrics,
 )
+from tailrl.objective.reference_kl import token_kl
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.objective.sequences import sequence_sum
 from tailrl.rollout.types import Rollout
@@ -84,6 +86,7 @@ class Part:
     clipped_T: Tensor  # bool, whether the clipped branch is taken
     weights: Weights  # in the loss
     number_N: Tensor  # int64, the number of each sequence among the samples of the update
+    logp_ref_T: Tensor | None = None  # nats, the reference policy's; None without one
     flips_TL: Tensor | None = None  # bool, `routes.flips`; None where the sampler gave no experts
 
 
@@ -156,6 +159,14 @@ class StepRecord:
             keys.TOTAL_VARIATION: _mean(-sequence_sum(log_kept_T, sequence_T, self.sequences).expm1()),
         }
 
+    def reference_kl(self) -> dict[str, float]:
+        """k1 and k3 of the policy against its reference, means over tokens inside the set; NaN without a reference."""
+        names = {keys.REFERENCE_K1: "k1", keys.REFERENCE_K3: "k3"}
+        if any(part.logp_ref_T is None for part in self.parts):
+            return dict.fromkeys(names, math.nan)
+        logp_T, logp_ref_T, outside_T = (self.of(x) for x in ("logprobs.logp_T", "logp_ref_T", "logprobs.outside_T"))
+        return {key: _mean(token_kl(name, logp_T, logp_ref_T, outside_T)[~outside_T]) for key, name in names.items()}
+
     def metrics(self, correction: Correction = UNCORRECTED) -> dict[str, float]:
         """Metrics of the step's mismatch, weights and safe sets; `tailrl.tracking.metrics` has their names.
 
@@ -180,6 +191,7 @@ class StepRecord:
         return {
             **{keys.in_group(group, name): v for group, values in groups.items() for name, v in values.items()},
             keys.ENTROPY: _mean(self.of("logprobs.entropy_T")),
+            **self.reference_kl(),
             keys.CLIPPED: _mean(self.of("clipped_T")),
             keys.TRUNCATED: _mean(self.of("weights.truncated_T")),
             keys.NORMALISER: normaliser(correction, self.of("weights.ratio_X")),

@@ -98,6 +98,8 @@ def measure(settings: Gradients) -> Iterator[Quality]:
     """
     quality = settings.quality
     for name, arm in settings.arms.items():
+        if arm.reference_kl is not None:
+            raise StudyError(f"arms.{name}.reference_kl: the tiny models of gradient_quality have no base policy")
         if arm.vocabulary.rho is not None and arm.vocabulary.threshold(quality.vocabulary_size) > 0:
             raise StudyError(
                 f"arms.{name}.vocabulary: a rho of {arm.vocabulary.rho} is above 1 for the "

@@ -1,0 +1,72 @@
+"""The reference policy of a run, the base policy: its weights, and the samples' log-probs under it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tailrl.config.jobs import Run
+from tailrl.model.policy import load_policy, named_weights
+from tailrl.objective.advantages import ESTIMATORS
+from tailrl.objective.disturbance import computing_with
+from tailrl.objective.reference_kl import reward_penalty
+from tailrl.training.placement import tensor_floats
+from tailrl.training.step import Sample, computing_at, old_logprobs
+from tailrl.training.step_record import Stopwatch
+
+Weights = Sequence[tuple[str, Tensor]]
+
+
+def reference_weights(run: Run, policy_folder: Path) -> Weights:
+    """The base policy's weights in the host's memory, by name; empty where the arm has no `reference_kl`.
+
+    Raises:
+        StudyError: the policy cannot be read.
+    """
+    return list(named_weights(load_policy(policy_folder))) if run.reference_kl else ()
+
+
+def with_reference(
+    model: PreTrainedModel,
+    samples: list[Sample],
+    rewards_PG: NDArray[np.float32],
+    run: Run,
+    reference: Weights,
+    watch: Stopwatch,
+    delayed: Weights | None = None,
+) -> list[Sample]:
+    """The samples with their tokens' log-probs under the reference; a penalty in the reward changes the advantages.
+
+    Args:
+        model: the policy; it computes with the reference's weights in between.
+        samples: the step's rollouts.
+        rewards_PG: their rewards.
+        run: the arm's settings; without `reference_kl` the samples come back as they are.
+        reference: `reference_weights`.
+        watch: gets the seconds of these forward passes, of the phase forward.
+        delayed: named weights at which the gradient is taken; None for the policy's own.
+    """
+    settings = run.reference_kl
+    if settings is None:
+        return samples
+    with watch.phase("forward"), tensor_floats(run):
+        with computing_with(model, reference):
+            logp_ref = [scored.logp_full_T.cpu() for scored in old_logprobs(model, samples, run)]
+        samples = [replace(sample, logp_ref_T=ref_T) for sample, ref_T in zip(samples, logp_ref, strict=True)]
+        if settings.where == "loss":
+            return samples
+        with computing_at(model, run, delayed):
+            own = old_logprobs(model, samples, run)
+    of_tokens = [(s.logp_T.cpu(), ref_T, s.outside_T.cpu()) for s, ref_T in zip(own, logp_ref, strict=True)]
+    lengths = torch.tensor([len(ref_T) for ref_T in logp_ref])
+    own_T, ref_T, outside_T = (torch.cat(column) for column in zip(*of_tokens, strict=True))
+    sequence_T = torch.arange(len(samples)).repeat_interleave(lengths)
+    penalty_B = reward_penalty(settings, own_T, ref_T, outside_T, sequence_T, len(samples))
+    advantage_PG = ESTIMATORS[run.estimator](torch.from_numpy(rewards_PG) - penalty_B.view(rewards_PG.shape))
+    advantages = advantage_PG.flatten().tolist()
+    return [replace(sample, advantage=advantage) for sample, advantage in zip(samples, advantages, strict=True)]
