@@ -89,9 +89,7 @@ SPECS = (
     Spec("arithmetic_128", "settle", "arithmetic", "llama", 11, vllm=True),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
     Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
-    Spec(
-        "words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500, faults="judged"
-    ),
+    Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500, faults="judged"),
     Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200, faults="judged"),
     Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900, faults="judged"),
     Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700, faults="judged"),

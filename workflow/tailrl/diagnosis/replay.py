@@ -21,7 +21,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.replay_sums import BASES, Known, Tokens, add_sums, sound_tokens, weight_sums
+from tailrl.diagnosis.replay_sums import BASES, PartSums, SoundTokens, add_sums, sound_tokens, weight_sums
 from tailrl.objective.corrections import weigh
 from tailrl.objective.safe_set import safe_set
 from tailrl.runtime.errors import StudyError
@@ -156,7 +156,7 @@ class Replay:
         for of, by_advantage, whole in ((tokens, False, self._whole), (judged, True, self._judged)):
             if not len(of.train_T):
                 continue
-            known = Known.of(of)
+            known = PartSums.of(of)
             add_sums(whole, weight_sums(np.ones(len(of.train_T)), known))
             for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
                 if _by_advantage(settings) == by_advantage:
@@ -219,7 +219,7 @@ def _by_advantage(settings: Correction | Vocabulary) -> bool:
     return isinstance(settings, Correction) and any(rule.when != "always" for rule in settings.reject)
 
 
-def _weights(tokens: Tokens, settings: Correction | Vocabulary) -> FloatArray | None:
+def _weights(tokens: SoundTokens, settings: Correction | Vocabulary) -> FloatArray | None:
     """The objective's own weight of each token; None: one overflows. DVP keeps what lies in both sides' sets."""
     if isinstance(settings, Vocabulary):
         kept_T = np.ones(len(tokens.train_T), bool)

@@ -13,7 +13,7 @@ BASES = ("advantage", "reward")
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class SoundTokens:
     """The T sound tokens of a part, in N responses; `advantage_T`, `reward_T`: NaN where there is none."""
 
     train_T: FloatArray
@@ -30,22 +30,22 @@ class Tokens:
         """N."""
         return int(self.sequence_T.max(initial=-1)) + 1
 
-    def chosen(self, kept_T: np.ndarray) -> "Tokens":
+    def chosen(self, kept_T: np.ndarray) -> "SoundTokens":
         """Some of the tokens; the sequences are numbered anew."""
         values = {field.name: getattr(self, field.name)[kept_T] for field in fields(self)}
         sequence_T = values["sequence_T"]
         values["sequence_T"] = np.cumsum(np.diff(sequence_T, prepend=sequence_T[:1]) != 0)
-        return Tokens(**values)
+        return SoundTokens(**values)
 
 
-def sound_tokens(log: Log) -> Tokens:
+def sound_tokens(log: Log) -> SoundTokens:
     """The tokens with two sound log-probs; Δ is of the log-probs from the update's begin, where these are logged."""
     known_T = ~np.isnan(log.recomputed_T)
     train_T = np.where(known_T, log.recomputed_T, log.trainer_T)
     sound_T = np.ones(len(train_T), bool)
     for values_T in (train_T, log.trainer_T, log.sampler_T):
         sound_T &= np.isfinite(values_T) & (values_T <= LOGPROB_ROUNDING)
-    return Tokens(
+    return SoundTokens(
         train_T=np.minimum(train_T, 0.0),
         infer_T=np.minimum(log.sampler_T, 0.0),
         sequence_T=log.sequence_T,
@@ -58,7 +58,7 @@ def sound_tokens(log: Log) -> Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PartSums:
     """What the sums of every setting need of a part.
 
     Attributes:
@@ -74,7 +74,7 @@ class Known:
     values: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, tokens: Tokens) -> "Known":
+    def of(cls, tokens: SoundTokens) -> "PartSums":
         """What is known of a part before any setting."""
         delta_T = tokens.train_T - tokens.infer_T
         given = {name: getattr(tokens, f"{name}_T") for name in BASES}
@@ -87,7 +87,7 @@ class Known:
         return cls(np.expm1(delta_T) - delta_T, np.exp(tokens.train_T), tokens.sequence_T, first_T, values)
 
 
-def weight_sums(weight_T: FloatArray, known: Known) -> dict[str, float]:
+def weight_sums(weight_T: FloatArray, known: PartSums) -> dict[str, float]:
     """The sums that a row of the table needs, of one setting's weights on a part."""
     kept_T = weight_T > 0
     with np.errstate(over="ignore"):  # an effective sample size of 0 then, and no cosine

@@ -18,7 +18,7 @@ LAGS = (-2, -1, 0, 1, 2)
 LOG_TEMPERATURES = np.round(np.arange(-1.0, 1.01, 0.1), 1)
 """ln of the sampler's temperature over the trainer's: a grid."""
 
-OTHERS = (1, 16, 64)
+REST_TOKENS = (1, 16, 64)
 """Other tokens that share the rest of the probability, in fits of a temperature: from peaked to flat states."""
 
 SIZE_EDGES = np.concatenate([[-np.inf], np.linspace(-9, 2, 111), [np.inf]])
@@ -48,7 +48,7 @@ class Signals:
         sums: named sums over tokens.
         lag_sums: for each of LAGS: tokens compared and Σ|ℓ| after the move; shifted, compared: numbers of sequences in
             which another lag fits at least four times better, and of those with 4 tokens or more.
-        temperature: (2, OTHERS, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
+        temperature: (2, REST_TOKENS, grid): Σ ℓ g and Σ g² of the ℓ that each ratio of temperatures would give.
         sizes: counts of SIZE_EDGES.
         lowest: for either side the least log-prob, and how many tokens have exactly that.
         levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
@@ -62,7 +62,7 @@ class Signals:
     lag_sums: FloatArray = field(default_factory=lambda: np.zeros((2, len(LAGS))))
     shifted: FloatArray = field(default_factory=lambda: np.zeros(len(LAGS)))
     compared: int = 0
-    temperature: FloatArray = field(default_factory=lambda: np.zeros((2, len(OTHERS), len(LOG_TEMPERATURES))))
+    temperature: FloatArray = field(default_factory=lambda: np.zeros((2, len(REST_TOKENS), len(LOG_TEMPERATURES))))
     sizes: FloatArray = field(default_factory=lambda: np.zeros(len(SIZE_EDGES) - 1))
     lowest: dict[str, tuple[float, int]] = field(default_factory=dict)
     levels: dict[str, IntArray] = field(default_factory=dict)
@@ -202,12 +202,12 @@ class Signals:
         self._count(size_neighbours=(size_T[:-1] * size_T[1:])[pair_T].sum(), pairs=pair_T.sum(), cut_size=size_T.sum())
 
     def _temperatures(self, train_T: FloatArray, infer_T: FloatArray, delta_T: FloatArray) -> None:
-        """Fits of ℓ as a ratio of temperatures gives it where OTHERS equal tokens hold the rest of the probability."""
+        """Fits of ℓ as a ratio of temperatures gives it where REST_TOKENS equal tokens hold the rest."""
         with np.errstate(divide="ignore"):
             odds_T = sum(own - np.log(np.maximum(-np.expm1(own), 1e-8)) for own in (train_T, infer_T)) / 2
         weight_T = np.minimum(1.0, 3.0 / np.maximum(np.abs(delta_T), 1e-12)) ** 2
         weighted_T = weight_T * delta_T
-        for k, others in enumerate(np.log(OTHERS)):
+        for k, others in enumerate(np.log(REST_TOKENS)):
             logit_T = odds_T + others
             # log p of a token at each inverse temperature; the grid is symmetric, so each serves two ratios.
             logp = [-np.logaddexp(0, others - logit_T * np.exp(log_ratio / 2)) for log_ratio in LOG_TEMPERATURES]
