@@ -77,6 +77,8 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 	$(IN_VENV) python benchmarks/logprobs.py --out docs/results/logprobs.csv && \
 		python benchmarks/logprobs.py --memory --out docs/results/logprobs_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/update.py --out docs/results/update.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/remedies.py --out docs/results/remedies_cost.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/remedies.py --memory --out docs/results/centering_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
 		python benchmarks/rollout.py --out docs/results/rollout.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv

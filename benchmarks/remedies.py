@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/remedies.py --out docs/results/remedies_cost.csv
     OMP_NUM_THREADS=1 python benchmarks/remedies.py --memory --out docs/results/centering_memory.csv
 
-The first: a random policy of config.yaml's sizes answers 8 prompts 8 times with 28 tokens. All arms get the same tokens,
+The first: a random policy of config.yaml's sizes answers 8 prompts 8 times with 28 tokens. All arms get these tokens,
 float32, one thread; each round makes one update of each in turn, metrics included. What an engine does more to return
 whole rows of logits is not in it. The second: hidden states of 576, 2,048 tokens, forward and backward of the log-probs
 and the expected scores, by whole logits and in chunks, each in a process of its own. Memory is that beyond the inputs,
@@ -113,7 +113,7 @@ def wide(chunked: bool) -> dict[str, object]:
         scored = token_logprobs(logits_TV, tokens_T, "full")
         expected_T = expected_score(logits_TV.log_softmax(-1), logits_infer_TV.log_softmax(-1), correction)
     assert expected_T is not None
-    (scored.logp_T - expected_T).sum().backward()
+    (scored.logp_T - expected_T).sum().backward()  # type: ignore[no-untyped-call]
     megabytes = (_peak() - before) / 1e6
     name = "in chunks" if chunked else "whole logits"
     seconds = time.process_time() - begun

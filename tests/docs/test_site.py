@@ -1,11 +1,13 @@
 """What the documentation site makes from the code: formulas, reference, claims, navigation, pages of files."""
 
+import csv
 import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 import tailrl
 from docsite.claims import CAUSES, HEADER, NO_RUN, cause, claims_table, made_for, with_table
@@ -20,9 +22,11 @@ from docsite.source import NotThereError, definition, functions_of, signature
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import answers, read_shown
 from tailrl.cli import app
+from tailrl.config.arm import Arm
 from tailrl.config.presets import presets
 from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.rejections import STATISTICS
+from tailrl.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

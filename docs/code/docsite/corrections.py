@@ -37,8 +37,8 @@ def corrections_page(root: Path) -> str:
     return "\n".join(
         [
             HEAD,
-            "## The catalogue\n\nρ_t = p/q = e^Δ_t, with p the trainer's and q the sampler's probability. The last column is "
-            "the CPU time of one update, from `benchmarks/remedies.py`; what an engine does more is not in it.\n",
+            "## The catalogue\n\nρ_t = p/q = e^Δ_t, of trainer and sampler. The last column "
+            "is the CPU time of one update, from `benchmarks/remedies.py`; what an engine does more is not in it.\n",
             _catalogue(root),
             "## Weights of a response\n\n`correction: {sequence: NAME, sequence_threshold: C}`\n",
             table(("name", "weight", "default C"), rows),
@@ -59,8 +59,8 @@ def corrections_page(root: Path) -> str:
             _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
             "## KL to the base policy\n\n`reference_kl: {coefficient: 0.001, estimator: k3, where: loss}`, with r = "
             "p_base/p: k1 = −log r, k2 = (log r)²/2, k3 = r − log r − 1\n\n"
-            f"{ReferenceKL.model_fields['where'].description}. Refused are k1 in the loss, whose expected gradient is 0, "
-            "and k2 and k3 in the reward, whose gradient is not the divergence's.\n",
+            f"{ReferenceKL.model_fields['where'].description}. Refused are k1 in the loss, whose expected gradient is "
+            "0, and k2 and k3 in the reward, whose gradient is not the divergence's.\n",
             "## Safe sets\n\n`vocabulary: {rule: NAME}`\n",
             _names(functions_of(root, "objective.safe_set", "RULES")),
             f"`side`: {Vocabulary.model_fields['side'].description}.\n",

@@ -103,6 +103,18 @@ def test_the_error_is_never_below_that_of_seeds_alone_or_problems_alone() -> Non
     assert found.high - found.low >= 2 * 1.96 * math.sqrt(square)
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_few_seeds_cover_and_are_never_surer_than_seeds_alone(seeds: int) -> None:
+    rng, trials, covered = RNG(8), 400, 0
+    for _ in range(trials):
+        problem_P = 0.35 * rng.normal(size=250)
+        score_SP = problem_P + 0.03 * rng.normal(size=(seeds, 1)) + 0.2 * rng.normal(size=(seeds, 250))
+        found, alone = crossed_interval(score_SP), mean_interval(score_SP.mean(axis=1))
+        covered += found.low <= 0 <= found.high
+        assert found.high - found.low >= (alone.high - alone.low) * (1 - 1e-9)
+    assert covered / trials > 0.94
+
+
 def test_a_gain_over_a_fixed_policy_has_one_arms_seeds() -> None:
     scores, base = RNG(6).normal(size=(3, 20)), RNG(7).normal(size=20)
     found, wanted = crossed_gain(scores, base), crossed_interval(scores - base)

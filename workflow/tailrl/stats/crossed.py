@@ -6,6 +6,10 @@ variance of the grand mean is (MS_seeds + MS_problems − MS_rest) / (S P), with
 of variance. Two-way clustering gives the same (Cameron, Gelbach and Miller, 2011). t has Satterthwaite's degrees of
 freedom. By chance MS_rest can exceed the smaller of the other two. The larger one then stands alone, so the error is
 never below that of seeds alone or of problems alone.
+
+With two or three seeds Satterthwaite's degrees of freedom, which problems dominate, are too many: where both errors are
+alike, 92 and 94 of 100 intervals covered in simulations. So no interval is narrower than the t interval over seeds
+alone, of few degrees of freedom; then 97 and 95 cover.
 """
 
 import math
@@ -87,4 +91,8 @@ def _difference(mean: float, errors: list[_Errors], shared: float | None, n: int
     if square < 1e-24:
         return unvaried(mean, n)
     freedom = square**2 / sum(part**2 / degrees for part, degrees in parts)
-    return t_difference(mean, square, freedom, n)
+    found = t_difference(mean, square, freedom, n)
+    if seeds < 1e-24:
+        return found
+    alone = t_difference(mean, seeds, seeds**2 / sum(e.seeds**2 / e.freedom[0] for e in errors), n)
+    return max(found, alone, key=lambda one: one.high - one.low)
