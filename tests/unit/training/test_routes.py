@@ -235,7 +235,7 @@ def test_experts_of_another_policy_are_refused(model: PreTrainedModel, policy_fo
     run = replaying()
     given = samples(run)
     far = [replace(s, rollout=replace(s.rollout, routes_PLK=s.rollout.routes_PLK + 8)) for s in given]
-    with pytest.raises(StudyError, match="2 experts a token in 2 layers, up to number 15; .* has 2 of 8 in 2"):
+    with pytest.raises(StudyError, match=r"2 experts a token in 2 layers, up to number 15; .* has 2 of 8 in 2"):
         forward_logprobs(model, far, run)
     dense = AutoModelForCausalLM.from_pretrained(policy_folder)
     with pytest.raises(StudyError, match="the policy is no mixture of experts"):
