@@ -33,11 +33,11 @@ docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench soak diagnose-exam gpu-check lint pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-13s %s\n", $$1, $$2}'
 	@echo "  or what \`snakemake --cores all NAME\` makes: figure1 $(NAMES)"
 
 reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
@@ -80,6 +80,12 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
 		python benchmarks/rollout.py --out docs/results/rollout.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
+
+# Log-probs and the plan are left to `bench`: their shortest rounds take minutes.
+bench-quick: venv  ## the step beside TRL's and the engines, three rounds each, for a change under way: a few minutes
+	$(ADD) envs/bench.txt
+	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/update.py --repeats 3 && \
+		python benchmarks/step.py --repeats 3 && python benchmarks/rollout.py --policies "default study" --threads 1 --repeats 3
 
 soak: venv  ## train for 2,000 steps, and see whether the job keeps its size
 	$(IN_VENV) OMP_NUM_THREADS=1 python benchmarks/soak.py --out docs/results/soak.csv $(ARGS)

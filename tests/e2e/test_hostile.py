@@ -48,7 +48,7 @@ CONDITIONS = {
         "train", files(80_000), sentence=rf"{CHECKPOINTS}: the checkpoint of step 1 could not be saved \({TOO_LARGE}.*"
     ),
     "ulimit -f, evaluation": Condition(
-        "evaluate", files(500), sentence=f"results/hostile/eval/naive.json: could not be written: {TOO_LARGE}"
+        "evaluate", files(500), sentence=rf"results/hostile/eval/naive.parts/\S+: could not be written: {TOO_LARGE}"
     ),
     "ulimit -f, report": Condition(
         "summarise", files(4000), sentence=f"results/hostile: a file could not be written: {TOO_LARGE}"

@@ -92,9 +92,9 @@ def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
 
 
 def contradicted() -> list[Statement]:
-    """The papers' statements that the studies made for them contradict, at least in part."""
+    """Statements and expected answers that the studies made for them contradict, at least in part."""
     verdicts = verdicts_of_statements(answers(read_shown([RESULTS])))
-    return [s for s in STATEMENTS if s.id.startswith("statement.") and CONTRADICTED in verdicts.get(s.id, "")]
+    return [statement for statement in STATEMENTS if CONTRADICTED in verdicts.get(statement.id, "")]
 
 
 def effect(line: Verdict) -> Number:

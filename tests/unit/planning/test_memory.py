@@ -1,10 +1,22 @@
 """Which parts of trainer and engine share a device at once: vLLM sleeps on a GPU in the update, and there alone."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from shaped import shaped_policy
+
+from tailrl.config.jobs import Run
+from tailrl.config.load import parse_study
 from tailrl.config.sampler import SamplerSettings
+from tailrl.kernels import whole_rows
+from tailrl.model.policy import named_weights
+from tailrl.planning import memory
 from tailrl.planning.machine import Machine
-from tailrl.planning.memory import peak
+from tailrl.planning.memory import peak, place, training_memory
+from tailrl.planning.shapes import Shape
+from tailrl.planning.work import Work
+from tailrl.rollout import Decoding, make_sampler
+from tailrl.rollout.types import Request
 
 TRAINER = {"weights": 10.0, "gradients": 10.0, "optimizer state": 20.0, "activations": 25.0}
 
@@ -27,3 +39,65 @@ def test_other_engines_keep_their_weights_and_free_their_cache(gpu: bool) -> Non
     sampler, machine = SamplerSettings(engine="transformers"), Machine(gpu=gpu, reserve=1)
     assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 20.0}, sampler, machine) == 1 + 65 + 5
     assert peak(TRAINER | {"engine's weights": 5.0, "engine's cache": 50.0}, sampler, machine) == 1 + 30 + 55
+
+
+# --- the sampler's whole distribution ------------------------------------------------------------------
+
+SMALL = Shape(32, 1, 2, 2, 16, 64, 50, tied=True)
+WORK = Work(prompts=3, group=2, prompt=4, response=5, budget=20)
+
+
+def run_of(engine: str, **correction: str) -> Run:
+    arm = {"correction": correction, "sampler": {"engine": engine, "dtype": "float32"}}
+    return parse_study({"name": "s", "policy": {"source": "scratch"}, "arms": {"a": arm}}).run("a")
+
+
+CENTERED = {"centering": "full"}
+
+
+def test_centering_holds_the_logits_that_an_engine_returns(tmp_path: Path) -> None:
+    """Counted on real responses: a float32 row of the vocabulary at every sampled token."""
+    model = shaped_policy(SMALL, 9, end=SMALL.vocabulary)
+    model.config.save_pretrained(tmp_path)
+    sampler = make_sampler(run_of("transformers").sampler, tmp_path, 9, 0, model)
+    sampler.load_weights(named_weights(model))
+    rollouts = sampler.generate([Request((2, 3, 4, 5), seed) for seed in range(6)], Decoding(1.0, 5, keep_every=1))
+    held = sum(row_V.nbytes for rollout in rollouts for row_V in rollout.logits_infer_KV)
+    for engine in ("transformers", "vllm"):
+        parts = training_memory(SMALL, run_of(engine, **CENTERED), WORK, Machine(gpu=False), 1)
+        assert parts["sampler's logits"] == held
+        assert "sampler's logits" not in training_memory(SMALL, run_of(engine), WORK, Machine(gpu=False), 1)
+
+
+def test_a_micro_batch_has_its_rows_of_them_and_a_chunk() -> None:
+    assert memory.WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.LOGITS_AT_ONCE
+    for gpu in (False, True):
+        _, centered = (training_memory(SMALL, run_of("vllm", **c), WORK, Machine(gpu=gpu), 1) for c in ({}, CENTERED))
+        assert centered["log-probs"] == 4 * SMALL.vocabulary * WORK.batch_sampled + memory.WHOLE_ROWS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "rollout", "update"),
+    [
+        ("vllm", False, True, True),
+        ("transformers", False, True, True),
+        ("vllm", True, True, False),
+        ("transformers", True, False, False),
+    ],
+)
+def test_where_they_lie(engine: str, gpu: bool, rollout: bool, update: bool) -> None:
+    """On a CPU always; on a GPU in vLLM until its responses are done: the other engines copy row by row."""
+    sampler, machine = SamplerSettings(engine=engine), Machine(gpu=gpu, reserve=0)
+    for part, counts in (("engine's cache", rollout), ("activations", update)):
+        parts = {"weights": 1.0, "gradients": 0.0, "optimizer state": 0.0, "engine's weights": 0.0}
+        parts |= {"engine's cache": 0.0, "activations": 0.0} | {part: 100.0}
+        assert peak(parts | {"sampler's logits": 20.0}, sampler, machine) == peak(parts, sampler, machine) + 20 * counts
+
+
+def test_logits_that_do_not_fit_are_lacking() -> None:
+    plain, centered = run_of("vllm"), run_of("vllm", **CENTERED)
+    work = Work(prompts=300, group=20, prompt=4, response=400, budget=2000)
+    needed = peak(place(SMALL, plain, work, Machine(gpu=False), 1).parts, plain.sampler, Machine(gpu=False))
+    cpu = Machine(gpu=False, memory=needed)
+    assert place(SMALL, plain, work, cpu, 1).lacking == 0
+    assert place(SMALL, centered, work, cpu, 1).lacking > 4 * SMALL.vocabulary * work.sampled

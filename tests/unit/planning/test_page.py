@@ -160,16 +160,6 @@ def test_sampling_goes_by_the_larger_of_products_and_reading() -> None:
     assert rounds == pytest.approx(busy, rel=0.02)
 
 
-@pytest.mark.parametrize(("gpu", "passes"), [(True, 2), (False, 3)])
-def test_the_transformers_engine_copies_its_cache_for_each_token(gpu: bool, passes: int) -> None:
-    """Read and written, into memory that Linux clears on a CPU."""
-    machine = H100.model_copy(update={"gpu": gpu})
-    runs = [run_of({"sampler": {"engine": engine, "dtype": "float32"}}) for engine in ("transformers", "exact")]
-    copying, keeping = (step_seconds(SMALL, run, WORK, machine)["rollout"] for run in runs)
-    copied = passes * 4 * WORK.sequences * SMALL.cached * (100 + 500)
-    assert copying - keeping == pytest.approx(1000 * copied / 3.35e12)
-
-
 def test_devices_that_share_an_engine_read_a_slice_and_add_up() -> None:
     """Few sequences wait for the weights to be read, of which each of four reads a quarter; more wait for the links."""
     still = H100.model_copy(update={"launch": 0.0, "draw": 0.0, "link": 1e30})

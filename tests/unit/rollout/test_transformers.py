@@ -23,13 +23,14 @@ from exact_fixture import (
     sampler_of,
 )
 from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
 from tailrl.config.sampler import Disturbance
 from tailrl.model.policy import named_weights
 from tailrl.objective.noise import normal
 from tailrl.rollout import Decoding
+from tailrl.rollout import transformers as engine_module
 from tailrl.rollout.transformers import TransformersSampler
 from tailrl.rollout.types import Request
 from tailrl.rollout.verified import VerifiedSampler
@@ -196,6 +197,14 @@ def test_kept_logits_are_those_that_the_tokens_were_drawn_from(engine: Transform
     plain = engine.generate(requests, replace(decoding, keep_every=0))
     assert all(map(same_bits, plain, rollouts))
     assert not any(rollout.logits_infer_KV for rollout in plain)
+
+
+def test_its_cache_gives_what_the_librarys_gives(engine: TransformersSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`DynamicCache` concatenates where ours has room: the same states, laid out otherwise."""
+    requests, decoding = random_requests(150, threshold=-3.0, seed=5), Decoding(1.0, 30, "min_p")
+    ours = engine.generate(requests, decoding)
+    monkeypatch.setattr(engine_module, "growing_cache", lambda layers=(): DynamicCache(list(layers)))
+    close(ours, engine.generate(requests, decoding))
 
 
 def test_a_continued_response_is_the_same(engine: TransformersSampler) -> None:

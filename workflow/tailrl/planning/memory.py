@@ -22,6 +22,8 @@ QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
 """Of a linear layer's weight in vLLM, without its scales."""
 SCALE_BYTES = 2
 """Of a scale of int4; each group of inputs has one."""
+WHOLE_ROWS_BYTES = 10 * 4 * 2**21
+"""A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
 VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
@@ -42,18 +44,23 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
     """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
 
     Weights and optimizer state are always there; gradients and what passes in the update alone. A sleeping vLLM has
-    nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights.
+    nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows of the sampler's
+    logits are in the same memory until the step ends; from a GPU they go to the host with the responses.
     """
     always = parts["weights"] + parts["optimizer state"]
     weights, cache = parts["engine's weights"], parts["engine's cache"]
     update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
+    rows = parts.get("sampler's logits", 0.0)
     if not sleeps(sampler, machine):
         update += weights + (cache if sampler.engine == "vllm" else 0.0)
-    return machine.reserve + always + max(update, weights + cache)
+    if not machine.gpu:
+        update += rows
+    on_device = sampler.engine == "vllm" or not machine.gpu  # the other engines copy each token's row to the host
+    return machine.reserve + always + max(update, weights + cache + rows * on_device)
 
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
-    """Bytes of the trainer, by part, at the fullest moment of an update."""
+    """Bytes of the trainer, by part, at the fullest moment of an update, and of the logits that it gets."""
     parameters = shape.parameters
     moments = 2 if run.training.optimizer == "adamw" else 1
     held = {
@@ -61,7 +68,14 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
         "gradients": 4 * parameters / devices,
         "optimizer state": 4 * moments * parameters / devices,
     }
+    if run.needs_distributions:
+        held["sampler's logits"] = distribution_bytes(shape, work.sampled)
     return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))
+
+
+def distribution_bytes(shape: Shape, tokens: float) -> float:
+    """Bytes of the sampler's whole distribution at so many tokens: float32 logits."""
+    return 4 * shape.vocabulary * tokens
 
 
 def update_moments(
@@ -121,9 +135,12 @@ def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = Tr
 def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float:
     """Bytes of the log-probs' backward, beside the head's gradient: entries kept, the largest matrices, hidden states.
 
-    On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient.
+    On a GPU rows that have no room among the kept entries are computed again, in float32 beside their gradient. Where
+    the objective needs the sampler's distribution, a micro-batch's rows of it are there, and a chunk of both.
     """
     tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.computed_in(machine.gpu)]
+    if run.needs_distributions:
+        return distribution_bytes(shape, tokens) + WHOLE_ROWS_BYTES
     if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
         return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)

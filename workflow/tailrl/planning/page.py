@@ -43,7 +43,8 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     lines += [f"  {sentence}"] if (sentence := what_would_fit(study, machine, devices, prompt, response)) else []
     seconds = planned[slowest].seconds
     lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
-    lines += ["", *_whole(study, shape, machine, devices, prompt, response)]
+    rows = devices * max(arm.placed.parts.get("sampler's logits", 0.0) for arm in planned.values())
+    lines += ["", *_whole(study, shape, machine, devices, prompt, response, rows)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"
 
@@ -76,8 +77,9 @@ def _memory(planned: Planned) -> Iterator[str]:
 
 
 def _whole(
-    study: Study, shape: Shape, machine: Machine, devices: int, prompt: int, response: int | None
+    study: Study, shape: Shape, machine: Machine, devices: int, prompt: int, response: int | None, rows: float
 ) -> Iterator[str]:
+    """`rows`: bytes of the sampler's logits that the fullest arm's ranks hold in the machine's memory."""
     training = training_seconds(study, machine, devices, prompt, response)
     policies = policies_of(study)
     each = evaluation_seconds(study, machine, prompt)
@@ -90,8 +92,11 @@ def _whole(
     state = checkpoint_bytes(shape, study.training)
     kept = study.training.keep_checkpoints + 1
     disk = 4 * shape.parameters * policies
-    host = host_bytes(shape, study.training, devices)
-    yield f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, and what is being written"
+    host = host_bytes(shape, study.training, devices) + rows
+    logits = ", and the sampler's logits" if rows else ""
+    yield (
+        f"host memory: {host / 1e9:,.1f} GB: the policy's file, which all ranks share, what is being written{logits}"
+    )
     yield (
         f"disk: {disk / 1e9:,.1f} GB of policies, and {kept * state / 1e9:,.1f} GB of checkpoints for each job that "
         f"runs ({kept} of {state / 1e9:,.1f})"

@@ -4,7 +4,7 @@ Matrix products: six operations a parameter and token for forward and backward, 
 and eight times the width a logit, because the log-probs' forward is done twice. Attention has two products forward and
 five backward, which computes its scores again, each over half of all pairs of positions. The rest is memory traffic
 (`Machine.passes`). A token's sampling takes the larger of compute time and of the time to read weights and cache, plus
-a fixed cost a layer. The transformers engine also copies the cache for each token.
+a fixed cost a layer.
 """
 
 from tailrl.config.jobs import Run
@@ -45,9 +45,6 @@ def sampling_seconds(shape: Shape, sampler: SamplerSettings, work: Work, machine
     read = (read + cached_bytes(sampler) * rows * shape.cached * middle) / sharing / machine.bandwidth
     step = max(2 * entries * rows / sharing / rate, read) + shape.layers * machine.launch
     step += rows * shape.vocabulary * machine.draw
-    if sampler.engine == "transformers":
-        # `DynamicCache` concatenates: it reads the cache and writes it into new memory, which Linux clears before.
-        step += (2 if machine.gpu else 3) * size * rows * shape.cached * middle / machine.bandwidth
     step += 4 * shape.layers * (sharing - 1) / sharing * size * rows * shape.hidden / machine.link
     prefill = 2 * shape.layers * shape.products * work.prompts * work.prompt / rate
     return prefill + rounds * work.response * step

@@ -1,7 +1,7 @@
 """Hugging Face transformers as the rollout engine: the library's own model, attention and cache.
 
 It runs where vLLM does not, and is a third arithmetic beside vLLM's and the trainer's. Sequences are left-padded to one
-length and go through the model's ordinary forward, one token per step, over the library's `DynamicCache`. Each token's
+length and go through the model's ordinary forward, one token per step, over a cache with room to grow. Each token's
 noise is its own, so the batch can change only the rounding of its logits. Ended sequences leave the batch, with padding
 no longer needed, once they are an eighth of it. Waiting requests are admitted in groups. A prompt of several requests
 runs once.
@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from tailrl.kernels.packing import micro_batches
 from tailrl.objective.disturbance import disturb
 from tailrl.rollout import Decoding
+from tailrl.rollout.growing_cache import growing_cache
 from tailrl.rollout.sampling import Drawn, LocalSampler, Responses, draw, response_limits, stop_tokens, token_bytes
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout
@@ -51,7 +52,7 @@ class _Rows:
     index_S: Tensor  # of the next token among those sampled for the request
     ended_S: Tensor  # further draws of such a row are ignored
     mask_SL: Tensor  # int64, 1 for a token that the model has seen, 0 for padding
-    cache: DynamicCache
+    cache: Cache
     logits_SV: Tensor  # of the next token, in the model's dtype
 
     def selected(self, row_R: Tensor) -> "_Rows":
@@ -64,7 +65,7 @@ class _Rows:
             self.index_S[row_R],
             self.ended_S[row_R],
             mask_RL[:, first:],
-            DynamicCache(layers),
+            growing_cache(layers),
             self.logits_SV[row_R],
         )
 
@@ -88,7 +89,7 @@ class _Rows:
             torch.cat([part.index_S for part in parts]),
             torch.cat([part.ended_S for part in parts]),
             torch.cat([pad(part.mask_SL, (more, 0)) for part, more in zip(parts, missing, strict=True)]),
-            DynamicCache(layers),
+            growing_cache(layers),
             torch.cat([part.logits_SV for part in parts]),
         )
 
@@ -235,7 +236,7 @@ class TransformersSampler(LocalSampler):
             tokens_SL = torch.tensor(padded, device=self.device)
             length_S1 = torch.tensor([[len(prompt)] for prompt in chosen], device=self.device)
             mask_SL = (torch.arange(longest, device=self.device) >= longest - length_S1).long()
-            cache = DynamicCache()
+            cache = growing_cache()
             logits_SV = self._forward(tokens_SL, mask_SL, cache)
             nothing_S = torch.zeros(len(chosen), dtype=torch.int64, device=self.device)
             once = _Rows(nothing_S, nothing_S, nothing_S.bool(), mask_SL, cache, logits_SV)
@@ -246,7 +247,7 @@ class TransformersSampler(LocalSampler):
             begun.append(rows)
         return begun
 
-    def _forward(self, tokens_SN: Tensor, mask_SL: Tensor, cache: DynamicCache) -> Tensor:
+    def _forward(self, tokens_SN: Tensor, mask_SL: Tensor, cache: Cache) -> Tensor:
         """Logits [S, V] after the last N tokens of each row; the cache holds the earlier tokens and takes in these."""
         # An ended row goes on for a while, but must not pass the policy's last position.
         position_SL = (mask_SL.cumsum(-1) - 1).clamp(0, self.max_length - 1)
