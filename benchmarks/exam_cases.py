@@ -238,10 +238,9 @@ def _quantised(name: str, weight: Tensor, kind: str) -> Tensor:
     """Projections alone, symmetric: int8 by output channel, int4 in groups of 32 with scales in float32."""
     if "proj" not in name or weight.ndim < 2:
         return weight
-    rows = weight.flatten(0, -2)
     if kind == "int8":
         return rounded_rows(weight, "int8")
-    small, scale = int4_groups(rows, 32, torch.float32)
+    small, scale = int4_groups(weight.flatten(0, -2), 32, torch.float32)
     return (small.view(*scale.shape, 32) * scale[..., None]).view_as(weight)
 
 

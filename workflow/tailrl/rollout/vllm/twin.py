@@ -15,12 +15,12 @@ from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 
 SMALLEST = 0.01
-"""Mean difference of log-probs, nats, that is always accepted. Float32 engines differed by 5e-3 at most: a number that
+"""Mean difference of log-probs, nats, that is always accepted. Float32 engines of random weights had 5e-3 at most: what
 float32 rounds otherwise may fall on the other side of an int8 or float8 step."""
 
 SHARE = 3.0
-"""Accepted difference as a multiple of the twin's own, in the engine's dtype against float32. Right engines had 0.5 to
-1.5 of it; wrong packings had 20 and more."""
+"""Accepted difference as a multiple of the twin's own, in the engine's dtype against float32: two computations in one
+dtype round differently, and quantised activations carry each of their errors over a step."""
 
 
 @torch.no_grad()
