@@ -18,12 +18,12 @@ from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+WHOLE_ROWS_BYTES = 10 * 4 * 2**21
+"""A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
 QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
 """Of a linear layer's weight in vLLM, without its scales."""
 SCALE_BYTES = 2
 """Of a scale of int4; each group of inputs has one."""
-WHOLE_ROWS_BYTES = 10 * 4 * 2**21
-"""A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
 VLLM_CPU_CACHE = 2**30
 """The cache that `rollout.vllm` sets on a CPU, bytes."""
 GPU_MATRIX_BYTES = GPU_KEPT_BYTES = 2**30
@@ -43,11 +43,12 @@ def sleeps(sampler: SamplerSettings, machine: Machine) -> bool:
 def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine) -> float:
     """Bytes of trainer and engine at the fuller half of a step: the rollout or the update.
 
-    Weights and optimizer state are always there; gradients and what passes in the update alone. A sleeping vLLM has
-    nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows of the sampler's
-    logits are in the same memory until the step ends; from a GPU they go to the host with the responses.
+    Weights, optimizer state and a reference policy are always there; gradients and what passes in the update alone. A
+    sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows
+    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host with the
+    responses.
     """
-    always = parts["weights"] + parts["optimizer state"]
+    always = parts["weights"] + parts["optimizer state"] + parts.get("reference policy", 0.0)
     weights, cache = parts["engine's weights"], parts["engine's cache"]
     update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
     rows = parts.get("sampler's logits", 0.0)
@@ -68,6 +69,8 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
         "gradients": 4 * parameters / devices,
         "optimizer state": 4 * moments * parameters / devices,
     }
+    if run.reference_kl and not machine.gpu:
+        held["reference policy"] = 4 * parameters  # whole on each rank; beside a GPU it is in the host's memory
     if run.needs_distributions:
         held["sampler's logits"] = distribution_bytes(shape, work.sampled)
     return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))
@@ -120,11 +123,15 @@ def activations(shape: Shape, work: Work, checkpointing: bool, padded: bool = Tr
     A layer keeps both residual sums and two numbers of each norm (normed and scaled). It keeps queries, keys, values
     and the attention's output as attention sees them, and the output in the row: padded, or in half precision on a GPU
     (`kernels.varlen`) as the row is, with keys and values repeated for the sequences of a prompt. The MLP keeps four
-    (gate, its SiLU, up, their product). The last norm keeps two. Cosine and sine of the positions are kept once. A
-    backward needs as many numbers as its layer kept; with activation checkpointing these are computed again first.
+    (gate, its SiLU, up, their product), those of a mixture for each of a token's experts. The last norm keeps two.
+    Cosine and sine of the positions are kept once. A backward needs as many numbers as its layer kept; with activation
+    checkpointing these are computed again first.
     """
     queries, keys = shape.heads * shape.head, 2 * shape.kv_heads * shape.head
-    layer: float = work.batch * (6 * shape.hidden + queries + 4 * shape.intermediate)
+    # An expert keeps its own copy of a token, and its output; the router its probabilities and weights.
+    copies = shape.chosen * (2 * shape.hidden + 2) + 2 * shape.experts if shape.experts else 0
+    normed = 2 * (queries + keys // 2) if shape.normed else 0
+    layer: float = work.batch * (6 * shape.hidden + queries + normed + 4 * shape.chosen * shape.intermediate + copies)
     layer += work.attended * (2 * queries + keys) if padded else work.batch * queries + work.repeated * keys
     once = work.batch * 2 * (shape.hidden + shape.head)
     if checkpointing:
