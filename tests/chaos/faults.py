@@ -30,7 +30,7 @@ def _without(part: str) -> Edit:
 
 
 _OLD_RESTORE = 'tensor.copy_(groups["model"][name])'
-_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, engine.weight_sync.delayed)"
+_UPDATE = "updated = update(state.model, state.optimizer, samples, run, deal, watch, sync.delayed)"
 _TENSORS = 'found = {f"model.{name}": tensor.detach() for name, tensor in _of_model(self.model).items()}'
 _REQUESTS = (
     "requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, {seed}, state.step)"
