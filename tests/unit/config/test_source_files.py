@@ -27,11 +27,11 @@ from tailrl.config.source_files import (
 )
 from tailrl.config.study import Study
 
-VLLM = ("__init__", "engine", "processor", "processor_v2", "quantization", "recorder", "twin", "worker")
+VLLM = ("__init__", "engine", "experts", "processor", "processor_v2", "quantization", "recorder", "scheduling", "twin")
 OWN = {
-    "vllm": {f"rollout/vllm/{name}.py" for name in VLLM},
+    "vllm": {f"rollout/vllm/{name}.py" for name in (*VLLM, "worker")},
     "exact": {"rollout/exact.py"},
-    "transformers": {"rollout/transformers.py"},
+    "transformers": {"rollout/transformers.py", "rollout/growing_cache.py"},
 }
 """The files of each engine; the cache of the exact one is imported by it alone."""
 CACHE = "rollout/kv_cache.py"

@@ -21,7 +21,7 @@ from tailrl.model.policy import named_weights, save_policy
 from tailrl.model.routing import Routing
 from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.types import Request, Rollout
-from tailrl.rollout.vllm import engine as engine_module
+from tailrl.rollout.vllm import worker as worker_module
 from tailrl.rollout.vllm.engine import VllmSampler
 from tailrl.rollout.vllm.experts import RouteRecord
 from tailrl.runtime.errors import StudyError
@@ -97,7 +97,7 @@ def test_after_each_hand_over_log_probs_are_the_trainers(
 def test_the_prepack_that_vllm_forgets_is_noticed(
     engines: dict[str, VllmSampler], policies: list[PreTrainedModel], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "renew_kernels", lambda _: None)
+    monkeypatch.setattr(worker_module, "renew_kernels", lambda _: None)
     with pytest.raises(StudyError, match="vLLM's experts of layer 0 do not compute with the weights that they were"):
         engines[dtype].load_weights(named_weights(policies[1]))
     with pytest.raises(RuntimeError, match="no weights yet"):
@@ -123,7 +123,7 @@ def test_weights_in_the_wrong_place_are_noticed(
     layer: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_weights = engine_module.WorkerExtension.set_weights
+    set_weights = worker_module.WorkerExtension.set_weights
 
     def faulty(self: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         set_weights(self, ((name, fault(name, weight)) for name, weight in weights))

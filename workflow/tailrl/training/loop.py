@@ -39,7 +39,7 @@ from tailrl.training.guarded_engine import GuardedEngine
 from tailrl.training.kept_data import KeptMetrics, KeptTokens, response_arrays, write_batch
 from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import decided, give_up_forward, number_formats, place
-from tailrl.training.reference import Weights, reference_weights, with_reference
+from tailrl.training.reference import NamedWeights, reference_weights, with_reference
 from tailrl.training.results import give, write_results
 from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
@@ -60,7 +60,7 @@ class Job:
     problems: list[Problem]
     prompts: list[tuple[int, ...]]
     decoding: Decoding
-    reference: Weights
+    reference: NamedWeights
 
 
 def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Path, wandb_folder: Path) -> None:

@@ -19,10 +19,10 @@ from tailrl.training.placement import tensor_floats
 from tailrl.training.step import Sample, computing_at, old_logprobs
 from tailrl.training.step_record import Stopwatch
 
-Weights = Sequence[tuple[str, Tensor]]
+NamedWeights = Sequence[tuple[str, Tensor]]
 
 
-def reference_weights(run: Run, policy_folder: Path) -> Weights:
+def reference_weights(run: Run, policy_folder: Path) -> NamedWeights:
     """The base policy's weights in the host's memory, by name; empty where the arm has no `reference_kl`.
 
     Raises:
@@ -36,9 +36,9 @@ def with_reference(
     samples: list[Sample],
     rewards_PG: NDArray[np.float32],
     run: Run,
-    reference: Weights,
+    reference: NamedWeights,
     watch: Stopwatch,
-    delayed: Weights | None = None,
+    delayed: NamedWeights | None = None,
 ) -> list[Sample]:
     """The samples with their tokens' log-probs under the reference; a penalty in the reward changes the advantages.
 

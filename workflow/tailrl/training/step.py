@@ -28,7 +28,7 @@ from tailrl.rollout.types import Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.heap import give_back_freed
-from tailrl.training.optimizer import optimizer_step
+from tailrl.training.optimizer import average_over_kept, optimizer_step, scale_gradient
 from tailrl.training.placement import as_forward, tensor_floats
 from tailrl.training.routes import check_routes, flips, packed
 from tailrl.training.step_record import Part, StepRecord, Stopwatch
@@ -278,29 +278,6 @@ def computing_at(
     weights = round_weights(named_weights(model), coarse) if delayed is None else delayed
     quantized = projections(model) if run.sampler.quantizes_trainer else frozenset()
     return computing_with(model, rounded_weights(weights, quantized, run.sampler))
-
-
-def average_over_kept(model: PreTrainedModel, used_N: Tensor) -> float:
-    """Rescale the gradient of a mean over all responses to a mean over the responses that the weights keep.
-
-    Args:
-        model: holds the gradient, which is unchanged where no response is kept.
-        used_N: the weights of the update's responses.
-
-    Returns:
-        The factor: all responses over those with a weight above 0.
-    """
-    kept_responses = int((used_N > 0).sum())
-    return scale_gradient(model, len(used_N) / kept_responses if kept_responses else 1.0)
-
-
-@torch.no_grad()
-def scale_gradient(model: PreTrainedModel, factor: float) -> float:
-    """Multiply the model's gradient by a factor, which is returned."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
-    return factor
 
 
 def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) -> list[list[int]]:

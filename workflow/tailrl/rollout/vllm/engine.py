@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
@@ -47,6 +47,8 @@ class VllmSampler(LocalSampler):
 
     asleep = False  # whether its memory is given away
 
+    routes = False  # whether it says which experts a token got
+
     compiles = True  # whether torch may compile parts of it
 
     handed: dict[str, Tensor] | None = None  # a quantised engine's weights as they came, until its self-test
@@ -63,9 +65,7 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"sampler.tensor_parallel: {distributed.count()} ranks cannot share engines in groups of {sharing}"
             )
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(policy_folder, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(config)
+        model = _without_weights(policy_folder)
         prepare(settings)
         check_sizes(model, settings)
         self.names, self.projections = model.state_dict().keys(), projections(model)
@@ -234,6 +234,15 @@ class VllmSampler(LocalSampler):
             self.has_weights = False
             self.llm.sleep(level=2)
             self.asleep = True
+
+
+def _without_weights(folder: Path) -> PreTrainedModel:
+    """The policy's modules; raises StudyError for a folder that holds none."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{folder}: vLLM could not start with this policy: {reason(error)}") from error
 
 
 def _rollout(
