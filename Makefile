@@ -43,6 +43,9 @@ help:  ## print this list
 reproduce: venv  ## compute the study, or go on with it after a crash: tables, figures, report
 	$(IN_VENV) tailrl unlock && snakemake --cores all $(ARGS)
 
+# A test of two threads beside another worker: a thread that waits leaves its core to the others, or a minute takes ten.
+TWO_WORKERS = $(IN_VENV) OMP_WAIT_POLICY=passive pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 # A study of studies/ by its name, studies side by side, or what takes no study's training.
 $(NAMES): venv
 	$(IN_VENV) tailrl unlock && snakemake --cores all $@ $(ARGS)
@@ -54,10 +57,10 @@ figure1: venv
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
 test: venv  ## the tests, one tiny whole study among them: twelve minutes
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes; the last line says what did not run
-	$(IN_VENV) pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt
