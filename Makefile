@@ -56,7 +56,7 @@ figure1: venv
 		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
-test: venv  ## the tests, one tiny whole study among them: twelve minutes
+test: venv  ## the tests, one tiny whole study among them: nine minutes
 	$(TWO_WORKERS) -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes; the last line says what did not run

@@ -69,6 +69,14 @@ def test_centering_holds_the_logits_that_an_engine_returns(tmp_path: Path) -> No
         assert "sampler's logits" not in training_memory(SMALL, run_of(engine), WORK, Machine(gpu=False), 1)
 
 
+def test_each_rank_of_a_machine_holds_those_of_all_ranks() -> None:
+    """Two ranks with half of the responses each: on a CPU both have all rows, on a GPU's device its own."""
+    run = run_of("vllm", **CENTERED)
+    for gpu, times in ((False, 2), (True, 1)):
+        parts = training_memory(SMALL, run, WORK, Machine(gpu=gpu), 2)
+        assert parts["sampler's logits"] == times * 4 * SMALL.vocabulary * WORK.sampled
+
+
 def test_a_micro_batch_has_its_rows_of_them_and_a_chunk() -> None:
     assert memory.WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.LOGITS_AT_ONCE
     for gpu in (False, True):

@@ -11,9 +11,10 @@ from step_fixture import make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tailrl.model.policy import named_weights
+from tailrl.model.quantized import match_engine
 from tailrl.tracking import metrics as keys
 from tailrl.training.reference import reference_weights, with_reference
-from tailrl.training.step import accumulate_gradients
+from tailrl.training.step import accumulate_gradients, computing_at, old_logprobs
 from tailrl.training.step_record import StepRecord, Stopwatch
 
 BETA, COUNT = 0.3, 6
@@ -88,3 +89,30 @@ def test_without_a_reference_nothing_is_read_or_changed(model: PreTrainedModel, 
     assert reference_weights(run, tmp_path / "nowhere") == ()
     chosen: list[Any] = samples_of(*make_rollouts(), run)
     assert with_reference(model, chosen, np.zeros((2, 4), np.float32), run, (), Stopwatch()) is chosen
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        {"disturbance": {"weights": "float8_e4m3", "side": "both"}, "sampler": {"engine": "exact", "dtype": "float32"}},
+        {"sampler": {"engine": "exact", "dtype": "float32", "quantization": "int8", "kv_cache_dtype": "fp8_e4m3"}},
+    ],
+    ids=["coarse weights on both sides", "quantised twin"],
+)
+def test_the_reference_is_rounded_as_the_policy_is(
+    model: PreTrainedModel, policy_folder: Path, arm: dict[str, Any]
+) -> None:
+    """The untrained policy is its own reference, to the bit, and with unrounded weights it would not be."""
+    penalty = {"coefficient": BETA, "estimator": "k3", "where": "loss"}
+    run = run_of({"reference_kl": penalty} | arm, prompts=3, group_size=2)
+    match_engine(model, run.sampler)
+    rollouts, _ = make_rollouts(COUNT)
+    chosen: list[Any] = samples_of(rollouts, [1.0] * COUNT, run)
+    reference = reference_weights(run, policy_folder)
+    found = with_reference(model, chosen, np.zeros((3, 2), np.float32), run, reference, Stopwatch())
+    with torch.no_grad(), computing_at(model, run, None):
+        own = old_logprobs(model, chosen, run)
+    with torch.no_grad():
+        unrounded = old_logprobs(model, chosen, run)
+    assert all(torch.equal(a.logp_ref_T, b.logp_full_T) for a, b in zip(found, own, strict=True))
+    assert not all(torch.equal(a.logp_ref_T, b.logp_full_T) for a, b in zip(found, unrounded, strict=True))

@@ -175,7 +175,7 @@ def ties(results: Results) -> list[tuple[str, str, str]]:
     References are the naive arm under the same mismatch, the arm's matched control, and the arm with zero mismatch.
     They depend on settings alone, never on results.
     """
-    whole = (*_SHARED, "vocabulary", "correction")
+    whole = (*_SHARED, "vocabulary", "correction", "reference_kl")
     kinds: list[tuple[str, Role, Role, Keys, Keys]] = [
         ("naive", lambda own: not is_naive(own), is_naive, _SHARED, ()),
         ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),

@@ -72,7 +72,8 @@ def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, device
     if run.reference_kl and not machine.gpu:
         held["reference policy"] = 4 * parameters  # whole on each rank; beside a GPU it is in the host's memory
     if run.needs_distributions:
-        held["sampler's logits"] = distribution_bytes(shape, work.sampled)
+        # A device has those of its own responses; in a machine's memory each rank has those of all ranks.
+        held["sampler's logits"] = distribution_bytes(shape, work.sampled * (1 if machine.gpu else devices))
     return held | max(update_moments(shape, run, work, machine, devices), key=lambda parts: sum(parts.values()))
 
 

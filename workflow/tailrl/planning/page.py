@@ -44,6 +44,7 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     seconds = planned[slowest].seconds
     lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
     rows = devices * max(arm.placed.parts.get("sampler's logits", 0.0) for arm in planned.values())
+    rows *= devices if machine.gpu else 1  # each rank gets those of all ranks
     lines += ["", *_whole(study, shape, machine, devices, prompt, response, rows)]
     lines += ["", *_assumed(machine, prompt, response)]
     return "\n".join(lines) + "\n"

@@ -49,7 +49,7 @@ def training_request(study: Study, run: Run, ranks: int) -> Asked:
     work = work_of(run.training, PROMPT, None, ranks)
     placed = place(shape, run, work, machine, ranks)
     seconds = run.training.steps * sum(step_seconds(shape, run, work, placed.machine, ranks).values())
-    each = PROCESS_BYTES + placed.parts.get("sampler's logits", 0.0)
+    each = PROCESS_BYTES + ranks * placed.parts.get("sampler's logits", 0.0)
     return _request(host_bytes(shape, run.training, ranks) + ranks * each, seconds / 60)
 
 

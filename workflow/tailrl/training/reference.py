@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tailrl.config.jobs import Run
 from tailrl.model.policy import load_policy, named_weights
 from tailrl.objective.advantages import ESTIMATORS
-from tailrl.objective.disturbance import computing_with
+from tailrl.objective.disturbance import round_weights
 from tailrl.objective.reference_kl import reward_penalty
 from tailrl.training.placement import tensor_floats
 from tailrl.training.step import Sample, computing_at, old_logprobs
@@ -55,8 +55,11 @@ def with_reference(
     if settings is None:
         return samples
     with watch.phase("forward"), tensor_floats(run):
-        with computing_with(model, reference):
-            logp_ref = [scored.logp_full_T.cpu() for scored in old_logprobs(model, samples, run)]
+        coarse = run.disturbance.weights if run.disturbance.side == "both" else None
+        # Rounded as the policy is, and with its own experts: the sampler's are the present policy's.
+        own_routes = run.model_copy(update={"training": run.training.model_copy(update={"routing_replay": False})})
+        with computing_at(model, run, list(round_weights(reference, coarse))):
+            logp_ref = [scored.logp_full_T.cpu() for scored in old_logprobs(model, samples, own_routes)]
         samples = [replace(sample, logp_ref_T=ref_T) for sample, ref_T in zip(samples, logp_ref, strict=True)]
         if settings.where == "loss":
             return samples

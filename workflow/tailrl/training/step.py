@@ -271,7 +271,10 @@ def update(
 def computing_at(
     model: PreTrainedModel, run: Run, delayed: Sequence[tuple[str, Tensor]] | None
 ) -> AbstractContextManager[None]:
-    """The model computes with the weights at which the arm takes its gradient: delayed, rounded, or its own."""
+    """The model computes with the weights at which the arm takes its gradient: delayed, rounded, or its own.
+
+    Delayed weights are those that the engine was handed: already as coarse as the disturbance makes them.
+    """
     coarse = run.disturbance.weights if run.disturbance.side == "both" else None
     if delayed is None and coarse is None and not run.sampler.quantizes_trainer:
         return nullcontext()
