@@ -176,17 +176,14 @@ def describe_disturbance(left: dict[str, Any]) -> list[str]:
 def describe_sampler(left: dict[str, Any]) -> str:
     """Engine, number formats and verification. Their settings (dotted keys) are removed from `left`."""
     engine, dtype = (left.pop(f"sampler.{name}", "unrecorded") for name in ("engine", "dtype"))
-    formats = []
-    if (bits := left.pop("sampler.quantization", None)) is not None:
-        group = left.pop("sampler.group_size", None)
-        formats.append(f"weights in {bits}" + (f" by groups of {group}" if group else ""))
-    if (cache := left.get("sampler.kv_cache_dtype", "auto")) != "auto":
-        del left["sampler.kv_cache_dtype"]
-        formats.append(f"a cache in {cache}")
-    few = f" with {' and '.join(formats)}" if formats else ""
-    twin = " on both sides" if formats and engine == "exact" else ""
+    few_bits = ("quantization", "group_size", "kv_cache_dtype")
+    bits, group, cache = (left.pop(f"sampler.{name}", None) for name in few_bits)
+    formats = [f"weights in {bits}" + (f" by groups of {group}" if group else "")] if bits else []
+    formats += [f"a cache in {cache}"] if cache not in (None, "auto") else []
+    sides = " on both sides" if engine == "exact" else ""
+    few = f" with {' and '.join(formats)}{sides}" if formats else ""
     verified = ", verified by the trainer" if left.pop("sampler.verify", False) else ""
-    return f"{engine} in {dtype}{few}{twin}{verified}"
+    return f"{engine} in {dtype}{few}{verified}"
 
 
 def work_share(run: TrainedRun) -> float:
