@@ -45,7 +45,7 @@ def int4_groups(
 ) -> tuple[Tensor, Tensor]:
     """Weights as integers from -8 to 7, int8 [O, I], and their scales [O, G]; None: a group is a whole channel.
 
-    A scale is rounded to the dtype in which engines store it before it is used, which costs no accuracy then.
+    A scale is first rounded to the dtype in which engines store it. The integers are then those of the stored scale.
     """
     group_OGN = weight_OI.float().view(len(weight_OI), -1, group_size or weight_OI.shape[-1])
     scale_OG1 = _scale(group_OGN.abs().amax(-1, keepdim=True), "int4").to(scale_dtype)
@@ -98,8 +98,8 @@ def rounded_rows(numbers_RI: Tensor, quantization: str) -> Tensor:
 def rounded_cache(numbers: Tensor, dtype: torch.dtype, toward_zero: bool) -> Tensor:
     """Keys or values of any shape rounded to a float8, without a scale; larger ones become its largest.
 
-    GPUs round to nearest. vLLM's kernels for CPUs cut the bits that do not fit off, which is towards zero: so they make
-    every key and value smaller by half a step on average.
+    GPUs round to nearest. vLLM's kernels for CPUs cut off the bits that do not fit: they round towards zero, and every
+    key and value becomes smaller, by half a step on average.
     """
     most = torch.finfo(dtype).max
     exact = numbers.float().clamp(-most, most)

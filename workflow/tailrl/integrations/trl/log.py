@@ -53,8 +53,8 @@ class LogMixin:
 def batch_rows(trainer: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The responses of a batch of TRL's in the plain schema. The mask leaves out the tokens of tools.
 
-    With `with_dvp` it also leaves out sampled tokens outside the trainer's safe set: their log-prob is −inf by
-    definition, their loss term is a constant, and no ratio has them.
+    With `with_dvp` it also leaves out sampled tokens outside the trainer's safe set. Their log-prob is −inf by
+    definition. Their loss term is a constant, and no ratio has them.
     """
     for key, words in LOGPROBS.items():
         if key not in batch:
