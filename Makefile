@@ -107,7 +107,7 @@ lint: venv  ## formats, style, types, imports, workflow
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, the tables of how-to/gpu.md
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m sizes
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(ADD) envs/docs.txt
