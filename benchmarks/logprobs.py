@@ -22,7 +22,7 @@ from pathlib import Path
 
 import smollm2
 import torch
-from table import show
+from table import ratios, show
 from torch import Tensor
 
 from tailrl.kernels.logprobs import constrained_logprobs
@@ -225,9 +225,8 @@ def measure(cases: list[str], arguments: argparse.Namespace, tokens: int, vocabu
             "repeats": arguments.repeats,
             "seconds": round(statistics.median(wall[case]), 3),
             "seconds_min": round(min(wall[case]), 3),
-            "ratio": median_ratio(wall[case], wall["full logits"]),
-            "ratio_of_min": round(min(wall[case]) / min(wall["full logits"]), 3),
-            "cpu_ratio": median_ratio(cpu[case], cpu["full logits"]),
+            **ratios("ratio", wall[case], wall["full logits"]),
+            **ratios("cpu_ratio", cpu[case], cpu["full logits"]),
             "peak_mib": round(memory[case]),
             "peak_ratio": round(memory[case] / memory["full logits"], 3),
         }
@@ -252,11 +251,6 @@ def measure_memory(arguments: argparse.Namespace) -> list[dict[str, object]]:
                 }
             )
     return rows
-
-
-def median_ratio(times: list[float], base: list[float]) -> float:
-    """Median over the rounds of the ratio within a round."""
-    return round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 3)
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 from gpu_rows import GROUP, LOG_RHO, Inputs, liger, make_inputs
-from logprobs import LENGTH, median_ratio
-from table import show
+from logprobs import LENGTH
+from table import ratios, show
 
 from tailrl.kernels import logprobs
 from tailrl.kernels.logprobs import constrained_logprobs
@@ -152,7 +152,7 @@ def measure(inputs: Inputs, repeats: int) -> list[dict[str, object]]:
             "repeats": repeats,
             "ms": round(statistics.median(times[case]), 2),
             "ms_min": round(min(times[case]), 2),
-            "ratio": median_ratio(times[case], times[BASE]),
+            **ratios("ratio", times[case], times[BASE]),
             "peak_mib": round(memory[case]),
         }
         for case in cases

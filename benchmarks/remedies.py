@@ -13,6 +13,7 @@ among which are the sampler's logits.
 import argparse
 import copy
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ import torch
 import yaml
 from rloo import make_optimizer
 from shaped import shaped_policy
-from table import show
+from table import ratios, show
 
 from tailrl.config.arm import Correction
 from tailrl.config.load import parse_study, read_study
@@ -142,11 +143,14 @@ def main() -> None:
         rows = [yaml.safe_load(subprocess.run(call, check=True, capture_output=True).stdout) for call in calls]
     else:
         seconds = measure(arguments.repeats)
-        naive = np.array(seconds["naive"])
-        rows = []
-        for name, values in seconds.items():
-            ratio = np.median(np.array(values) / naive)
-            rows.append({"remedy": name, "cpu_ms": f"{1e3 * np.median(values):.1f}", "ratio_to_naive": f"{ratio:.2f}"})
+        rows = [
+            {
+                "remedy": name,
+                "cpu_ms": round(1e3 * statistics.median(values), 1),
+                **ratios("ratio_to_naive", values, seconds["naive"]),
+            }
+            for name, values in seconds.items()
+        ]
     show(rows, arguments.out)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from table import ratios
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
@@ -81,24 +82,19 @@ def train_with_trl(
 
 
 def compared(seconds: Mapping[str, Sequence[float]], bases: Mapping[str, str]) -> list[dict[str, object]]:
-    """A row for each case: CPU seconds, and the median over the rounds of its ratio to each base in the same round.
+    """A row for each case: CPU seconds, and `ratios` to each base.
 
     Args:
         seconds: of each case in each round.
         bases: case that others are compared with, by the name of the column.
     """
-    return [
-        {
-            "case": name,
-            "cpu_seconds": round(statistics.median(values), 3),
-            "cpu_seconds_min": round(min(values), 3),
-            **{
-                column: round(statistics.median(a / b for a, b in zip(values, seconds[base], strict=True)), 3)
-                for column, base in bases.items()
-            },
-        }
-        for name, values in seconds.items()
-    ]
+    rows: list[dict[str, object]] = []
+    for name, values in seconds.items():
+        times = {"cpu_seconds": round(statistics.median(values), 3), "cpu_seconds_min": round(min(values), 3)}
+        rows.append({"case": name, "rounds": len(values), **times})
+        for column, base in bases.items():
+            rows[-1] |= ratios(column, values, seconds[base])
+    return rows
 
 
 def silence_ends(model: LlamaForCausalLM) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import smollm2
-from table import show
+from table import ratios, show
 
 if TYPE_CHECKING:
     from tailrl.rollout.types import Request
@@ -123,10 +123,7 @@ def measure(policy: str, load: Load, folder: Path, arguments: argparse.Namespace
             "requests": len(requests),
             "repeats": arguments.repeats,
             "tokens_per_second": round(statistics.median(speeds[name])),
-            "most": round(max(speeds[name])),
-            "exact_over_this": round(
-                statistics.median(a / b for a, b in zip(speeds[BASE], speeds[name], strict=True)), 3
-            ),
+            **ratios("exact_over_this", speeds[BASE], speeds[name]),
         }
         for name in names
     ]

@@ -1,8 +1,16 @@
 """What every benchmark does with its rows: print them as a Markdown table and, where asked, write them as CSV."""
 
 import csv
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+
+def ratios(column: str, times: Sequence[float], base: Sequence[float]) -> dict[str, float]:
+    """Over the rounds, of the ratio within a round: the median as `column`, and the ends of its range beside it."""
+    found = [time / other for time, other in zip(times, base, strict=True)]
+    ends = {"": statistics.median(found), "_min": min(found), "_max": max(found)}
+    return {f"{column}{end}": round(ratio, 3) for end, ratio in ends.items()}
 
 
 def show(rows: Sequence[Mapping[str, object]], out: Path | None) -> None:

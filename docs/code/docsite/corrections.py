@@ -111,7 +111,7 @@ def _catalogue(root: Path) -> str:
 
     entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
     with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
-        cost = {row["remedy"]: row["ratio_to_naive"] for row in csv.DictReader(file)}
+        cost = {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in csv.DictReader(file)}
     header = ("remedy", "weight or term", "source", "preset", "test in `tests/unit`", "metric", "update, naive = 1")
     rows = [
         (
