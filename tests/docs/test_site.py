@@ -21,7 +21,7 @@ from docsite.schema import SCHEMA, numbers, units
 from docsite.source import NotThereError, definition, functions_of, signature
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import answers, read_shown
-from tailrl.cli import app
+from tailrl.cli.command_line import app
 from tailrl.config.arm import Arm
 from tailrl.config.presets import presets
 from tailrl.objective.ratio_losses import RATIO_LOSSES

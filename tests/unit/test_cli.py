@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from tailrl.cli import app, commands, main
+from tailrl.cli import commands, main
+from tailrl.cli.command_line import app
 from tailrl.cli.commands import HELP_GROUPS
 from tailrl.cli.values import seed_and_folder
 from tailrl.config.jobs import Problems
@@ -319,7 +320,7 @@ def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("words", "goes_on"), [("check x", "starts anew"), ("job train", "goes on from the last che")])
 def test_ctrl_c_is_one_sentence(words: str, goes_on: str) -> None:
     stop = "def stop(_): raise KeyboardInterrupt\n"
-    script = f"import tailrl.cli as cli\n{stop}cli._run = stop\ncli.main()"
+    script = f"from tailrl.cli import command_line, main\n{stop}command_line._run = stop\nmain()"
     ended = subprocess.run([sys.executable, "-c", script, *words.split()], capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr.startswith(f"tailrl: {words}: interrupted; the same command {goes_on}")

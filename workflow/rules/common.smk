@@ -13,9 +13,10 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import tell_of_sources
+from tailrl.cli.job_client import OFFER
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
-from tailrl.runtime.devices import attached
+from tailrl.runtime.devices import attached, visible
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -235,6 +236,9 @@ onstart:
         f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
+    # Here jobs fork from a process that has imported torch. CUDA would forbid it.
+    if not (workflow.non_local_exec or attached() or visible()):
+        os.environ[OFFER] = str(os.getpid())
     Path(results).mkdir(parents=True, exist_ok=True)
     held.append(hold(Path(results, NOTE)))
     if held[-1] is None:

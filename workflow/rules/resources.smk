@@ -1,5 +1,4 @@
 # What jobs ask for: GPUs, and on a cluster memory and time.
-from tailrl.runtime.devices import visible
 
 # Whether jobs run elsewhere: the executor itself is known only after the rules are read. A job that runs there reads them
 # once more, and asks for nothing.

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from docsite.markdown import plain, table
-from tailrl.cli import HELP, app
+from tailrl.cli.command_line import HELP, app
 
 JOBS = "job"
 """The group of the commands that Snakemake's rules call."""

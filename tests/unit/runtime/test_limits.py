@@ -44,9 +44,7 @@ def test_a_lack_of_memory_is_known_by_its_kinds() -> None:
 
 def test_the_command_line_says_so_in_one_sentence() -> None:
     script = (
-        "import sys; from tailrl.cli import jobs, main\n"
-        "def fail(*_): raise MemoryError\n"
-        "import tailrl.cli as cli; cli._run = fail; main()"
+        "from tailrl.cli import command_line, main\ndef fail(*_): raise MemoryError\ncommand_line._run = fail; main()"
     )
     ended = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "tailrl: no memory is left (MemoryError)\n")

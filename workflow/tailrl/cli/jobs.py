@@ -13,6 +13,7 @@ from typer import Argument, Option, Typer
 
 from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
+from tailrl.cli.job_client import UNUSED
 from tailrl.cli.values import positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
@@ -29,9 +30,6 @@ from tailrl.runtime.limits import enough_address_space, enough_shared_memory
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 app.callback(help=app.info.help)(enough_address_space)
-
-# transformers imports it, and with it SciPy and pandas, for assisted generation, which no job does: 0.9 CPU seconds.
-UNUSED = "sklearn"
 
 SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]

@@ -1,0 +1,290 @@
+"""Jobs that are forks of a server: they are like processes of their own, and do not outlive their clients."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tailrl.cli import job_client
+
+PACKAGE = Path(job_client.__file__).parents[1]
+COPIED = (
+    *("__init__", "cli/__init__", "cli/job_client", "cli/job_server", "cli/job_title"),
+    *("runtime/__init__", "runtime/imports"),
+)
+JOB = """
+import fcntl, json, os, resource, sys, time
+import transformers.models.llama.modeling_llama as library
+def run():
+    does = json.loads(sys.argv[3])
+    file = open("held", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if does.get("alone") else fcntl.LOCK_SH)
+    except BlockingIOError:
+        sys.exit(7)
+    print(json.dumps({
+        "process": os.getpid(), "server": library.PROCESS, "argv": sys.argv, "path": sys.path, "folder": os.getcwd(),
+        "environment": dict(os.environ), "limit": resource.getrlimit(resource.RLIMIT_NOFILE), "read": sys.stdin.read(),
+    }), flush=True)
+    time.sleep(does.get("sleeps", 0))
+    if "raises" in does:
+        raise ValueError(does["raises"])
+    if "signal" in does:
+        os.kill(os.getpid(), does["signal"])
+    sys.exit(does.get("code", 0))
+"""
+LIBRARY = "transformers/models/llama/modeling_llama.py"
+PATIENCE = 60.0
+"""Seconds for what takes milliseconds on an idle machine."""
+LONG = 600
+
+
+class Study:
+    """A folder with this package, but for its commands: a job says what it is, and does as it is told."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        """The code is in a folder `code`; a process that sleeps is its Snakemake."""
+        self.folder, self.stack = folder, stack
+        for name in COPIED:
+            self.write(f"tailrl/{name}.py", (PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+        self.write("tailrl/cli/command_line.py", JOB)
+        for package in Path(LIBRARY).parents[:-1]:
+            self.write(f"{package}/__init__.py", "")
+        self.write(LIBRARY, "import os\nPROCESS = os.getpid()")
+        self.write("wandb.py", "")
+        self.snakemake = subprocess.Popen(["sleep", str(LONG)])
+        stack.callback(self.end_snakemake)
+        self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: str(self.snakemake.pid)}
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / "code" / name).write_text(text, encoding="utf-8")
+
+    def end_snakemake(self) -> None:
+        self.snakemake.kill()
+        self.snakemake.wait()
+
+    def start(self, *words: str, shell: str = "", variables: dict[str, str] | None = None, **does: Any) -> "Client":
+        script = "import sys; sys.argv[0] = 'tailrl'; from tailrl.cli import main; main()"
+        client = subprocess.Popen(
+            [
+                "bash",
+                "-c",
+                f'{shell} exec "$@"',
+                "bash",
+                sys.executable,
+                "-c",
+                script,
+                "job",
+                "train",
+                json.dumps(does),
+                *words,
+            ],
+            cwd=self.folder,
+            env=os.environ | self.environment | (variables or {}),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.stack.callback(client.communicate)
+        self.stack.callback(client.kill)
+        return Client(client)
+
+
+class Client:
+    """A client, and what its job said of itself."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def said(self) -> dict[str, Any]:
+        """Waits for the job's first line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.end()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and what was said on stderr."""
+        _, errors = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Study]:
+    with ExitStack() as stack:
+        yield Study(tmp_path, stack)
+
+
+def gone(process: int) -> bool:
+    """Whether a process ends soon."""
+    deadline = time.monotonic() + PATIENCE
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def command(process: int) -> list[str]:
+    return [word for word in Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8").split("\0") if word]
+
+
+def test_a_fork_is_as_a_process_of_its_own(study: Study) -> None:
+    served, plain = (
+        study.start("--out", "a", shell=f"{before} cd code;").said() for before in ("", "ulimit -v 100000000;")
+    )
+    assert plain["server"] == plain["process"] != served["process"] != served["server"]
+    for changes in ("process", "server"):
+        del served[changes], plain[changes]
+    assert served == plain
+
+
+def test_clients_at_once_share_a_server(study: Study) -> None:
+    clients = [study.start("--out", str(number), sleeps=1) for number in range(4)]
+    said = [client.said() for client in clients]
+    assert [client.end() for client in clients] == [(0, "")] * 4
+    assert len({one["server"] for one in said}) == 1
+    assert len({one["process"] for one in said} | {said[0]["server"]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "words"),
+    [({"code": 3}, 3, ""), ({"signal": 11}, -11, ""), ({"raises": "words"}, 1, "ValueError: words\n")],
+)
+def test_the_client_ends_as_its_job(study: Study, does: dict[str, Any], code: int, words: str) -> None:
+    client = study.start(**does)
+    said = client.said()
+    assert said["server"] != said["process"]
+    ended, errors = client.end()
+    assert (ended, errors[-len(words) :] if words else errors) == (code, words)
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "KeyboardInterrupt\n"), (signal.SIGTERM, "")])
+def test_signals_reach_the_job(study: Study, number: int, words: str) -> None:
+    client = study.start(sleeps=LONG)
+    job = client.said()["process"]
+    client.process.send_signal(number)
+    code, errors = client.end()
+    assert (code, errors.endswith(words)) == (-number, True)
+    assert gone(job)
+
+
+def test_a_stopped_client_stops_its_job(study: Study) -> None:
+    client = study.start(sleeps=LONG)
+    job = psutil.Process(client.said()["process"])
+    for number, stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
+        client.process.send_signal(number)
+        deadline = time.monotonic() + PATIENCE
+        while (job.status() == psutil.STATUS_STOPPED) != stopped:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_killed_client_takes_its_job_along(study: Study) -> None:
+    """At once: the same command, started again, finds nothing of it."""
+    client = study.start(sleeps=LONG, alone=True)
+    first = client.said()
+    client.process.kill()
+    client.process.wait()
+    again = study.start(sleeps=LONG, alone=True).said()
+    assert gone(first["process"])
+    assert again["server"] == first["server"] != again["process"]
+
+
+def test_a_killed_job_or_guardian_kills_the_client(study: Study) -> None:
+    for of_the_job in (lambda job: job, lambda job: psutil.Process(job).ppid()):
+        client = study.start(sleeps=LONG)
+        job = client.said()["process"]
+        os.kill(of_the_job(job), signal.SIGKILL)
+        assert client.end() == (-signal.SIGKILL, "")
+        assert gone(job)
+
+
+def test_a_killed_server_ends_no_job_and_is_replaced(study: Study) -> None:
+    client = study.start(sleeps=2, code=4)
+    first = client.said()
+    os.kill(first["server"], signal.SIGKILL)
+    assert gone(first["server"])
+    second = study.start().said()
+    assert second["server"] not in (first["server"], second["process"])
+    assert client.end() == (4, "")
+
+
+def test_a_server_ends_with_its_snakemake_and_jobs_go_on(study: Study) -> None:
+    client = study.start(sleeps=2, code=4)
+    first = client.said()
+    study.end_snakemake()
+    assert gone(first["server"])
+    later = study.start().said()
+    assert later["server"] == later["process"]
+    assert client.end() == (4, "")
+
+
+def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
+    """In environment, limits, priority and files of the package: a fork never runs code that was edited."""
+    first = study.start().said()
+    others = [
+        study.start(variables={"VLLM_X": "1"}).said(),
+        study.start(shell="ulimit -Sn 100;").said(),
+        study.start(shell="renice -n 15 $$ > /dev/null;").said(),
+    ]
+    study.write("tailrl/cli/command_line.py", JOB.replace('"folder"', '"edited"'))
+    edited = study.start().said()
+    every = [first, *others, edited]
+    assert len({one["server"] for one in every}) == 5
+    assert {one["server"] for one in every}.isdisjoint(one["process"] for one in every)
+    assert others[0]["environment"]["VLLM_X"] == "1"
+    assert others[1]["limit"][0] == 100
+    assert "edited" in edited
+
+
+@pytest.mark.parametrize(
+    ("library", "shell", "words"),
+    [
+        ("PROCESS = os.getpid()", "ulimit -v 100000000;", ()),
+        ("PROCESS = os.getpid()", "", ("--ranks", "2")),
+        (
+            "import threading as t\nPROCESS = os.getpid()\nt.Thread(target=t.Event().wait, daemon=True).start()",
+            "",
+            (),
+        ),
+        ("import sys\nPROCESS = os.getpid()\nif 'job_server' in sys.argv[0]: raise OSError", "", ()),
+    ],
+    ids=["limited memory", "ranks", "a thread", "no import"],
+)
+def test_where_a_fork_would_not_do_the_job_runs_in_its_own_process(
+    study: Study, library: str, shell: str, words: tuple[str, ...]
+) -> None:
+    study.write(LIBRARY, f"import os\n{library}")
+    client = study.start(*words, shell=shell, code=5)
+    said = client.said()
+    assert said["server"] == said["process"] == client.process.pid
+    assert client.end() == (5, "")
+
+
+def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
+    """`tailrl unlock` looks for jobs by their commands."""
+    client = study.start("--out", "somewhere", sleeps=LONG)
+    said = client.said()
+    assert command(said["process"])[1:] == [
+        "tailrl",
+        "job",
+        "train",
+        json.dumps({"sleeps": LONG}),
+        "--out",
+        "somewhere",
+    ]
+    assert command(said["server"])[1:] == ["tailrl-server"]
+    assert command(client.process.pid)[1:] == ["tailrl-client"]

@@ -1,0 +1,86 @@
+"""Parses a command line, calls one function, and turns an error into one sentence."""
+
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup, TyperOption
+from typer.exceptions import TyperException
+
+from tailrl.cli import commands, jobs
+from tailrl.runtime.errors import StudyError, masked, reason, say
+from tailrl.runtime.launch import tell_launcher
+from tailrl.runtime.limits import out_of_memory
+from tailrl.runtime.timeouts import EngineError, limit_the_end
+
+HELP = "Checks, plans and publishes studies, which Snakemake runs. `tailrl COMMAND --help` says more."
+
+
+class _Commands(TyperGroup):
+    """All commands on one screen: without a box for `--help`, which the text above the list names."""
+
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.hidden = True
+        return option
+
+
+app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False, rich_markup_mode="markdown")
+for panel, group in commands.HELP_GROUPS.items():
+    for command in group:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(jobs.app, name="job", rich_help_panel="Study")
+
+
+def run() -> None:
+    """Runs this process's command; exits 1 with one sentence for an error that the user can fix."""
+    try:
+        _run(sys.argv[1:])
+    except StudyError as error:
+        _end(str(error))
+    except EngineError as error:
+        print(masked("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+        say(str(error))
+        sys.exit(os.EX_SOFTWARE)
+    except Exception as error:
+        if (sentence := _refusal(error)) is None:
+            raise
+        _end(sentence)
+    except KeyboardInterrupt:
+        # It goes on without its traceback: then libraries clean up, and the process ends by the signal.
+        goes_on = "goes on from the last checkpoint" if sys.argv[1:3] == ["job", "train"] else "starts anew"
+        say(f"{' '.join(sys.argv[1:3])}: interrupted; the same command {goes_on}")
+        sys.excepthook = lambda *_: None
+        raise
+    finally:
+        limit_the_end()
+
+
+def _run(words: list[str]) -> None:
+    """Runs a command line; raises StudyError for a wrong one. `app()` would also handle Ctrl-C and our own errors."""
+    try:
+        with typer.main.get_command(app).make_context("tailrl", words) as context:
+            context.command.invoke(context)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except TyperException as error:
+        where = getattr(error, "ctx", None)
+        see = f" (see {where.command_path} --help)" if where else ""
+        raise StudyError(f"{error.format_message().rstrip('.')}{see}") from None
+
+
+def _refusal(error: Exception) -> str | None:
+    """The sentence where the system refuses memory, a file or its space; None for any other error."""
+    if isinstance(error, OSError) and error.errno is not None:  # a library's own error has no number
+        out = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv[:-1] else None
+        # A full disk refuses what is written to an open file, and names none.
+        where = error.filename or (out and f"{out}: a file could not be written")
+        return f"{where}: {reason(error)}" if where else reason(error)
+    return out_of_memory(error)
+
+
+def _end(sentence: str) -> NoReturn:
+    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {sentence}")

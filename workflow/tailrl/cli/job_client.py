@@ -1,0 +1,153 @@
+"""Hands a job of a study to a process that has imported torch and vLLM, and forks (`job_server`).
+
+Snakemake on one machine without GPUs offers this in an environment variable. A server inherits everything from its
+first client, such as environment, folder, limits and priority, and serves clients that are alike in all of it. On any
+trouble before the fork, the job runs in its own process. Afterwards the two are one: signals are forwarded, a killed
+client's job is killed, and the client ends as its job does.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from tailrl.cli.job_title import PADDING, set_title
+
+OFFER = "TAILRL_JOB_SERVER"
+"""Set by the Snakefile to the id of Snakemake's process, with which a server ends."""
+SERVED = ("policy", "train", "evaluate", "compare", "measure-gradients", "equal-mass")
+"""The jobs that import torch."""
+UNUSED = "sklearn"
+"""transformers imports it, with SciPy and pandas, for assisted generation, which no job does: 0.9 CPU seconds."""
+OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
+"""Variables that differ from shell to shell, and that no job reads."""
+MEMORY_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
+TAKEN = b"+"
+"""A server's answer when the job has been forked. What follows is the job's exit code."""
+TRIES, BETWEEN_TRIES = 100, 0.01
+"""To reach a server that another client is starting, and seconds between them."""
+
+
+def ask() -> None:
+    """Ends this process as its job ends, if a server takes the job; else returns, and the job is to run here."""
+    if OFFER not in os.environ or not _is_served(sys.argv[1:]):
+        return
+    try:
+        server = _connected("\0tailrl-" + _likeness())
+        request = {"argv": sys.argv, "path": sys.path, "libraries": _libraries()}
+        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+        if server.recv(1) != TAKEN:
+            return
+    except OSError:
+        return
+    _end_like(_awaited(server))
+
+
+def of_this_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end is this user's: the address of a server is open to all users."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+def _is_served(words: list[str]) -> bool:
+    """Whether a fork would do for this command: not for several ranks, nor where its memory is limited."""
+    ranks = words[words.index("--ranks") + 1 :][:1] if "--ranks" in words else ["1"]
+    limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in MEMORY_LIMITS)
+    return words[:1] == ["job"] and words[1:2] in [[name] for name in SERVED] and ranks == ["1"] and not limited
+
+
+def _libraries() -> list[str]:
+    """What the job will import, by the names in `job_server`."""
+    engine = ["vllm"] if any('"engine":"vllm"' in word for word in sys.argv) else []
+    return ["torch", *engine, *["lm_eval"][: sys.argv[2] == "evaluate"]]
+
+
+def _likeness() -> str:
+    """A digest of what a server inherits and of the files it imports: equal for clients that may share a server."""
+    mask = os.umask(0)
+    os.umask(mask)
+    alike = [
+        {name: value for name, value in os.environ.items() if name not in OF_A_SHELL},
+        [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
+        [signal.getsignal(number) == signal.SIG_IGN for number in FORWARDED],
+        [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)), mask],
+        # A container may share its network, and so all addresses, with another one.
+        [str(namespace.readlink()) for namespace in sorted(Path("/proc/self/ns").iterdir())],
+        Path("/proc/self/cgroup").read_text(encoding="utf-8"),
+        [str(Path.cwd()), sys.executable, "vllm" in _libraries()],
+        [str(version) for folder in sys.path for version in sorted(Path(folder).glob("*.dist-info"))],
+        [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))],
+    ]
+    return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()
+
+
+def _connected(address: str) -> socket.socket:
+    """A connection to the server of this address, which is started where there is none; raises OSError."""
+    for _ in range(TRIES):
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                server.connect(address)
+            except ConnectionRefusedError:
+                try:
+                    listener.bind(address)
+                except OSError:  # another client was first
+                    time.sleep(BETWEEN_TRIES)
+                    continue
+                listener.listen(socket.SOMAXCONN)
+                _start(listener)
+                server.connect(address)
+        if of_this_user(server):
+            return server
+        break
+    raise ConnectionRefusedError
+
+
+def _start(listener: socket.socket) -> None:
+    subprocess.Popen(
+        [sys.executable, "-P", "-m", "tailrl.cli.job_server", os.environ[OFFER], PADDING],
+        stdin=listener.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _awaited(server: socket.socket) -> int:
+    """The exit code of the job, negative for a signal; as if it had been killed where its guardian was."""
+
+    def forward(number: int, _: FrameType | None) -> None:
+        with suppress(OSError):
+            server.send(bytes([signal.SIGSTOP if number == signal.SIGTSTP else number]))
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for number in FORWARDED:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
+    # What looks for jobs by their commands finds the job alone.
+    set_title([sys.executable, "tailrl-client"])
+    try:
+        return int(server.recv(16) or -signal.SIGKILL)
+    except OSError:
+        return -signal.SIGKILL
+
+
+def _end_like(code: int) -> NoReturn:
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code if code >= 0 else 128 - code)

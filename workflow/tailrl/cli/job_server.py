@@ -1,0 +1,159 @@
+"""Imports torch, and vLLM, for the jobs of a study, and forks for each (`job_client`). It ends with its Snakemake.
+
+It keeps no module of this package: a fork imports the files as they are then. While it has one thread, a fork is as a
+process that has imported the same. A guardian between server and job kills the job when the client is gone, and is
+the job does not outlive it. The end of the server ends no job.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, cast
+
+from tailrl.cli.job_client import TAKEN, UNUSED, of_this_user
+from tailrl.cli.job_title import set_title
+from tailrl.runtime.imports import without
+
+MODULES = {
+    "torch": ("transformers.models.llama.modeling_llama", "wandb"),
+    # The first one sets variables that vLLM reads.
+    "vllm": (
+        *("tailrl.rollout.vllm", "vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+        *("vllm.v1.worker.cpu_model_runner", "vllm.model_executor.models.llama"),
+    ),
+    "lm_eval": ("lm_eval",),
+}
+REQUEST_BYTES = 1 << 18
+"""Bytes of a request: more than a socket takes."""
+REQUEST_SECONDS = 10
+"""That a client may take between its connection and its request."""
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serves at the address that is the standard input, until the process of the first argument ends.
+
+    It also returns in the process of each job, which then is as one that was started with the job's command.
+    """
+    snakemake = os.pidfd_open(int(sys.argv[1]))
+    listener = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    set_title([sys.executable, "tailrl-server"])
+    guardians: dict[tuple[str, ...], int] = {}
+    while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
+        connection, _ = listener.accept()
+        guardians = {words: process for words, process in guardians.items() if os.waitpid(process, os.WNOHANG)[0] == 0}
+        with connection:
+            request, files = _received(connection)
+            words = tuple(request.get("argv", ()))
+            if words and _imported(request["libraries"]):
+                earlier = guardians.get(words)
+                guardians[words] = os.fork()
+                if guardians[words] == 0:
+                    # Clients would wait at it, were the server gone.
+                    listener.close()
+                    os.close(snakemake)
+                    _guard(connection, earlier)
+                    _become(request, files)
+                    return
+            for file in files:
+                os.close(file)
+    sys.exit()
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A client's request and its standard files; an empty request from a client that is gone, or of another user."""
+    connection.settimeout(REQUEST_SECONDS)
+    try:
+        text, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+    except OSError:
+        return {}, []
+    connection.settimeout(None)
+    return json.loads(text) if text and of_this_user(connection) else {}, files
+
+
+def _imported(libraries: Sequence[str]) -> bool:
+    """Imports what is not there yet; False where that fails, or where a library has started a thread."""
+    new = [name for library in libraries for name in MODULES[library] if name not in sys.modules]
+    try:
+        with without(UNUSED):
+            for name in new:
+                importlib.import_module(name)
+    except Exception:
+        return False
+    if new:
+        _forget_package()
+        # What is here stays: no job's collector goes through it.
+        gc.collect()
+        gc.freeze()
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _forget_package() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tailrl"]:
+        del sys.modules[name]
+
+
+def _guard(connection: socket.socket, earlier: int | None) -> None:
+    """Forks, and returns in the fork, the job; this process tells the client of the job's end, and then ends.
+
+    Args:
+        connection: to the client. Its end kills the job. A byte from it is a signal for the job.
+        earlier: the guardian of a job with the same command: of a killed client, so that it soon ends.
+    """
+    if earlier is not None:
+        with suppress(ProcessLookupError):
+            select.select([os.pidfd_open(earlier)], [], [])
+    guardian = os.getpid()
+    if (job := os.fork()) == 0:
+        connection.close()
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guardian:
+            os._exit(1)
+        return
+    ended = os.pidfd_open(job)
+    with suppress(ConnectionError):
+        connection.send(TAKEN)
+        while ended not in select.select([connection.fileno(), ended], [], [])[0] and (number := connection.recv(1)):
+            os.kill(job, number[0])
+    os.kill(job, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
+    with suppress(ConnectionError):
+        connection.send(str(code).encode())
+    os._exit(0)
+
+
+def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Makes this process one that was started with the client's command, path and standard files."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=sys.stdout.isatty())
+    sys.argv, sys.path[:] = request["argv"], request["path"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    set_title(sys.orig_argv)
+    # As of a script: so are the children of multiprocessing started, and so does W&B name the program.
+    sys.modules["__main__"].__dict__.update(__file__=sys.argv[0], __spec__=None)
+    # Each process has another seed. Python's own generator sees to it by itself.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    importlib.invalidate_caches()
+    _forget_package()
+
+
+if __name__ == "__main__":
+    main()
+    from tailrl.cli.command_line import run
+
+    run()
