@@ -109,7 +109,8 @@ def write_results(study: Study, folder: Path) -> None:
             tokens = make_tokens(sigma=0.05 * (number + 1), metrics=metrics, rng=rng)
             write_job(folder / "train" / arm / f"seed{seed}", record_of(study.run(arm), seed), metrics, tokens)
         write_scores(folder, study, arm, make_policies(study, arm, study.arm_seeds()[arm], GAIN.get(arm, 0.2)))
-    write_scores(folder, study, "base", make_policies(study, "base", [0], 0.0))
+    for name in ("base", *study.baseline_evaluations()):
+        write_scores(folder, study, name, make_policies(study, name, [0], 0.0))
 
 
 @pytest.fixture

@@ -93,6 +93,16 @@ def test_the_base_policy_is_evaluated_without_training(workflow: Workflow) -> No
     assert workflow.plan("results/tiny/eval/base.json") == sorted([*PREPARED, "evaluate base"])
 
 
+def test_a_baseline_is_the_base_policy_at_another_temperature(workflow: Workflow) -> None:
+    """It is evaluated again, and only the report is made again for it."""
+    more = workflow.write_study({"baselines": [0.01, 0.3]})
+    planned = workflow.plan(study=more)
+    assert set(planned) - set(workflow.plan()) == {"evaluate base@0.01", "evaluate base@0.3"}
+    shown = workflow.run("snakemake", "--dry-run", "--printshellcmds", "--configfile", more)
+    commands = [line for line in shown.stdout.splitlines() if "--arm base@0.3 " in line]
+    assert commands and '"temperature":0.3' in commands[0] and "--policy=0=results/tiny/base" in commands[0]
+
+
 def test_an_ablation_plans_its_own_arms(workflow: Workflow) -> None:
     """The value that the base arm has already is that arm."""
     arms = jobs("dvp_mis", "rho=e-13")
@@ -135,6 +145,7 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("overview") == ["page over all studies"]
     assert workflow.plan("early_warning") == ["early warnings of a collapse"]
+    assert workflow.plan("remedies_pooled") == ["remedies over warm starts"]
 
 
 def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: Workflow) -> None:

@@ -40,6 +40,8 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 results = f"results/{study.name}"
+# The untrained policy's evaluations, by the names of their files.
+untrained = {BASE_ARM: study.evaluation, **study.baseline_evaluations()}
 online = os.getenv("WANDB_MODE") == "online"
 names_engines = "engines" in study.distributions.model_fields_set
 runs = study.runs()
@@ -92,7 +94,7 @@ def check_writable(folder):
 def policy_folder(arm, seed):
     return (
         f"{results}/base"
-        if arm == BASE_ARM
+        if arm in untrained
         else f"{results}/train/{arm}/seed{seed}/policy"
     )
 
@@ -105,12 +107,12 @@ def snapshot_folders(arm):
     return [
         f"{results}/train/{arm}/seed{seed}/snapshots"
         for seed in arm_seeds(arm)
-        if has_snapshots and arm != BASE_ARM
+        if has_snapshots and arm not in untrained
     ]
 
 
 def arm_seeds(arm):
-    return (0,) if arm == BASE_ARM else seeds[arm]
+    return (0,) if arm in untrained else seeds[arm]
 
 
 # Paths, not `rules.train.output`: that is no pattern for `expand` where a profile says `default-storage-provider`.
@@ -126,10 +128,14 @@ def run_files(arms, *names):
 def arm_results(arms):
     evaluated = [
         f"{results}/eval/{arm}.{ending}"
-        for arm in [BASE_ARM, *arms]
+        for arm in [*untrained, *arms]
         for ending in ("json", "manifest.json")
     ]
     return run_files(arms, *RUN_FILES) + evaluated
+
+
+def evaluation_of(arm):
+    return untrained.get(arm, study.evaluation)
 
 
 # What the pages over several studies are made of: whatever is there.
@@ -143,6 +149,22 @@ def finished_results(studies):
         for name in studies
         for pattern in ("train/*/seed*/run.json", "eval/*.json")
         for path in sorted(Path("results", name).glob(pattern))
+    ]
+
+
+def finished_parts(name):
+    places = (
+        [
+            Path("results", part, "tables/policies.csv"),
+            home / "docs/results" / part / "policies.csv",
+        ]
+        for part in STUDIES
+        if part.startswith(f"{name}_")
+    )
+    return [
+        str(next(filter(Path.is_file, own)))
+        for own in places
+        if any(map(Path.is_file, own))
     ]
 
 
@@ -270,6 +292,6 @@ onerror:
 
 wildcard_constraints:
     model="|".join(Path(path).name for path in MADE_MODELS),
-    arm="|".join(map(re.escape, [BASE_ARM, *runs])),
+    arm="|".join(map(re.escape, [*untrained, *runs])),
     seed=r"\d+",
     engine="|".join(map(re.escape, study.distributions.engines)),

@@ -186,6 +186,34 @@ rule overview:
         "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
+# The parts that are finished, here or published: one warm start each.
+rule remedies_pooled:
+    input:
+        policies=finished_parts("remedies_k3"),
+        code=REPORT_FILES,
+    output:
+        page="results/remedies_pooled/pooled.md",
+        tables=[
+            f"results/remedies_pooled/{table}.csv"
+            for table in ("differences", "scores")
+        ],
+    log:
+        "results/remedies_pooled/pooled.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        policies=lambda wildcards, input: [
+            f"--policies={path}" for path in input.policies
+        ],
+        sources=sources(REPORT_FILES),
+        out=subpath(output.page, parent=True),
+    message:
+        "remedies over warm starts\nlog: {log}"
+    shell:
+        "tailrl job remedies-pooled {params.policies:q} --out {params.out:q} 2> {log:q}"
+
+
 for ablation in study.ablations:
 
     rule:

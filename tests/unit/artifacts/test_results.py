@@ -11,6 +11,7 @@ import pytest
 from artifacts_fixture import edit, policy_of, record_of, tokens_of, vouch_again, write_job, write_scores
 
 from tailrl.analysis.describe import what_ran
+from tailrl.analysis.scores import policy_scores
 from tailrl.artifacts.evaluation import manifest_of, read_evaluation
 from tailrl.artifacts.manifest import MANIFEST, files_in, read_manifest, write_manifest
 from tailrl.artifacts.metrics import metrics_line, read_metrics, read_steps
@@ -257,6 +258,25 @@ def test_operational_settings_may_differ(make_study: Callable[..., tuple[Study, 
     fewer = study.model_copy(update={"seeds": (1,), "training": training, "evaluation": evaluation})
     results = read_results(fewer, folder, fewer.arms)
     assert [score.seed for score in results.evaluations["mis"].scores] == [1]
+
+
+def test_baselines_are_of_the_base_policy(make_study: Callable[..., tuple[Study, Path]]) -> None:
+    study, folder = make_study(seeds=[0], training={"steps": 2}, ablations={}, baselines=[0.01, 0.3])
+    results = read_results(study, folder, study.arms)
+    assert [(name, len(scores.scores)) for name, scores in results.baselines.items()] == [
+        ("base@0.01", 1),
+        ("base@0.3", 1),
+    ]
+    rows = [(score.arm, score.seed) for score in policy_scores(results)]
+    assert rows[:4] == [("base", 0), ("base@0.01", 0), ("base@0.3", 0), ("naive", 0)]
+    path = folder / "eval" / "base@0.3.json"
+    vouch_again(path, policies=[{"seed": 0, "sha256": "f" * 64}])
+    with pytest.raises(StudyError, match=r"base@0\.3\.json: is not of the policy and the problems of .*base\.json"):
+        read_results(study, folder, study.arms)
+    edit(path, lambda data: data.update(temperature=1.0))
+    vouch_again(path, settings=study.evaluation.model_dump(mode="json"))
+    with pytest.raises(StudyError, match=r"base@0\.3\.json: was evaluated with another temperature"):
+        read_results(study, folder, study.arms)
 
 
 def flip(path: Path) -> None:

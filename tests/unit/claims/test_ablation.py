@@ -109,17 +109,22 @@ def test_runs_of_unequal_length_do_not_last_longer(
     assert (found["verdict"], found["seen"]) == (UNTESTABLE, "nothing to compare")
 
 
+def reward_of(step: float, end: float) -> float:
+    """Of a run that rises after five steps and collapses at its end."""
+    return (0.5 if step < 5 else 1.0) if step < end else 0.0
+
+
 def set_ends(study: Study, folder: Path, ends: Mapping[str, Sequence[int]]) -> None:
-    """Rewards of 1 up to a step of each run, and of 0 from there on."""
+    """Rewards of 0.5, after five steps of 1 up to a step of each run, and of 0 from there on."""
     for arm in study.all_arms():
         for place, seed in enumerate(study.seeds):
             end = ends[arm][place] if arm in ends else math.inf
-            set_rewards(folder / "train" / arm / f"seed{seed}", lambda step, end=end: float(step < end))
+            set_rewards(folder / "train" / arm / f"seed{seed}", lambda step, end=end: reward_of(step, end))
 
 
 def collapsed_at(end: int, steps: int) -> int:
     """The steps up to the collapse of such a run, or all."""
-    place = collapse_step([1.0] * end + [0.0] * (steps - end), 5)
+    place = collapse_step([reward_of(step, end) for step in range(steps)], 5)
     return steps if place is None else place + 1
 
 

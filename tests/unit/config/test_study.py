@@ -242,6 +242,9 @@ def test_a_misspelt_override_names_the_arm() -> None:
         ("ablations.rate.values", [1e-5, -1.0], "arms.rate=-1.0.training: learning_rate: Input should be greater"),
         ("training.prompts", 5000, "5000 prompts a step, but the task has 4096"),
         ("evaluation.max_new_tokens", 256, "256 new tokens do not fit the policy's 256"),
+        ("baselines", [0.3, 0.3], "baselines: the same temperature is given twice: [0.3, 0.3]"),
+        ("baselines", [0.0], "baselines: temperature: Input should be greater than or equal to 0.01"),
+        ("baselines", [2.5], "baselines: temperature: 2.5 is above 2, the largest that vLLM takes"),
     ],
 )
 def test_what_is_impossible_is_one_sentence(path: str, value: Any, words: str) -> None:
@@ -282,6 +285,13 @@ def test_the_kind_of_a_policy_or_task_has_a_default(path: str, value: dict[str, 
 
 def test_extends_is_for_files() -> None:
     assert "extends: only a file can extend another one" in refusal({**WHOLE, "extends": "other.yaml"})
+
+
+def test_a_baseline_differs_from_the_evaluation_in_its_temperature_alone() -> None:
+    study = parse_study({**WHOLE, "baselines": [0.01, 0.3], "evaluation": {"samples": 4}})
+    cold, cool = study.baseline_evaluations().items()
+    assert cool == ("base@0.3", Evaluation(samples=4, temperature=0.3))
+    assert cold == ("base@0.01", Evaluation(samples=4, temperature=0.01))
 
 
 # --- JSON ---------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_ablation_of_several_arms(make_study: Callable[..., tuple[Study, Path]],
     """A line a base arm; the collapses are those of the runs."""
     dose = {"base": ["naive", "dvp"], "field": "disturbance.floor", "values": [0.0, 0.01]}
     study, folder = make_study(seeds=[0, 1], training={"steps": 30}, ablations={"dose": dose})
-    set_rewards(folder / "train" / "naive+dose=0.01" / "seed1", lambda step: 0.8 if step < 20 else 0.0)
+    set_rewards(folder / "train" / "naive+dose=0.01" / "seed1", lambda step: 0.4 * (step < 20) + 0.4 * (6 <= step < 20))
     write_ablation(study, "dose", folder, tmp_path)
     table = rows(tmp_path / "ablations" / "dose.csv")
     assert [(row["base"], row["value"], row["collapsed"], row["runs"]) for row in table] == [

@@ -214,22 +214,32 @@ def test_holm_leaves_out_nan() -> None:
     assert holm([0.02, math.nan, 0.03]) == pytest.approx([0.04, math.nan, 0.04], nan_ok=True)
 
 
+RISE = [0.5] * 5
+"""The first rewards of a run that rises."""
+
+
 @pytest.mark.parametrize(
     ("reward", "step"),
     [
         ([0.4] * 30, None),
-        ([0.0] * 30, None),  # never rose
-        ([0.8] * 20 + [0.0] * 20, 22),  # trailing mean of 5: 0.32 after three zeros
-        ([0.8] * 20 + [0.0] * 10 + [0.5] * 10, None),  # a dip that ends
-        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 6, 41),  # the second one does not
-        ([0.8] * 20 + [0.0] * 10 + [0.6] * 10 + [0.0] * 5, None),  # nor has it lasted five steps
-        ([0.8] * 20 + [0.0] * 6, None),
-        ([0.8] * 20 + [0.0] * 7, 22),
+        ([0.0] * 30, None),
+        ([*RISE, *[0.8] * 15, *[0.0] * 20], 22),  # trailing mean of 5: 0.32 after three zeros
+        ([*RISE, *[0.8] * 15, *[0.0] * 10, *[0.5] * 10], None),  # a dip that ends
+        ([*RISE, *[0.8] * 15, *[0.0] * 10, *[0.6] * 10, *[0.0] * 6], 41),  # the second one does not
+        ([*RISE, *[0.8] * 15, *[0.0] * 10, *[0.6] * 10, *[0.0] * 5], None),  # nor has it lasted five steps
+        ([*RISE, *[0.8] * 15, *[0.0] * 6], None),
+        ([*RISE, *[0.8] * 15, *[0.0] * 7], 22),
         ([0.2] * 10 + [0.8] * 10 + [0.3] * 20, 23),
         ([0.8] * 3, None),
+        ([0.8] * 20 + [0.0] * 20, None),  # it had not risen
+        ([1.0] * 20 + [0.0] * 20, None),
+        ([0.5 * 0.9**n for n in range(60)], None),
+        ([*RISE, *[0.59] * 15, *[0.0] * 20], None),  # odds of 1.44 against 1
+        ([*RISE, *[0.61] * 15, *[0.0] * 20], 22),  # 1.56
+        ([0.0] * 5 + [0.1] * 15 + [0.0] * 20, 22),
     ],
 )
-def test_collapse_is_a_loss_of_half_that_lasts(reward: list[float], step: int | None) -> None:
+def test_collapse_is_a_loss_of_half_after_a_rise_that_lasts(reward: list[float], step: int | None) -> None:
     assert collapse_step(reward, 5) == step
 
 

@@ -81,9 +81,9 @@ class PolicyScore:
 
 
 def policy_scores(results: Results) -> list[PolicyScore]:
-    """Every evaluated policy, the untrained one first."""
+    """Every evaluated policy, the untrained one first, then the same at the temperatures of its baselines."""
     base_P, found = results.base.scores[0].by_problem, []
-    for evaluation in (results.base, *(results.evaluations[arm] for arm in results.arms)):
+    for evaluation in (results.base, *results.baselines.values(), *(results.evaluations[arm] for arm in results.arms)):
         for score in evaluation.scores:
             avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
             found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))

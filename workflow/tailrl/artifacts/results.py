@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from tailrl.artifacts.manifest import MANIFEST, Manifest, check_outputs, digest_
 from tailrl.artifacts.metrics import FloatArray, Metrics, read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
+from tailrl.config.jobs import Evaluation
 from tailrl.config.study import BASE_ARM, Study
 from tailrl.config.training import differing
 from tailrl.runtime.errors import StudyError, one_line
@@ -37,6 +38,7 @@ class TrainedRun:
 class Results:
     """The input of a report: `runs[arm]` and `evaluations[arm]`, in the order of arms and seeds.
 
+    `base` is the untrained policy's evaluation, and `baselines` are its evaluations at other temperatures, by name.
     `edited` are source files that are not as the runs and evaluations had them.
     """
 
@@ -44,6 +46,7 @@ class Results:
     runs: Mapping[str, tuple[TrainedRun, ...]]
     evaluations: Mapping[str, ArmScores]
     base: ArmScores
+    baselines: Mapping[str, ArmScores] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
 
     def all_runs(self) -> list[TrainedRun]:
@@ -61,7 +64,13 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
     names, folder, seeds = tuple(arms), Path(folder), study.arm_seeds()
     runs = {arm: tuple(_read_run(study, folder, arm, seed) for seed in seeds[arm]) for arm in names}
     base_path = folder / "eval" / f"{BASE_ARM}.json"
-    base, made = _read_evaluation(study, base_path, BASE_ARM, (0,))
+    base, made = _read_evaluation(study.evaluation, base_path, BASE_ARM, (0,))
+    baselines = {}
+    for name, settings in study.baseline_evaluations().items():
+        path = folder / "eval" / f"{name}.json"
+        baselines[name], own = _read_evaluation(settings, path, name, (0,))
+        if own.evaluated(0) != made.evaluated(0) or own.inputs != made.inputs:
+            raise StudyError(f"{path}: is not of the policy and the problems of {base_path}; remove either")
     for run in (run for arm in names for run in runs[arm]):
         if run.record.fingerprint.get("base policy") != made.evaluated(0):
             job = _job(folder, run.arm, run.seed)
@@ -69,17 +78,17 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
-        evaluations[arm], own = _read_evaluation(study, path, arm, seeds[arm])
+        evaluations[arm], own = _read_evaluation(study.evaluation, path, arm, seeds[arm])
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
     trained = [_job(folder, run.arm, run.seed) for arm in names for run in runs[arm]]
     jobs = [folder / "data", folder / "base", *trained]
     manifests = [path for job in jobs if (path := job / MANIFEST).is_file()]
-    manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *names)]
+    manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *baselines, *names)]
     for path in manifests:
         check_outputs(path)
-    return Results(names, runs, evaluations, base, tell_of_sources(*manifests))
+    return Results(names, runs, evaluations, base, baselines, tell_of_sources(*manifests))
 
 
 def read_job(job: Path) -> tuple[RunRecord, Metrics]:
@@ -114,10 +123,10 @@ def _read_run(study: Study, folder: Path, arm: str, seed: int) -> TrainedRun:
     return TrainedRun(arm, seed, metrics, read_tokens(job, metrics, settings.training.keep_tokens_every), record)
 
 
-def _read_evaluation(study: Study, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:
-    """The evaluated policies of these seeds; raises StudyError if evaluated with other settings than the study's."""
+def _read_evaluation(settings: Evaluation, path: Path, arm: str, seeds: Sequence[int]) -> tuple[ArmScores, Manifest]:
+    """The evaluated policies of these seeds; raises StudyError if evaluated with other settings."""
     found, made = read_evaluation_file(path), read_manifest(manifest_of(path))
-    wanted = {"arm": arm, **study.evaluation.model_dump(mode="json")}
+    wanted = {"arm": arm, **settings.model_dump(mode="json")}
     for key in differing({"arm": found.arm, **(made.settings or {})}, wanted):
         raise StudyError(f"{path}: was evaluated with another {one_line(key)} than the study says")
     evaluation = found.arrays()

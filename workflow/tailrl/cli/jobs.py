@@ -236,6 +236,16 @@ def overview(results: Roots, out: Out) -> None:
 
 
 @app.command()
+def remedies_pooled(
+    out: Out, policies: Annotated[list[Path] | None, Option(help="policies.csv of a part; once for each")] = None
+) -> None:
+    """Write the remedies' differences over the warm starts of the finished parts."""
+    from tailrl.report.study import write_pooled
+
+    write_pooled(policies or [], out)
+
+
+@app.command()
 def dashboard(results: Folder) -> None:
     """Make a study's workspace and report on a W&B server, or warn that there is none."""
     from tailrl.tracking.wandb_dashboard import dashboard_at_the_end

@@ -65,6 +65,11 @@ class Study(Settings):
     arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that the study compares")
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
+    baselines: tuple[float, ...] = Field(
+        (),
+        description="temperatures at which the untrained policy is evaluated too, as a baseline of sharpening alone; "
+        "0.01, the lowest, takes the most probable token unless two are nearly equal",
+    )
     gradient_quality: GradientQuality = GradientQuality()
     distributions: DistributionSettings = DistributionSettings()
 
@@ -89,6 +94,11 @@ class Study(Settings):
             for rho in self.distributions.rho:
                 if log_rho(rho, size) > 0:
                     raise ValueError(f"distributions.rho: {rho} is above 1 for {size} tokens")
+        try:
+            if len(self.baseline_evaluations()) < len(self.baselines):
+                raise ValueError(f"baselines: the same temperature is given twice: {list(self.baselines)}")
+        except ValidationError as error:
+            raise ValueError(f"baselines: {sentences(error)}") from None
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self._run(name, arm))
         return self
@@ -143,6 +153,14 @@ class Study(Settings):
             **{key: getattr(block, key) for key in ("responses", "every", "rho", "seed")},
             **{key: getattr(training, key) for key in SAMPLED},
         )
+
+    def baseline_evaluations(self) -> dict[str, Evaluation]:
+        """The evaluations of the untrained policy at the temperatures of `baselines`, by the name of their files."""
+        settings = self.evaluation.model_dump()
+        return {
+            f"{BASE_ARM}@{temperature:g}": Evaluation.model_validate({**settings, "temperature": temperature})
+            for temperature in self.baselines
+        }
 
     def local_files(self) -> list[str]:
         """The data files of this machine that the study names."""

@@ -89,9 +89,10 @@ def training_seconds(
 
 
 def policies_of(study: Study) -> int:
-    """Policies to evaluate: the base, and each run's snapshots and final one."""
+    """Policies to evaluate: the base at each of its temperatures, and each run's snapshots and final one."""
     seeds = study.arm_seeds()
-    return 1 + sum((len(study.run(arm).training.snapshots) + 1) * len(seeds[arm]) for arm in study.arms)
+    trained = sum((len(study.run(arm).training.snapshots) + 1) * len(seeds[arm]) for arm in study.arms)
+    return 1 + len(study.baselines) + trained
 
 
 def host_bytes(shape: Shape, training: Training, ranks: int) -> float:

@@ -26,6 +26,7 @@ from tailrl.report.distributions import write_distribution_report
 from tailrl.report.early_warning import write_early_warning
 from tailrl.report.page import CAPTIONS, Drawing, caption, page
 from tailrl.report.paper import claims_page, write_paper
+from tailrl.report.pooled import write_pooled
 from tailrl.report.screen import first_screen
 from tailrl.report.summary import summarize
 from tailrl.report.survival import survival_figure
@@ -43,6 +44,7 @@ __all__ = [
     "write_early_warning",
     "write_gradients",
     "write_paper",
+    "write_pooled",
     "write_report",
 ]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from tailrl.analysis.describe import describe_arms, what_ran
 from tailrl.analysis.format import LOST, count, p_value, points, spread
-from tailrl.analysis.scores import Comparison, Gain
+from tailrl.analysis.scores import Comparison, Gain, policy_scores
 from tailrl.analysis.tables import mean_of
 from tailrl.artifacts.claims import Verdict
 from tailrl.artifacts.results import Results, TrainedRun
@@ -57,6 +57,7 @@ def summarize(
         samples=samples,
         untrained=problem_interval(base.correct_PK),
         gains=gains,
+        baselines=[policy for policy in policy_scores(results) if policy.arm in results.baselines],
         columns=TRAINING_COLUMNS,
         last=LAST,
         trained={arm: _trained(results.runs[arm]) for arm in results.arms},

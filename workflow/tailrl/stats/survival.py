@@ -14,15 +14,21 @@ from tailrl.stats.intervals import CONFIDENCE
 from tailrl.stats.tests import CONSTANT, SPLITS
 
 
+RISE = 1.5
+"""The least factor by which the odds of a right response must have risen before a fall counts as a collapse. Of simulated
+rewards of 64 responses a step that only fall, from 0.04, at most 5 % pass it by chance; from 0.1 or above, below 1 %."""
+
+
 def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     """The step at which a run's reward collapsed for good, or None where it did not.
 
     Let m be the mean reward over the last `window` steps. The collapse is the first step from which m stays below half
     of its highest value so far, until the run's end. Not counted are a dip that recovers, one shorter than `window`
-    steps at the run's end, and a reward that never rose.
+    steps at the run's end, and a reward that had not risen: the odds m / (1 - m) at the highest must be more than
+    RISE times those of the first `window` steps.
 
     Args:
-        reward_N: (N,), mean reward of each step; not negative.
+        reward_N: (N,), mean reward of each step, 0 to 1.
         window: steps of the trailing mean; no collapse is possible in the first and the last window - 1 steps.
     """
     reward = np.asarray(reward_N, dtype=np.float64)
@@ -31,7 +37,9 @@ def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
     means = np.convolve(reward, np.full(window, 1 / window), mode="valid")
     fine = np.flatnonzero(means >= 0.5 * np.maximum.accumulate(means))
     first = int(fine[-1]) + 1
-    return first + window - 1 if means.size - first >= window else None
+    start, best = means[0], means.max()
+    risen = best * (1 - start) > RISE * start * (1 - best)  # of the odds, which are infinite at a reward of 1
+    return first + window - 1 if risen and means.size - first >= window else None
 
 
 Collapses = tuple[Sequence[int | None], Sequence[int]]
