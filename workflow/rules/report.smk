@@ -53,6 +53,8 @@ rule summarise:
             for table in (
                 "policies",
                 "arms",
+                "first_k3",
+                "k3_ratios",
                 *(
                     figure
                     for figure in FIGURES

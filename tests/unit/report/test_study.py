@@ -88,6 +88,12 @@ def test_policies_and_differences(report: Path) -> None:
     assert len(policies) == 1 + 4 * 3
     differences = rows(report / "tables" / "differences.csv")
     assert len(differences) == 6
+    first, ratios = (rows(report / "tables" / f"{name}.csv") for name in ("first_k3", "k3_ratios"))
+    assert [(row["arm"], row["seed"]) for row in first] == [(row["arm"], row["seed"]) for row in policies[1:]]
+    k3 = {(row["arm"], row["seed"]): float(row["k3"]) for row in first}
+    for row in ratios:
+        logs = [np.log(k3[row["first"], str(seed)] / k3[row["second"], str(seed)]) for seed in range(3)]
+        assert float(row["ratio"]) == pytest.approx(np.exp(np.mean(logs)), rel=1e-6)
     assert all(float(row["seeds_p_holm"]) >= float(row["seeds_p"]) for row in differences)
 
 

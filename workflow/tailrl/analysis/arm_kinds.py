@@ -19,6 +19,16 @@ _REJECTS = ("reject_k1", "reject_k3")
 _LATER = tuple(f"correction.{name}" for name in ("token_lower", "sequence_lower", "reject", "normalise", "centering"))
 """Settings that make another remedy of a named weight."""
 
+_SIDE = "disturbance.side"
+"""What is set apart where an arm is paired with its matched control."""
+
+_ENGINE = tuple(
+    key
+    for key in DEFAULTS
+    if key.startswith("sampler.") and key.split(".")[1] not in ("quantization", "group_size", "kv_cache_dtype", "verify")
+)
+"""Settings of a sampler in which a quantised engine and its twin may differ."""
+
 CAUSES = ("staleness", "weights", "bias", "noise", "floor")
 
 
@@ -91,8 +101,8 @@ def is_disturbed(settings: Mapping[str, Any]) -> bool:
 
 
 def is_matched(settings: Mapping[str, Any]) -> bool:
-    """Whether the trainer has the same disturbance (matched control)."""
-    return bool(settings["disturbance.side"] == "both")
+    """Whether the trainer has the same disturbance, or the number formats of a quantised engine (matched control)."""
+    return bool(settings["disturbance.side"] == "both") or _is_twin(settings)
 
 
 def has_exact_engine(settings: Mapping[str, Any]) -> bool:
@@ -104,18 +114,23 @@ def _few_bits(settings: Mapping[str, Any]) -> bool:
     return settings["sampler.quantization"] is not None or settings["sampler.kv_cache_dtype"] != "auto"
 
 
-def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
-    """Zero mismatch: the exact engine, quantised or not, or an engine whose every token the trainer verifies.
+def _is_twin(settings: Mapping[str, Any]) -> bool:
+    """The trainer computes as a quantised engine does, and samples: no mismatch, but another policy is trained."""
+    return bool(settings["sampler.engine"] == "exact") and _few_bits(settings) and not is_disturbed(settings)
 
-    For claims. `ties` also compares a verified arm with the exact engine, which it should match to the bit.
+
+def has_no_mismatch(settings: Mapping[str, Any]) -> bool:
+    """Zero mismatch of the policy that all arms train: the exact engine, or one whose tokens the trainer verifies.
+
+    For claims. `ties` also compares a verified arm with the exact engine, which it should match to the bit. A quantised
+    engine's twin is no control for other engines: it is a matched control.
     """
-    exact = settings["sampler.engine"] == "exact" and not is_disturbed(settings)
-    return exact or bool(settings["sampler.verify"] and not is_matched(settings))
+    return has_exact_engine(settings) or bool(settings["sampler.verify"] and not is_matched(settings))
 
 
 def has_own_mismatch(settings: Mapping[str, Any]) -> bool:
     """An engine other than the exact one, without disturbance or verification: the mismatch is the engine's own."""
-    return not is_disturbed(settings) and not has_no_mismatch(settings)
+    return not is_disturbed(settings) and not has_no_mismatch(settings) and not is_matched(settings)
 
 
 def is_mismatched(settings: Mapping[str, Any]) -> bool:
@@ -172,13 +187,14 @@ def pairs(results: Results, first: Role, second: Role, *, apart: Keys = ()) -> I
 def ties(results: Results) -> list[tuple[str, str, str]]:
     """The references of each arm, as (arm, reference, why), in the order of the study.
 
-    References are the naive arm under the same mismatch, the arm's matched control, and the arm with zero mismatch.
+    References are the naive arm under the same mismatch, the arm's matched control (of a quantised engine its twin), and
+    the arm with zero mismatch.
     They depend on settings alone, never on results.
     """
     whole = (*_SHARED, "vocabulary", "correction", "reference_kl")
     kinds: list[tuple[str, Role, Role, Keys, Keys]] = [
         ("naive", lambda own: not is_naive(own), is_naive, _SHARED, ()),
-        ("matched control", lambda own: not is_matched(own), is_matched, whole, ("disturbance.side",)),
+        ("matched control", lambda own: not is_matched(own), is_matched, whole, (_SIDE,)),
         ("no mismatch", lambda own: not has_exact_engine(own), has_exact_engine, whole, ("sampler", "disturbance")),
     ]
     settings = _all_settings(results)
@@ -239,7 +255,10 @@ def _alike(
 
 def _part(settings: Mapping[str, Any], blocks: Keys, apart: Keys) -> dict[str, Any]:
     wanted = set(blocks).difference(apart)
-    return {key: value for key, value in settings.items() if key.split(".")[0] in wanted and key not in apart}
+    # The matched control of a quantised engine is the exact engine with its number formats.
+    engine = _ENGINE if _SIDE in apart and _few_bits(settings) else ()
+    left_out = {*apart, *engine}
+    return {key: value for key, value in settings.items() if key.split(".")[0] in wanted and key not in left_out}
 
 
 def _pruned(settings: Mapping[str, Any]) -> bool:

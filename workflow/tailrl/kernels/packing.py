@@ -161,31 +161,38 @@ def pack_batch(
     return Batch(tokens_P, packing, predict_T, targets_T, sequence_T, tuple(map(len, responses)))
 
 
-def micro_batches(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], token_budget: int) -> list[list[int]]:
+def micro_batches(
+    prompts: Sequence[tuple[int, ...]],
+    responses: Sequence[int],
+    token_budget: int,
+    marks: Sequence[Hashable] | None = None,
+) -> list[list[int]]:
     """The sequences' indices in each micro-batch: at most `token_budget` tokens, or one longer sequence.
 
     Responses to one prompt share a micro-batch where they fit, and so do neighbours in length: attention's padded view
     is then nearly full.
 
     Args:
-        prompts: of each sequence; equal prompts in a micro-batch count once.
+        prompts: of each sequence; equal prompts in a micro-batch count once, if their marks are equal too.
         responses: number of tokens of each response.
         token_budget: most tokens in a micro-batch.
+        marks: one a response, as `pack_batch` gets them; None: equal prompts share their tokens.
     """
+    keys = list(zip(prompts, marks or [None] * len(prompts), strict=True))
     longest: dict[tuple[int, ...], int] = {}
     for prompt, response in zip(prompts, responses, strict=True):
         longest[prompt] = max(longest.get(prompt, 0), len(prompt) + response)
     first = {prompt: number for number, prompt in enumerate(longest)}
     groups: list[list[int]] = []
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[tuple[int, ...], Hashable]] = set()
     room = 0
     for index in sorted(range(len(prompts)), key=lambda i: (longest[prompts[i]], first[prompts[i]], responses[i], i)):
         prompt, own = prompts[index], responses[index]
-        needed = own if prompt in seen else len(prompt) + own
+        needed = own if keys[index] in seen else len(prompt) + own
         if needed > room or not groups:
             groups.append([])
             room, seen, needed = token_budget, set(), len(prompt) + own
         room -= needed
-        seen.add(prompt)
+        seen.add(keys[index])
         groups[-1].append(index)
     return groups

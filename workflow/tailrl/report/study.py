@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tailrl.analysis import arm_kinds, scores, tables
 from tailrl.analysis.describe import arm_rows
+from tailrl.analysis.first_steps import first_k3, k3_ratios
 from tailrl.analysis.survival import survival_curve
 from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.claims import write_verdicts
@@ -72,6 +73,9 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     shares = [row for arm in read.arms for row in tables.time_shares(read.runs[arm])]
     write_csv(out / "tables" / "time.csv", flat_rows(shares))
     save_svg(figures.time_figure(shares, read.arms), out / "figures" / "time.svg")
+    first = first_k3(read)
+    write_csv(out / "tables" / "first_k3.csv", flat_rows(first))
+    write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
     comparisons = scores.compare_arms(read, arm_kinds.references(read))
     _write_evaluation(read, gains, policies, comparisons, out)

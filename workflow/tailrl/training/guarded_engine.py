@@ -20,6 +20,10 @@ from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import WeightSync
 
 
+TESTED = 4
+"""Requests of a restarted engine's self-test."""
+
+
 class GuardedEngine:
     """A sampler, how to make it, and how it gets weights."""
 
@@ -64,6 +68,12 @@ class GuardedEngine:
                 self.sampler = self.weight_sync.sampler = self.make()
             with deadline(self.timeout, "the hand-over of the weights"):
                 self.weight_sync.again(model)
+            if requests:
+                with deadline(self.timeout, "the engine's self-test"):
+                    self.sampler.self_test(requests[:TESTED], decoding)
+                # Drops what the engine cached in its test.
+                with deadline(self.timeout, "the hand-over of the weights"):
+                    self.weight_sync.again(model)
             return self._generate(requests, decoding)
         except StudyError as error:
             raise StudyError(f"the engine failed ({first}) and could not be restarted: {error}") from None

@@ -27,12 +27,18 @@ def packed(rollouts: Sequence[Rollout], device: torch.device) -> tuple[Batch, Te
     if len(given) < len(rollouts):
         raise StudyError(f"{len(rollouts) - len(given)} of {len(rollouts)} responses came without their experts")
     of_prompts = [routes[: len(prompt)] for routes, prompt in zip(given, prompts, strict=True)]
-    marks: list[Hashable] = [routes.tobytes() for routes in of_prompts]
+    marks = [prompt_mark(rollout) for rollout in rollouts]
     batch = pack_batch(prompts, responses, device, marks)
     firsts = dict(zip(zip(prompts, marks, strict=True), of_prompts, strict=True))  # the order of the row's prompts
     rest = [routes[len(prompt) :] for routes, prompt in zip(given, prompts, strict=True)]
     row_PLK = np.concatenate([*firsts.values(), *rest])
     return batch, torch.from_numpy(row_PLK.astype(np.int64)).permute(1, 0, 2).contiguous().to(device)
+
+
+def prompt_mark(rollout: Rollout) -> Hashable:
+    """What besides a prompt's tokens decides whether responses share them in a row: the prompt's experts, if given."""
+    routes_PLK = rollout.routes_PLK
+    return None if routes_PLK is None else routes_PLK[: len(rollout.prompt_tokens)].tobytes()
 
 
 def check_routes(model: PreTrainedModel, given_LPK: Tensor) -> None:

@@ -30,7 +30,7 @@ from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.heap import give_back_freed
 from tailrl.training.optimizer import average_over_kept, optimizer_step, scale_gradient
 from tailrl.training.placement import as_forward, tensor_floats
-from tailrl.training.routes import check_routes, flips, packed
+from tailrl.training.routes import check_routes, flips, packed, prompt_mark
 from tailrl.training.step_record import Part, StepRecord, Stopwatch
 
 Result = TypeVar("Result")
@@ -286,5 +286,6 @@ def computing_at(
 def _micro_batches(samples: Sequence[Sample], run: Run, indices: Sequence[int]) -> list[list[int]]:
     rollouts = [samples[i].rollout for i in indices]
     lengths = [len(rollout.tokens) for rollout in rollouts]
-    groups = micro_batches([rollout.prompt_tokens for rollout in rollouts], lengths, run.training.token_budget)
+    prompts, marks = [rollout.prompt_tokens for rollout in rollouts], list(map(prompt_mark, rollouts))
+    groups = micro_batches(prompts, lengths, run.training.token_budget, marks)
     return [[indices[i] for i in group] for group in groups]

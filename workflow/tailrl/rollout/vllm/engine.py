@@ -51,7 +51,8 @@ class VllmSampler(LocalSampler):
 
     compiles = True  # whether torch may compile parts of it
 
-    handed: dict[str, Tensor] | None = None  # a quantised engine's weights as they came, until its self-test
+    # A quantised engine's first weights as they came, until its self-test, or the first batch without one.
+    handed: dict[str, Tensor] | None = None
 
     def __init__(
         self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
@@ -116,6 +117,10 @@ class VllmSampler(LocalSampler):
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
+        self.handed = None
+        return self._generate(requests, decoding)
+
+    def _generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         self.check_weights()
         if not requests:
             return []
@@ -179,7 +184,7 @@ class VllmSampler(LocalSampler):
             StudyError: it exceeds `self_test.tolerance` or is nan, |V'_S| differs, or a token was not recorded: every
                 ratio would be silently wrong. Or a quantised engine is not its twin: see `twin.check_twin`.
         """
-        rollouts = self.generate(requests, replace(shortened(decoding), keep_every=1))
+        rollouts = self._generate(requests, replace(shortened(decoding), keep_every=1))
         worst = max(
             record_error(request, rollout, torch.from_numpy(np.array(rollout.logits_infer_KV)), decoding.rule)
             for request, rollout in zip(requests, rollouts, strict=True)
@@ -191,7 +196,7 @@ class VllmSampler(LocalSampler):
             )
         if self.handed is not None:
             plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
-            sampled = self.generate(requests, plain)
+            sampled = self._generate(requests, plain)
             check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature)
             self.handed = None
         return worst
