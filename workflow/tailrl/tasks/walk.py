@@ -3,11 +3,11 @@
     prompt     03:e,a>d,b>f,c>a,d>g,e>b,f>h,g>j,h>i,i>c,j>e\\n
     solution   03:e>b so 02:b>f then 01:f>h so \\boxed{h}
 
-The prompt gives the number of steps, the first letter, and which letter follows which. So it is as long for a short walk
-as for a long one, and each step is the same work: one is counted down, and one letter is looked up. The word after a
-step is free: it gives responses of every length about the same entropy a token, and no word is wrong.
+The prompt gives the number of steps, the first letter, and which letter follows which. It has the same length for every
+walk. Each step is the same work: count down, and look one letter up. Any word may follow a step. These words give
+responses of every length about the same entropy a token.
 
-The letters form one cycle. A wrong step, carried on to the end, so makes the answer wrong, unless another one mends it.
+The letters form one cycle. So a wrong step makes the answer wrong, unless another wrong step mends it.
 """
 
 import random
