@@ -95,7 +95,7 @@ def test_slips_are_wrong_letters_carried_on(count: int) -> None:
         right += score(problem.solution, problem.answer, problem.compared) == 1.0
     share = wrong / (problems * count)
     assert share == pytest.approx(slip, abs=4 * (slip * (1 - slip) / (problems * count)) ** 0.5)
-    # The offset from the right letter is a Markov chain of ten states; a step keeps 1 - 10 s / 9 of what is known of it.
+    # The offset from the right letter is a Markov chain of ten states, with the second eigenvalue 1 - 10 s / 9.
     expected = 0.1 + 0.9 * (1 - slip * 10 / 9) ** count
     assert right / problems == pytest.approx(expected, abs=4 * (expected * (1 - expected) / problems) ** 0.5)
 
