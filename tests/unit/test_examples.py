@@ -56,6 +56,7 @@ def test_there_are_three_notebooks_which_the_page_lists() -> None:
     assert {path.name for path in NOTEBOOKS} == set(listed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_prints_what_is_committed(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

@@ -218,6 +218,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 @pytest.mark.usefixtures("planted")
+@pytest.mark.slow
 def test_no_stage_writes_a_secret(
     tmp_path: Path,
     policy_folder: Path,

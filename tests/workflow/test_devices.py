@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from study_fixture import copy_workflow
 
 # In place of the real command: real jobs, whose training notes its GPUs and does nothing else, not even import torch.
@@ -55,9 +56,10 @@ match sys.argv[2]:
 """
 
 
-@pytest.mark.parametrize(("gpus", "allocation"), [("3,5", None), ("4", None), ("0,1", "1234")])
-def test_each_job_has_a_gpu_of_its_own(tmp_path: Path, gpus: str, allocation: str | None) -> None:
+@pytest.mark.parametrize("case", slow_but([("3,5", "")], [("3,5", ""), ("4", ""), ("0,1", "1234")], " ".join))
+def test_each_job_has_a_gpu_of_its_own(tmp_path: Path, case: tuple[str, str]) -> None:
     """With two GPUs two jobs run at once, one on each; with one they wait, also for a job that is killed."""
+    gpus, allocation = case
     workflow = copy_workflow(tmp_path / "study")
     command, devices = tmp_path / "bin" / "tailrl", gpus.split(",")
     command.parent.mkdir()

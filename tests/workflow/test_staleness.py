@@ -148,6 +148,7 @@ def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workf
 # --- the guides of docs/how-to/your-task.md -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_added_task_and_remedy_make_no_other_run_stale(tmp_path: Path) -> None:
     """As docs/how-to/your-task.md says to add them; the arm that uses the remedy depends on it, and no other."""
     workflow = copy_workflow(tmp_path)
@@ -198,6 +199,7 @@ def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None
 # --- a name that two files give ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
     workflow, problems = copy_workflow(tmp_path), tmp_path / "results/tiny/data/train.jsonl"
     command = ("snakemake", "--cores", "1", "problems", "--configfile")

@@ -26,6 +26,7 @@ def read(file: Path) -> dict[str, dict[str, str]]:
         return {row["check"]: row for row in csv.DictReader(opened)}
 
 
+@pytest.mark.slow
 def test_a_cpu_makes_every_row_that_it_can(tmp_path: Path) -> None:
     """In a process of its own, where Triton interprets its kernels, with the repository alone on the path."""
     command = [sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--out", str(tmp_path / "check.csv")]

@@ -16,6 +16,7 @@ def test_the_whole_study_is_valid() -> None:
     assert {study.run(arm).sampler.engine for arm in study.arms} == {"transformers", "exact"}
 
 
+@pytest.mark.slow
 def test_a_rehearsal(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a policy to curves and phases, through `tailrl job train`; a call whose time is up leaves no table."""
     arguments = ["gpu_study", str(tmp_path), "--rehearse", "--policy", str(policy_folder)]

@@ -312,6 +312,7 @@ def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:
     }
 
 
+@pytest.mark.slow
 def test_few_claims_are_decided_if_none_holds() -> None:
     """At the level of 2.5 % for either verdict in each family of tests, within 3.3 standard errors of 400 studies."""
     rng, trials = np.random.default_rng(11), 400

@@ -25,6 +25,7 @@ def run(*arguments: str, **environment: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["kernels_logprobs.py", "kernels_noise.py"])
 def test_under_the_interpreter(file: str) -> None:
     arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(FIXTURES / file))

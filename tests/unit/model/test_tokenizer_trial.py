@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 
 from tailrl.config.policy import PretrainedPolicy
 from tailrl.model import tokenizer_trial
@@ -54,7 +55,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", slow_but(("a loop without end", "a text of 10^11 letters"), HOSTILE))
 def test_what_is_hostile_is_one_sentence(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_trial, "SECONDS", 4.0)
     change, words = HOSTILE[name]

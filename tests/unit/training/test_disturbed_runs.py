@@ -14,6 +14,7 @@ import pytest
 import torch
 from definitions import disturbed, safe_tokens
 from sampler_fixture import PlainSampler
+from slow_cases import slow_but
 from step_fixture import DVP, RHO, make_rollouts, run_of, samples_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -166,7 +167,7 @@ def test_the_matched_control_of_staleness_delays_the_gradient(model: PreTrainedM
 
 
 @pytest.mark.parametrize("vocabulary", [{}, DVP], ids=["full", "min_p"])
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", slow_but(("noise", "all"), CAUSES))
 @pytest.mark.usefixtures("plain_samplers")
 def test_the_matched_control_has_no_mismatch(
     files: Path, policy_folder: Path, cause: str, vocabulary: dict[str, Any]

@@ -1,7 +1,8 @@
 """Every estimator × clip × correction × vocabulary × disturbance: an arm is admitted and trains, or refused with why.
 
 A covering subset of the admitted arms goes through the whole training loop. Every pair of choices that any admitted arm
-combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. `test_full_product` takes
+combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps; those that have every choice
+once are tried at every change, the others with the slow tests. `test_full_product` takes
 the estimators, corrections and vocabularies of all arms through the update alone. Other tests hold each choice to its
 definition.
 """
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from arms_fixture import DISTURBANCES, EXTRAS, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
 from sampler_fixture import PlainSampler
+from slow_cases import slow_but
 from step_fixture import run_of
 
 from tailrl.artifacts.metrics import read_metrics
@@ -60,6 +62,16 @@ LATER = covering(
     deliberate=(True,),
 )
 """Those of the corrections in EXTRAS, of the ratio's losses and of a reference policy, which have fewer partners."""
+
+
+def each_once(choices: list[Choice]) -> list[Choice]:
+    """Few of them that hold every choice which any of them holds, greedily."""
+    missing = {item for choice in choices for item in choice.items()}
+    chosen = []
+    while missing:
+        chosen.append(max(choices, key=lambda choice: len(missing & choice.items())))
+        missing -= chosen[-1].items()
+    return chosen
 
 
 def name_of(choice: Choice) -> str:
@@ -149,7 +161,7 @@ def trained(files: Path, policy: Path, arm: Choice, **training: Any) -> list[dic
 
 
 @pytest.mark.usefixtures("plain_samplers")
-@pytest.mark.parametrize("choice", COVERING + LATER, ids=name_of)
+@pytest.mark.parametrize("choice", slow_but(each_once(COVERING + LATER), COVERING + LATER, name_of))
 def test_every_admitted_combination_trains(files: Path, policy_folder: Path, choice: Choice) -> None:
     metrics = trained(files, policy_folder, arm_of(choice), minibatches=choice["minibatches"])
     assert [line["train/step"] for line in metrics] == [0, 1]

@@ -17,6 +17,7 @@ import pytest
 import torch
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors import safe_open
+from slow_cases import slow_but
 
 from tailrl.model.policy import load_policy, load_tokenizer, save_policy
 from tailrl.runtime.errors import StudyError
@@ -52,7 +53,7 @@ def interrupted(runs: Runs, *arguments: Any, **others: Any) -> None:
 # --- to the bit ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_but(("stale", "budget", "minibatches"), ARMS))
 def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Before its first checkpoint, after one, once more without any progress, and in its last step."""
     run = runs.settings(ARMS[arm])

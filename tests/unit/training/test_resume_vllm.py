@@ -14,7 +14,7 @@ from step_fixture import run_of
 
 from tailrl.tasks.problem import Problem, write_problems
 
-# The same with the exact engine and a plain sampler: `test_resume.py`. `e2e/test_chaos.py` kills runs with vLLM ten times.
+# The same with the exact engine and a plain sampler: `test_resume.py`. Kills with vLLM: `e2e/test_chaos.py`.
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SCRIPT = """

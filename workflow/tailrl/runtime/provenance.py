@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache  # what was there when the process began is what it has loaded
 def _git(*arguments: str) -> str | None:
     """Output of a git command in the folder that holds this package, or None without git or repository."""
     try:
