@@ -60,7 +60,6 @@ class Study:
         for package in Path(LIBRARY).parents[:-1]:
             self.write(f"{package}/__init__.py", "")
         self.write(LIBRARY, "import os\nPROCESS = os.getpid()")
-        self.write("wandb.py", "")
         self.snakemake = subprocess.Popen(["sleep", str(LONG)])
         stack.callback(self.end_snakemake)
         self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: str(self.snakemake.pid)}

@@ -1,8 +1,8 @@
 """Imports torch, and vLLM, for the jobs of a study, and forks for each (`job_client`). It ends with its Snakemake.
 
-It keeps no module of this package: a fork imports the files as they are then. While it has one thread, a fork is as a
-process that has imported the same. A guardian between server and job kills the job when the client is gone, and is
-the job does not outlive it. The end of the server ends no job.
+It keeps no module of this package: a job imports the files as they are then. It forks only while it has one thread, as
+threads and their locks do not survive a fork. Between server and job there is a guardian, which kills the job when the
+client is gone. The job ends with its guardian, but not with the server.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from tailrl.cli.job_title import set_title
 from tailrl.runtime.imports import without
 
 MODULES = {
-    "torch": ("transformers.models.llama.modeling_llama", "wandb"),
+    "torch": ("transformers.models.llama.modeling_llama",),
     # The first one sets variables that vLLM reads.
     "vllm": (
         *("tailrl.rollout.vllm", "vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
@@ -50,13 +50,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     set_title([sys.executable, "tailrl-server"])
     guardians: dict[tuple[str, ...], int] = {}
+    imported: set[str] = set()
     while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
         connection, _ = listener.accept()
         guardians = {words: process for words, process in guardians.items() if os.waitpid(process, os.WNOHANG)[0] == 0}
         with connection:
             request, files = _received(connection)
             words = tuple(request.get("argv", ()))
-            if words and _imported(request["libraries"]):
+            if words and _may_fork(imported, request["libraries"]):
                 earlier = guardians.get(words)
                 guardians[words] = os.fork()
                 if guardians[words] == 0:
@@ -82,16 +83,16 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text) if text and of_this_user(connection) else {}, files
 
 
-def _imported(libraries: Sequence[str]) -> bool:
-    """Imports what is not there yet; False where that fails, or where a library has started a thread."""
-    new = [name for library in libraries for name in MODULES[library] if name not in sys.modules]
-    try:
-        with without(UNUSED):
-            for name in new:
-                importlib.import_module(name)
-    except Exception:
-        return False
-    if new:
+def _may_fork(imported: set[str], libraries: Sequence[str]) -> bool:
+    """Imports what is missing, and notes it; False where that fails, or where a library has started a thread."""
+    if new := [library for library in libraries if library not in imported]:
+        try:
+            with without(UNUSED):
+                for name in (name for library in new for name in MODULES[library]):
+                    importlib.import_module(name)
+        except Exception:
+            return False
+        imported.update(new)
         _forget_package()
         # What is here stays: no job's collector goes through it.
         gc.collect()
