@@ -13,8 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
+from outcome import content
+from step_fixture import run_of
 
 from tailrl.cli import job_client
+from tailrl.cli.job_server import MODULES
+from tailrl.config.jobs import Evaluation
+from tailrl.tasks.problem import Problem, write_problems
 
 PACKAGE = Path(job_client.__file__).parents[1]
 COPIED = (
@@ -57,9 +62,11 @@ class Study:
         for name in COPIED:
             self.write(f"tailrl/{name}.py", (PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
         self.write("tailrl/cli/command_line.py", JOB)
-        for package in Path(LIBRARY).parents[:-1]:
-            self.write(f"{package}/__init__.py", "")
-        self.write(LIBRARY, "import os\nPROCESS = os.getpid()")
+        for module in MODULES["torch"]:
+            *packages, _ = parts = module.split(".")
+            for place, _ in enumerate(packages, start=1):
+                self.write(f"{'/'.join(parts[:place])}/__init__.py", "")
+            self.write(f"{'/'.join(parts)}.py", "import os\nPROCESS = os.getpid()")
         self.snakemake = subprocess.Popen(["sleep", str(LONG)])
         stack.callback(self.end_snakemake)
         self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: str(self.snakemake.pid)}
@@ -287,3 +294,43 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
     ]
     assert command(said["server"])[1:] == ["tailrl-server"]
     assert command(client.process.pid)[1:] == ["tailrl-client"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["exact", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_results_have_the_same_bits_alone_and_forked(
+    engine: str, tmp_path: Path, policy_folder: Path, problems: list[Problem]
+) -> None:
+    sampler = {"engine": engine, "dtype": "float32"}
+    arm = {"vocabulary": {"rule": "min_p", "rho": 0.01}, "sampler": sampler}
+    run = run_of(arm, steps=3).model_dump_json()
+    held_out = Evaluation.model_validate({"samples": 2, "max_new_tokens": 8, "sampler": sampler}).model_dump_json()
+    write_problems(problems[:5], tmp_path / "problems.jsonl")
+    given = ("--problems", str(tmp_path / "problems.jsonl"))
+
+    def call(out: Path, *words: str, offer: dict[str, str]) -> int:
+        command = [sys.executable, "-c", "from tailrl.cli import main; main()", "job", *words, *given]
+        environment = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | offer
+        with (out / "log").open("w") as log:
+            client = subprocess.Popen(command, env=environment, stderr=log)
+        assert client.wait() == 0, (out / "log").read_text()
+        return client.pid
+
+    def bits(name: str, offer: dict[str, str]) -> tuple[bool, list[object]]:
+        """Whether training was a fork, and what it and the evaluation leave."""
+        out = tmp_path / name
+        out.mkdir()
+        folders = ("--policy", str(policy_folder), "--out", str(out), "--wandb", str(out))
+        client = call(out, "train", "--settings", run, "--seed", "3", *folders, offer=offer)
+        lock = (out / "checkpoints" / "lock").read_text()
+        files = ("--policy", f"0={out / 'policy'}", "--out", str(out / "a.json"), "--samples", str(out / "a.jsonl"))
+        call(out, "evaluate", "--arm", "a", "--settings", held_out, *files, offer=offer)
+        compared = ("metrics.jsonl", "tokens.npz", "run.json", "policy/model.safetensors", "a.json", "a.jsonl")
+        return int(lock.split()[0]) != client, [content(out / one) for one in compared]
+
+    with subprocess.Popen(["sleep", str(LONG)]) as snakemake:
+        offer = {job_client.OFFER: str(snakemake.pid)}
+        found = [bits(name, offer if name != "alone" else {}) for name in ("first", "second", "alone")]
+        snakemake.kill()
+    assert [forked for forked, _ in found] == [True, True, False]
+    assert found[0][1] == found[2][1] == found[1][1]

@@ -25,14 +25,14 @@ from tailrl.cli.job_title import set_title
 from tailrl.runtime.imports import without
 
 MODULES = {
-    "torch": ("transformers.models.llama.modeling_llama",),
+    "torch": ("transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe", "typer"),
     # The first one sets variables that vLLM reads.
     "vllm": (
-        *("tailrl.rollout.vllm", "vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+        *("tailrl.rollout.vllm", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
         *("vllm.v1.worker.cpu_model_runner", "vllm.model_executor.models.llama"),
     ),
-    "lm_eval": ("lm_eval",),
 }
+"""Not lm-eval's: pyarrow starts a thread."""
 REQUEST_BYTES = 1 << 18
 """Bytes of a request: more than a socket takes."""
 REQUEST_SECONDS = 10
@@ -43,21 +43,22 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serves at the address that is the standard input, until the process of the first argument ends.
 
-    It also returns in the process of each job, which then is as one that was started with the job's command.
+    The second argument names the libraries. It also returns in the process of each job, which then is as one that was
+    started with the job's command.
     """
     snakemake = os.pidfd_open(int(sys.argv[1]))
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     set_title([sys.executable, "tailrl-server"])
+    _import(sys.argv[2].split(","))
     guardians: dict[tuple[str, ...], int] = {}
-    imported: set[str] = set()
     while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
         connection, _ = listener.accept()
         guardians = {words: process for words, process in guardians.items() if os.waitpid(process, os.WNOHANG)[0] == 0}
         with connection:
             request, files = _received(connection)
             words = tuple(request.get("argv", ()))
-            if words and _may_fork(imported, request["libraries"]):
+            if words and len(list(Path("/proc/self/task").iterdir())) == 1:
                 earlier = guardians.get(words)
                 guardians[words] = os.fork()
                 if guardians[words] == 0:
@@ -83,21 +84,14 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text) if text and of_this_user(connection) else {}, files
 
 
-def _may_fork(imported: set[str], libraries: Sequence[str]) -> bool:
-    """Imports what is missing, and notes it; False where that fails, or where a library has started a thread."""
-    if new := [library for library in libraries if library not in imported]:
-        try:
-            with without(UNUSED):
-                for name in (name for library in new for name in MODULES[library]):
-                    importlib.import_module(name)
-        except Exception:
-            return False
-        imported.update(new)
-        _forget_package()
-        # What is here stays: no job's collector goes through it.
-        gc.collect()
-        gc.freeze()
-    return len(list(Path("/proc/self/task").iterdir())) == 1
+def _import(libraries: Sequence[str]) -> None:
+    with without(UNUSED):
+        for name in (name for library in libraries for name in MODULES[library]):
+            importlib.import_module(name)
+    _forget_package()
+    # What is here stays: no job's collector goes through it.
+    gc.collect()
+    gc.freeze()
 
 
 def _forget_package() -> None:
