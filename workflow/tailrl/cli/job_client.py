@@ -25,8 +25,8 @@ from tailrl.cli.job_title import PADDING, set_title
 
 OFFER = "TAILRL_JOB_SERVER"
 """Set by the Snakefile to the id of Snakemake's process, with which a server ends."""
-SERVED = ("policy", "train", "evaluate", "compare", "measure-gradients", "equal-mass")
-"""The jobs that import torch."""
+SERVED = ("train", "evaluate", "compare")
+"""The jobs that import torch and of which a study has several."""
 UNUSED = "sklearn"
 """transformers imports it, with SciPy and pandas, for assisted generation, which no job does: 0.9 CPU seconds."""
 OF_A_SHELL = ("_", "SHLVL", "OLDPWD")

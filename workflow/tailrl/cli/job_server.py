@@ -5,6 +5,7 @@ threads and their locks do not survive a fork. Between server and job there is a
 client is gone. The job ends with its guardian, but not with the server.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -145,6 +146,8 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     _forget_package()
+    # Else nanobind says at the end that its types leak.
+    atexit.register(gc.unfreeze)
 
 
 if __name__ == "__main__":
