@@ -27,7 +27,7 @@ COPIED = (
     *("runtime/__init__", "runtime/imports"),
 )
 JOB = """
-import fcntl, json, os, resource, sys, time
+import atexit, fcntl, json, os, resource, sys, threading, time
 import transformers.models.llama.modeling_llama as library
 def run():
     does = json.loads(sys.argv[3])
@@ -45,7 +45,10 @@ def run():
         raise ValueError(does["raises"])
     if "signal" in does:
         os.kill(os.getpid(), does["signal"])
-    sys.exit(does.get("code", 0))
+    if "code" in does:
+        sys.exit(does["code"])
+    atexit.register(print, "at exit")
+    threading.Timer(0.1, print, ["thread"]).start()
 """
 LIBRARY = "transformers/models/llama/modeling_llama.py"
 PATIENCE = 60.0
@@ -175,6 +178,13 @@ def test_the_client_ends_as_its_job(study: Study, does: dict[str, Any], code: in
     assert said["server"] != said["process"]
     ended, errors = client.end()
     assert (ended, errors[-len(words) :] if words else errors) == (code, words)
+
+
+def test_a_job_ends_as_python_does(study: Study) -> None:
+    client = study.start()
+    client.said()
+    assert client.process.communicate(timeout=PATIENCE) == ("thread\nat exit\n", "")
+    assert client.process.returncode == 0
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "KeyboardInterrupt\n"), (signal.SIGTERM, "")])

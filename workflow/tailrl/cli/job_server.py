@@ -15,11 +15,12 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from tailrl.cli.job_client import TAKEN, UNUSED, of_this_user
 from tailrl.cli.job_title import set_title
@@ -150,8 +151,18 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     atexit.register(gc.unfreeze)
 
 
+def _end_at_once() -> NoReturn:
+    """Ends this process as Python does, but takes no library apart: that would take 2 CPU seconds."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     main()
     from tailrl.cli.command_line import run
 
     run()
+    _end_at_once()
