@@ -303,6 +303,7 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
         "somewhere",
     ]
     assert command(said["server"])[1:] == ["tailrl-server"]
+    assert command(psutil.Process(said["process"]).ppid())[1:] == ["tailrl-guardian"]
     assert command(client.process.pid)[1:] == ["tailrl-client"]
 
 

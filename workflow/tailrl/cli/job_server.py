@@ -119,6 +119,7 @@ def _guard(connection: socket.socket, earlier: int | None) -> None:
         if os.getppid() != guardian:
             os._exit(1)
         return
+    set_title([sys.executable, "tailrl-guardian"])
     ended = os.pidfd_open(job)
     with suppress(ConnectionError):
         connection.send(TAKEN)
