@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -136,14 +136,17 @@ def study(tmp_path: Path) -> Iterator[Study]:
         yield Study(tmp_path, stack)
 
 
+def soon(holds: Callable[[], bool]) -> bool:
+    """Waits until something holds; False where it does not become so."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
 def gone(process: int) -> bool:
     """Whether a process ends soon."""
-    deadline = time.monotonic() + PATIENCE
-    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    return soon(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
 
 
 def command(process: int) -> list[str]:
@@ -202,10 +205,7 @@ def test_a_stopped_client_stops_its_job(study: Study) -> None:
     job = psutil.Process(client.said()["process"])
     for number, stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
         client.process.send_signal(number)
-        deadline = time.monotonic() + PATIENCE
-        while (job.status() == psutil.STATUS_STOPPED) != stopped:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert soon(lambda stopped=stopped: (job.status() == psutil.STATUS_STOPPED) == stopped)  # type: ignore[misc]
 
 
 def test_a_killed_client_takes_its_job_along(study: Study) -> None:
@@ -294,17 +294,14 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
     """`tailrl unlock` looks for jobs by their commands."""
     client = study.start("--out", "somewhere", sleeps=LONG)
     said = client.said()
-    assert command(said["process"])[1:] == [
-        "tailrl",
-        "job",
-        "train",
-        json.dumps({"sleeps": LONG}),
-        "--out",
-        "somewhere",
-    ]
-    assert command(said["server"])[1:] == ["tailrl-server"]
-    assert command(psutil.Process(said["process"]).ppid())[1:] == ["tailrl-guardian"]
-    assert command(client.process.pid)[1:] == ["tailrl-client"]
+    words = ["tailrl", "job", "train", json.dumps({"sleeps": LONG}), "--out", "somewhere"]
+    for process, title in (
+        (said["process"], words),
+        (said["server"], ["tailrl-server"]),
+        (psutil.Process(said["process"]).ppid(), ["tailrl-guardian"]),
+        (client.process.pid, ["tailrl-client"]),
+    ):
+        assert soon(lambda process=process, title=title: command(process)[1:] == title), title  # type: ignore[misc]
 
 
 @pytest.mark.slow
