@@ -12,6 +12,7 @@ TAILRL = """#!/usr/bin/env bash
 shift  # job
 arm=$(echo "$@" | grep -o 'train/[a-z]*' | tail -1)
 echo "$1/${arm#train/}" >> "$CALLS"
+echo "$TAILRL_JOB_SERVER" >> "$CALLS.servers"
 calls() { grep -c "$1" "$CALLS"; }
 case "$1/$arm" in
   problems/*) mkdir -p results/changed/data && touch results/changed/data/{train,evaluation,warm_start}.jsonl \\
@@ -81,3 +82,5 @@ def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     assert again.format(137) in (folder / "results/changed/logs/evaluate/killed.log").read_text()
     assert not (killed / "checkpoints").exists()
     assert (other / "checkpoints/finished-0").exists(), "of a run that was not asked for"
+    offers = (folder / "calls.servers").read_text().splitlines()
+    assert len(set(offers)) == 2 and "" not in offers, "each Snakemake offers a server to all its jobs"

@@ -258,8 +258,9 @@ onstart:
         f"\n{workflow.executor_plugin.name}" if workflow.non_local_exec else ""
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
-    # Here jobs fork from a process that has imported torch. CUDA would forbid it.
-    if not (workflow.non_local_exec or attached() or visible()):
+    # Here jobs fork from a process that has imported torch, where the system can do that, and without CUDA, which forbids it.
+    elsewhere = workflow.non_local_exec or attached() or visible()
+    if hasattr(os, "pidfd_open") and not elsewhere:
         os.environ[OFFER] = str(os.getpid())
     Path(results).mkdir(parents=True, exist_ok=True)
     held.append(hold(Path(results, NOTE)))

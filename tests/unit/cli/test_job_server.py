@@ -6,15 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from outcome import content
+from step_fixture import run_of
 
 from tailrl.cli import job_client
+from tailrl.cli.job_server import MODULES
+from tailrl.config.jobs import Evaluation
+from tailrl.tasks.problem import Problem, write_problems
 
 PACKAGE = Path(job_client.__file__).parents[1]
 COPIED = (
@@ -22,7 +27,7 @@ COPIED = (
     *("runtime/__init__", "runtime/imports"),
 )
 JOB = """
-import fcntl, json, os, resource, sys, time
+import atexit, fcntl, json, os, resource, sys, threading, time
 import transformers.models.llama.modeling_llama as library
 def run():
     does = json.loads(sys.argv[3])
@@ -40,7 +45,10 @@ def run():
         raise ValueError(does["raises"])
     if "signal" in does:
         os.kill(os.getpid(), does["signal"])
-    sys.exit(does.get("code", 0))
+    if "code" in does:
+        sys.exit(does["code"])
+    atexit.register(print, "at exit")
+    threading.Timer(0.1, print, ["thread"]).start()
 """
 LIBRARY = "transformers/models/llama/modeling_llama.py"
 PATIENCE = 60.0
@@ -57,10 +65,11 @@ class Study:
         for name in COPIED:
             self.write(f"tailrl/{name}.py", (PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
         self.write("tailrl/cli/command_line.py", JOB)
-        for package in Path(LIBRARY).parents[:-1]:
-            self.write(f"{package}/__init__.py", "")
-        self.write(LIBRARY, "import os\nPROCESS = os.getpid()")
-        self.write("wandb.py", "")
+        for module in MODULES["torch"]:
+            *packages, _ = parts = module.split(".")
+            for place, _ in enumerate(packages, start=1):
+                self.write(f"{'/'.join(parts[:place])}/__init__.py", "")
+            self.write(f"{'/'.join(parts)}.py", "import os\nPROCESS = os.getpid()")
         self.snakemake = subprocess.Popen(["sleep", str(LONG)])
         stack.callback(self.end_snakemake)
         self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: str(self.snakemake.pid)}
@@ -127,14 +136,17 @@ def study(tmp_path: Path) -> Iterator[Study]:
         yield Study(tmp_path, stack)
 
 
+def soon(holds: Callable[[], bool]) -> bool:
+    """Waits until something holds; False where it does not become so."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
 def gone(process: int) -> bool:
     """Whether a process ends soon."""
-    deadline = time.monotonic() + PATIENCE
-    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    return soon(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
 
 
 def command(process: int) -> list[str]:
@@ -171,6 +183,13 @@ def test_the_client_ends_as_its_job(study: Study, does: dict[str, Any], code: in
     assert (ended, errors[-len(words) :] if words else errors) == (code, words)
 
 
+def test_a_job_ends_as_python_does(study: Study) -> None:
+    client = study.start()
+    client.said()
+    assert client.process.communicate(timeout=PATIENCE) == ("thread\nat exit\n", "")
+    assert client.process.returncode == 0
+
+
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "KeyboardInterrupt\n"), (signal.SIGTERM, "")])
 def test_signals_reach_the_job(study: Study, number: int, words: str) -> None:
     client = study.start(sleeps=LONG)
@@ -186,10 +205,7 @@ def test_a_stopped_client_stops_its_job(study: Study) -> None:
     job = psutil.Process(client.said()["process"])
     for number, stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
         client.process.send_signal(number)
-        deadline = time.monotonic() + PATIENCE
-        while (job.status() == psutil.STATUS_STOPPED) != stopped:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert soon(lambda stopped=stopped: (job.status() == psutil.STATUS_STOPPED) == stopped)  # type: ignore[misc]
 
 
 def test_a_killed_client_takes_its_job_along(study: Study) -> None:
@@ -278,13 +294,51 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
     """`tailrl unlock` looks for jobs by their commands."""
     client = study.start("--out", "somewhere", sleeps=LONG)
     said = client.said()
-    assert command(said["process"])[1:] == [
-        "tailrl",
-        "job",
-        "train",
-        json.dumps({"sleeps": LONG}),
-        "--out",
-        "somewhere",
-    ]
-    assert command(said["server"])[1:] == ["tailrl-server"]
-    assert command(client.process.pid)[1:] == ["tailrl-client"]
+    words = ["tailrl", "job", "train", json.dumps({"sleeps": LONG}), "--out", "somewhere"]
+    for process, title in (
+        (said["process"], words),
+        (said["server"], ["tailrl-server"]),
+        (psutil.Process(said["process"]).ppid(), ["tailrl-guardian"]),
+        (client.process.pid, ["tailrl-client"]),
+    ):
+        assert soon(lambda process=process, title=title: command(process)[1:] == title), title  # type: ignore[misc]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["exact", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_results_have_the_same_bits_alone_and_forked(
+    engine: str, tmp_path: Path, policy_folder: Path, problems: list[Problem]
+) -> None:
+    sampler = {"engine": engine, "dtype": "float32"}
+    arm = {"vocabulary": {"rule": "min_p", "rho": 0.01}, "sampler": sampler}
+    run = run_of(arm, steps=3).model_dump_json()
+    held_out = Evaluation.model_validate({"samples": 2, "max_new_tokens": 8, "sampler": sampler}).model_dump_json()
+    write_problems(problems[:5], tmp_path / "problems.jsonl")
+    given = ("--problems", str(tmp_path / "problems.jsonl"))
+
+    def call(out: Path, *words: str, offer: dict[str, str]) -> int:
+        command = [sys.executable, "-c", "from tailrl.cli import main; main()", "job", *words, *given]
+        environment = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | offer
+        with (out / "log").open("w") as log:
+            client = subprocess.Popen(command, env=environment, stderr=log)
+        assert client.wait() == 0, (out / "log").read_text()
+        return client.pid
+
+    def bits(name: str, offer: dict[str, str]) -> tuple[bool, list[object]]:
+        """Whether training was a fork, and what it and the evaluation leave."""
+        out = tmp_path / name
+        out.mkdir()
+        folders = ("--policy", str(policy_folder), "--out", str(out), "--wandb", str(out))
+        client = call(out, "train", "--settings", run, "--seed", "3", *folders, offer=offer)
+        lock = (out / "checkpoints" / "lock").read_text()
+        files = ("--policy", f"0={out / 'policy'}", "--out", str(out / "a.json"), "--samples", str(out / "a.jsonl"))
+        call(out, "evaluate", "--arm", "a", "--settings", held_out, *files, offer=offer)
+        compared = ("metrics.jsonl", "tokens.npz", "policy/model.safetensors", "a.json", "a.jsonl")
+        return int(lock.split()[0]) != client, [content(out / one) for one in compared]
+
+    with subprocess.Popen(["sleep", str(LONG)]) as snakemake:
+        offer = {job_client.OFFER: str(snakemake.pid)}
+        found = [bits(name, offer if name != "alone" else {}) for name in ("first", "second", "alone")]
+        snakemake.kill()
+    assert [forked for forked, _ in found] == [True, True, False]
+    assert found[0][1] == found[2][1] == found[1][1]

@@ -25,8 +25,8 @@ from tailrl.cli.job_title import PADDING, set_title
 
 OFFER = "TAILRL_JOB_SERVER"
 """Set by the Snakefile to the id of Snakemake's process, with which a server ends."""
-SERVED = ("policy", "train", "evaluate", "compare", "measure-gradients", "equal-mass")
-"""The jobs that import torch."""
+SERVED = ("train", "evaluate", "compare")
+"""The jobs that import torch and of which a study has several."""
 UNUSED = "sklearn"
 """transformers imports it, with SciPy and pandas, for assisted generation, which no job does: 0.9 CPU seconds."""
 OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
@@ -43,14 +43,19 @@ def ask() -> None:
     """Ends this process as its job ends, if a server takes the job; else returns, and the job is to run here."""
     if OFFER not in os.environ or not _is_served(sys.argv[1:]):
         return
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback
     try:
         server = _connected("\0tailrl-" + _likeness())
-        request = {"argv": sys.argv, "path": sys.path, "libraries": _libraries()}
+        request = {"argv": sys.argv, "path": sys.path}
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
         if server.recv(1) != TAKEN:
             return
     except OSError:
         return
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
     _end_like(_awaited(server))
 
 
@@ -67,10 +72,9 @@ def _is_served(words: list[str]) -> bool:
     return words[:1] == ["job"] and words[1:2] in [[name] for name in SERVED] and ranks == ["1"] and not limited
 
 
-def _libraries() -> list[str]:
+def _libraries() -> str:
     """What the job will import, by the names in `job_server`."""
-    engine = ["vllm"] if any('"engine":"vllm"' in word for word in sys.argv) else []
-    return ["torch", *engine, *["lm_eval"][: sys.argv[2] == "evaluate"]]
+    return "torch,vllm" if any('"engine":"vllm"' in word for word in sys.argv) else "torch"
 
 
 def _likeness() -> str:
@@ -85,7 +89,7 @@ def _likeness() -> str:
         # A container may share its network, and so all addresses, with another one.
         [str(namespace.readlink()) for namespace in sorted(Path("/proc/self/ns").iterdir())],
         Path("/proc/self/cgroup").read_text(encoding="utf-8"),
-        [str(Path.cwd()), sys.executable, "vllm" in _libraries()],
+        [str(Path.cwd()), sys.executable, _libraries()],
         [str(version) for folder in sys.path for version in sorted(Path(folder).glob("*.dist-info"))],
         [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))],
     ]
@@ -116,7 +120,7 @@ def _connected(address: str) -> socket.socket:
 
 def _start(listener: socket.socket) -> None:
     subprocess.Popen(
-        [sys.executable, "-P", "-m", "tailrl.cli.job_server", os.environ[OFFER], PADDING],
+        [sys.executable, "-P", "-m", "tailrl.cli.job_server", os.environ[OFFER], _libraries(), PADDING],
         stdin=listener.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,10 +1,11 @@
 """Imports torch, and vLLM, for the jobs of a study, and forks for each (`job_client`). It ends with its Snakemake.
 
-It keeps no module of this package: a fork imports the files as they are then. While it has one thread, a fork is as a
-process that has imported the same. A guardian between server and job kills the job when the client is gone, and is
-the job does not outlive it. The end of the server ends no job.
+It keeps no module of this package: a job imports the files as they are then. It forks only while it has one thread, as
+threads and their locks do not survive a fork. Between server and job there is a guardian, which kills the job when the
+client is gone. The job ends with its guardian, but not with the server.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -14,25 +15,26 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from tailrl.cli.job_client import TAKEN, UNUSED, of_this_user
 from tailrl.cli.job_title import set_title
 from tailrl.runtime.imports import without
 
 MODULES = {
-    "torch": ("transformers.models.llama.modeling_llama", "wandb"),
+    "torch": ("transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe", "typer"),
     # The first one sets variables that vLLM reads.
     "vllm": (
-        *("tailrl.rollout.vllm", "vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+        *("tailrl.rollout.vllm", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
         *("vllm.v1.worker.cpu_model_runner", "vllm.model_executor.models.llama"),
     ),
-    "lm_eval": ("lm_eval",),
 }
+"""Not lm-eval's: pyarrow starts a thread."""
 REQUEST_BYTES = 1 << 18
 """Bytes of a request: more than a socket takes."""
 REQUEST_SECONDS = 10
@@ -43,12 +45,14 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serves at the address that is the standard input, until the process of the first argument ends.
 
-    It also returns in the process of each job, which then is as one that was started with the job's command.
+    The second argument names the libraries. It also returns in the process of each job, which then is as one that was
+    started with the job's command.
     """
     snakemake = os.pidfd_open(int(sys.argv[1]))
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     set_title([sys.executable, "tailrl-server"])
+    _import(sys.argv[2].split(","))
     guardians: dict[tuple[str, ...], int] = {}
     while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
         connection, _ = listener.accept()
@@ -56,7 +60,7 @@ def main() -> None:
         with connection:
             request, files = _received(connection)
             words = tuple(request.get("argv", ()))
-            if words and _imported(request["libraries"]):
+            if words and len(list(Path("/proc/self/task").iterdir())) == 1:
                 earlier = guardians.get(words)
                 guardians[words] = os.fork()
                 if guardians[words] == 0:
@@ -82,21 +86,14 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text) if text and of_this_user(connection) else {}, files
 
 
-def _imported(libraries: Sequence[str]) -> bool:
-    """Imports what is not there yet; False where that fails, or where a library has started a thread."""
-    new = [name for library in libraries for name in MODULES[library] if name not in sys.modules]
-    try:
-        with without(UNUSED):
-            for name in new:
-                importlib.import_module(name)
-    except Exception:
-        return False
-    if new:
-        _forget_package()
-        # What is here stays: no job's collector goes through it.
-        gc.collect()
-        gc.freeze()
-    return len(list(Path("/proc/self/task").iterdir())) == 1
+def _import(libraries: Sequence[str]) -> None:
+    with without(UNUSED):
+        for name in (name for library in libraries for name in MODULES[library]):
+            importlib.import_module(name)
+    _forget_package()
+    # What is here stays: no job's collector goes through it.
+    gc.collect()
+    gc.freeze()
 
 
 def _forget_package() -> None:
@@ -122,6 +119,7 @@ def _guard(connection: socket.socket, earlier: int | None) -> None:
         if os.getppid() != guardian:
             os._exit(1)
         return
+    set_title([sys.executable, "tailrl-guardian"])
     ended = os.pidfd_open(job)
     with suppress(ConnectionError):
         connection.send(TAKEN)
@@ -150,6 +148,17 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     _forget_package()
+    # Else nanobind says at the end that its types leak.
+    atexit.register(gc.unfreeze)
+
+
+def _end_at_once() -> NoReturn:
+    """Ends this process as Python does, but takes no library apart: that would take 2 CPU seconds."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
@@ -157,3 +166,4 @@ if __name__ == "__main__":
     from tailrl.cli.command_line import run
 
     run()
+    _end_at_once()
