@@ -60,6 +60,7 @@ rule summarise:
                 ),
             )
         ],
+        each=[f"{results}/tables/{table}.csv.gz" for table in ("problems", "rewards")],
     log:
         f"{results}/logs/summarise.log",
     conda:
@@ -229,6 +230,10 @@ for ablation in study.ablations:
             figure=f"{results}/ablations/{ablation}.svg",
             claims=f"{results}/ablations/{ablation}_claims.csv",
             differences=f"{results}/ablations/{ablation}_differences.csv",
+            each=[
+                f"{results}/ablations/{ablation}_{table}.csv.gz"
+                for table in ("problems", "rewards")
+            ],
         log:
             f"{results}/logs/ablation_{ablation}.log",
         conda:
