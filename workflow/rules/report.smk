@@ -62,6 +62,7 @@ rule summarise:
                 ),
             )
         ],
+        each=[f"{results}/tables/{table}.csv.gz" for table in ("problems", "rewards")],
     log:
         f"{results}/logs/summarise.log",
     conda:
@@ -231,6 +232,10 @@ for ablation in study.ablations:
             figure=f"{results}/ablations/{ablation}.svg",
             claims=f"{results}/ablations/{ablation}_claims.csv",
             differences=f"{results}/ablations/{ablation}_differences.csv",
+            each=[
+                f"{results}/ablations/{ablation}_{table}.csv.gz"
+                for table in ("problems", "rewards")
+            ],
         log:
             f"{results}/logs/ablation_{ablation}.log",
         conda:

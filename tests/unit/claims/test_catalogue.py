@@ -26,6 +26,7 @@ from tailrl.claims.finding import (
     CHANGES,
     CONTRADICTED,
     MEASURED,
+    NOT_SEEN,
     REPRODUCED,
     UNDECIDED,
     UNTESTABLE,
@@ -133,10 +134,12 @@ def between(low: float, high: float) -> Finding:
         ("told", with_p(0.001, 0.999), MEASURED),
         ("told", nothing(("a",)), UNTESTABLE),
         ("directed", with_p(0.025, 0.975, events=1), REPRODUCED),
-        ("directed", with_p(NAN, events=0), UNTESTABLE),
-        ("change", with_p(NAN, events=0), UNTESTABLE),
-        ("within", replace(between(1.0, 4.0), events=0), UNTESTABLE),
-        ("fact", fact(("a",), 3, 1.0, "seen", None), UNTESTABLE),
+        ("directed", with_p(NAN, events=0), NOT_SEEN),
+        ("change", with_p(NAN, events=0), NOT_SEEN),
+        ("within", replace(between(1.0, 4.0), events=0), NOT_SEEN),
+        ("fact", fact(("a",), 3, 1.0, "seen", None), NOT_SEEN),
+        ("fact", fact(("a",), 3, NAN, "seen", None), UNTESTABLE),
+        ("directed", nothing(("a",)), UNTESTABLE),
         ("fact", replace(fact(("a",), 3, 1.0, "seen", None), premise=False), ASIDE),
         ("fact", with_p(0.9, holds=True), REPRODUCED),
         ("fact", with_p(0.001, holds=False), CONTRADICTED),
@@ -199,7 +202,7 @@ def test_a_claim_requires_another_in_its_own_scope() -> None:
 def test_outcomes_are_decided_in_one_module() -> None:
     """Only `decide` makes verdicts and gives outcomes; other modules may compare a verdict with one."""
     outcomes = {name for name, value in vars(finding_module).items() if name.isupper() and isinstance(value, str)}
-    assert len(outcomes) == 10
+    assert len(outcomes) == 11
     makers, givers = set(), set()
     for file in sorted((ROOT / "workflow" / "tailrl").rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -254,7 +257,7 @@ def unlike(catalogue: Mapping[str, Claim]) -> set[str]:
     for path in PUBLISHED:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(catalogue[row["id"]], row) for row in csv.DictReader(file) if row["id"] in catalogue]
-        decided = [(claim, row) for claim, row in rows if row["verdict"] not in (UNTESTABLE, "premise fails")]
+        decided = [(claim, row) for claim, row in rows if row["verdict"] not in (UNTESTABLE, NOT_SEEN, "premise fails")]
         found |= {claim.id for claim, row in decided if row["verdict"] not in outcome_of(row, claim)}
         for family in {claim.family or claim.id for claim, _ in rows}:
             own = [(claim.id, row) for claim, row in rows if (claim.family or claim.id) == family]

@@ -24,7 +24,7 @@ from claims_fixture import (
 from scipy import stats
 
 from tailrl.claims.catalogue import read_claims
-from tailrl.claims.finding import CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.finding import CONTRADICTED, MEASURED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.stats.tests import arm_difference
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -152,7 +152,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Made]]] = [
             (UNTESTABLE, 20, [math.nan] * 5),
         )
     ],
-    ("vexact.b.reward", UNTESTABLE, {"a": made(RECOMPUTE, reward=rising(0.1, 0.101), unmasked=[1.0] * 2)}),
+    ("vexact.b.reward", NOT_SEEN, {"a": made(RECOMPUTE, reward=rising(0.1, 0.101), unmasked=[1.0] * 2)}),
     (
         "vexact.b.reward",
         CONTRADICTED,
@@ -201,6 +201,7 @@ def test_every_claim_is_seen_in_every_outcome() -> None:
         **{claim: (MEASURED,) for claim in own if claim.startswith("price.")},
     }
     every = {(claim, outcome) for claim in own for outcome in (*some.get(claim, decided), UNTESTABLE)}
+    every.add(("vexact.b.reward", NOT_SEEN))
     assert {(claim, outcome) for claim, outcome, _ in OUTCOMES} == every
 
 
@@ -262,4 +263,4 @@ def test_a_finding_with_nothing_to_test_has_no_p() -> None:
     """A reward that rises in every run counts in no family."""
     arms = {"a": made(RECOMPUTE, reward=rising(*around(0.2, 0.01)), unmasked=[1.0] * SEEDS)}
     (line,) = verdicts("vexact.b.reward", **arms)
-    assert line.verdict == UNTESTABLE and math.isnan(line.p) and math.isnan(line.p_holm)
+    assert line.verdict == NOT_SEEN and math.isnan(line.p) and math.isnan(line.p_holm)

@@ -10,7 +10,7 @@ from scipy import stats
 from tailrl.analysis.distributions import Compared
 from tailrl.analysis.gradients import Range, Summary
 from tailrl.claims.distributions import BOUND, EQUAL, MODE, NESTED, SECOND, SIGN, judge_distributions
-from tailrl.claims.finding import ASIDE, CONTRADICTED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.finding import ASIDE, CONTRADICTED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.gradients import BIASED, CONSTRAINED, TRADED, UNBIASED, judge_gradients
 from tailrl.config.arm import Arm
 from tailrl.config.distributions import ComparedEngine
@@ -70,7 +70,7 @@ def outcomes(claim: str, **biases: tuple[float, float, float]) -> list[str]:
         (CONSTRAINED, {"safe_is": (ZERO, ZERO, ZERO)}, [REPRODUCED, REPRODUCED]),
         (CONSTRAINED, {"safe_is": (ZERO, ZERO, 0.1)}, [REPRODUCED, CONTRADICTED]),
         (TRADED, {"is": (ZERO, ZERO, ZERO), "mis": (ZERO, 0.1, 0.5)}, [REPRODUCED]),
-        (TRADED, {"is": (ZERO, ZERO, ZERO), "mis": (ZERO, ZERO, ZERO)}, [UNTESTABLE]),
+        (TRADED, {"is": (ZERO, ZERO, ZERO), "mis": (ZERO, ZERO, ZERO)}, [NOT_SEEN]),
         (BIASED, {"grpo": (ZERO, 0.1, 1.0)}, []),  # another estimator
     ],
 )

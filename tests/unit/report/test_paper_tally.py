@@ -9,7 +9,7 @@ from claims_fixture import line_of
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import answers, read_shown, verdicts_of_statements
-from tailrl.claims.finding import CONTRADICTED, MIXED, REPRODUCED, UNDECIDED, UNTESTABLE
+from tailrl.claims.finding import CONTRADICTED, MIXED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.report.study import CAPTIONS, write_paper
 
 
@@ -22,6 +22,7 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         "collapse": [("open.dvp_or_mis.score", REPRODUCED)],
         "ablate_domain_words": [("dvp.score", CONTRADICTED)],
         "ablate_reject": [("vexact.c.r_corr", UNDECIDED), ("vexact.c.r_corr", UNTESTABLE)],
+        "tim_isolated": [("vexact.b.reward", NOT_SEEN), ("vexact.b.reward", UNTESTABLE)],
         "remedies": [("vexact.c.tis", REPRODUCED), ("vexact.c.rejection", CONTRADICTED)],
     }
     for study, lines in told.items():
@@ -30,7 +31,7 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         write_verdicts(path, [line_of(claim, verdict=verdict, arms="a", seen="x") for claim, verdict in lines])
     verdicts = verdicts_of_statements(answers(read_shown([tmp_path / "results"])))
     seen = {name: verdicts[f"statement.{name}"] for name in (
-        "dvp.score", "dvp.adaptive", "dvp.dvp_or_mis", "vexact.c", "vexact.c.r_corr",
+        "dvp.score", "dvp.adaptive", "dvp.dvp_or_mis", "vexact.c", "vexact.c.r_corr", "vexact.b",
     )}  # fmt: skip
     assert seen == {
         "dvp.score": REPRODUCED,  # whatever other studies say
@@ -38,6 +39,7 @@ def test_a_statement_counts_once_by_the_study_made_for_it(tmp_path: Path) -> Non
         "dvp.dvp_or_mis": REPRODUCED,
         "vexact.c": MIXED,
         "vexact.c.r_corr": UNDECIDED,
+        "vexact.b": NOT_SEEN,
     }
     assert len(verdicts) == len(STATEMENTS)
     write_paper([tmp_path / "results"], CAPTIONS, tmp_path)

@@ -378,6 +378,16 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     assert text.count("nan") == 0
 
 
+def test_a_baseline_has_its_row_below_the_untrained_policys(whole: tuple[Study, object], results: Results) -> None:
+    study = whole[0]
+    assert "base@T" not in summary_of(study, results)
+    colder = dataclasses.replace(results.base, arm="base@0.3")
+    text = summary_of(study, dataclasses.replace(results, baselines={"base@0.3": colder}))
+    above, below = (line for line in text.splitlines() if line.startswith("| base"))
+    assert below.split(" | ")[:3] == ["| base@0.3", *above.split(" | ")[1:3]] and "| +0.0 [+0.0, +0.0] |" in below
+    assert "base@T is the untrained policy sampled at temperature T" in text
+
+
 def test_a_description_is_text(whole: tuple[Study, object], results: Results) -> None:
     """Neither a script nor an image of another machine, in Markdown and in HTML made of it; and no heading."""
     hostile = "See <script>alert(1)</script> ![x](http://a/b.png)\n\n## Claims\n"

@@ -197,7 +197,6 @@ def what_ran(results: Results) -> str:
     """Versions, commit, hardware, seconds and assumed values, as a Markdown list."""
     runs = results.all_runs()
     records = [run.record for run in runs]
-    evaluations = [results.base, *results.evaluations.values()]
     versions = [", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in records]
     commits = [f"{r.commit or 'unknown'}{' with uncommitted changes' if r.dirty else ''}" for r in records]
     wall = [r.wall_seconds for r in records]
@@ -209,7 +208,7 @@ def what_ran(results: Results) -> str:
     items = [
         f"Training jobs of the arms above, without those of ablations: {len(runs)}, seeds {seeds}",
         f"Commit: {_distinct(commits)}",
-        f"Versions: {_distinct(versions)}; lm-eval {_distinct(e.lm_eval for e in evaluations)}",
+        f"Versions: {_distinct(versions)}; lm-eval {_distinct(e.lm_eval for e in results.all_evaluations())}",
         f"Hardware: {_distinct(_hardware(record) for record in records)}",
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",

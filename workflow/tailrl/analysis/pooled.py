@@ -13,10 +13,10 @@ import numpy as np
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, difference_from, holm
 
-Scores = Mapping[str, Sequence[float]]
+PartScores = Mapping[str, Sequence[float]]
 """avg@k of each arm's policies in one part, one number for each seed, shares of 1."""
 
-NAIVE, CONTROL, EXACT = "naive", "control", "exact"
+NAIVE, CONTROL = "naive", "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class PooledScore:
     seeds: int
 
 
-def pooled(parts: Sequence[Scores]) -> list[Pooled]:
+def pooled(parts: Sequence[PartScores]) -> list[Pooled]:
     """Every remedy less each of its references, cause by cause; a pair is of the parts that have both arms."""
     found = []
     for cause, remedies in _causes(parts).items():
-        for less in (NAIVE, CONTROL, EXACT):
-            reference = EXACT if less == EXACT else f"{cause}_{less}"
+        own = {less: f"{cause}_{less}" for less in (NAIVE, CONTROL)}
+        for less, reference in {**own, "exact": "exact"}.items():
             rows = [_less(parts, f"{cause}_{remedy}", reference) for remedy in remedies]
             adjusted = holm([difference.p for difference, *_ in rows]).tolist()
             found += [
@@ -69,7 +69,7 @@ def pooled(parts: Sequence[Scores]) -> list[Pooled]:
     return found
 
 
-def pooled_scores(parts: Sequence[Scores]) -> list[PooledScore]:
+def pooled_scores(parts: Sequence[PartScores]) -> list[PooledScore]:
     """Every arm's score, in the parts' order."""
     found = []
     for arm in _arms(parts):
@@ -79,11 +79,11 @@ def pooled_scores(parts: Sequence[Scores]) -> list[PooledScore]:
     return found
 
 
-def _arms(parts: Sequence[Scores]) -> Iterator[str]:
+def _arms(parts: Sequence[PartScores]) -> Iterator[str]:
     yield from dict.fromkeys(arm for part in parts for arm in part)
 
 
-def _causes(parts: Sequence[Scores]) -> dict[str, list[str]]:
+def _causes(parts: Sequence[PartScores]) -> dict[str, list[str]]:
     """The remedies of each cause."""
     arms = list(_arms(parts))
     causes = [arm.removesuffix(f"_{NAIVE}") for arm in arms if arm.endswith(f"_{NAIVE}")]
@@ -91,7 +91,7 @@ def _causes(parts: Sequence[Scores]) -> dict[str, list[str]]:
     return {cause: [name for name in names if name not in (NAIVE, CONTROL)] for cause, names in own.items()}
 
 
-def _less(parts: Sequence[Scores], arm: str, reference: str) -> tuple[Difference, float, float]:
+def _less(parts: Sequence[PartScores], arm: str, reference: str) -> tuple[Difference, float, float]:
     """The pooled difference, and the smallest and the largest within a warm start; NaN where no part has both."""
     both = [(part[arm], part[reference]) for part in parts if arm in part and reference in part]
     if not both:

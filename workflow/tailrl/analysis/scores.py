@@ -1,7 +1,7 @@
 """Held-out scores of each arm and each policy, and differences between arms."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from tailrl.artifacts.evaluation import Score
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import Results
+from tailrl.artifacts.tables import Row
 from tailrl.stats.crossed import crossed_difference, crossed_gain, crossed_interval
 from tailrl.stats.intervals import Interval, mean_interval, problem_interval
 from tailrl.stats.power import least_effect, seeds_needed
@@ -83,11 +84,21 @@ class PolicyScore:
 def policy_scores(results: Results) -> list[PolicyScore]:
     """Every evaluated policy, the untrained one first, then the same at the temperatures of its baselines."""
     base_P, found = results.base.scores[0].by_problem, []
-    for evaluation in (results.base, *results.baselines.values(), *(results.evaluations[arm] for arm in results.arms)):
+    for evaluation in results.all_evaluations():
         for score in evaluation.scores:
             avg, gain = problem_interval(score.correct_PK), paired_difference(score.by_problem, base_P)
             found.append(PolicyScore(evaluation.arm, score.seed, avg, score.pass_at_k, gain))
     return found
+
+
+def problem_rows(results: Results) -> Iterator[Row]:
+    """How many of its samples each evaluated policy got right, problem by problem; a snapshot has a step."""
+    for evaluation in results.all_evaluations():
+        for score in (*evaluation.scores, *evaluation.snapshots):
+            step = "" if score.step is None else score.step
+            whose = {"arm": evaluation.arm, "seed": score.seed, "step": step}
+            for problem, correct_K in zip(evaluation.problems, score.correct_PK, strict=True):
+                yield {**whose, "problem": problem, "correct": int(correct_K.sum()), "samples": correct_K.size}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.artifacts.results import TrainedRun
+from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.stats.intervals import cluster_interval
-from tailrl.tracking.metrics import PHASES, STEP, STEP_SECONDS, TIME, in_group
+from tailrl.tracking.metrics import PHASES, REWARD, STEP, STEP_SECONDS, TIME, in_group
 
 SMOOTHING = 0.05
 """The window of a training curve's moving mean, as a share of the steps."""
@@ -92,6 +92,13 @@ def curve(runs: Sequence[TrainedRun], key: str, *, window: int = 1, lost: bool =
     low_N[known_N] = np.nanmin(value_SN[:, known_N], axis=0)
     high_N[known_N] = np.nanmax(value_SN[:, known_N], axis=0)
     return Curve(runs[0].arm, lacking(key) if lost else key, step_N.astype(np.int64), mean_N, low_N, high_N, window)
+
+
+def reward_rows(results: Results) -> Iterator[Row]:
+    """The mean reward of each step of each run, which the count of collapses is made of."""
+    for run in results.all_runs():
+        for step, reward in zip(run.metric(STEP), run.metric(REWARD), strict=True):
+            yield {"arm": run.arm, "seed": run.seed, "step": int(step), "reward": float(reward)}
 
 
 def lacking(key: str) -> str:

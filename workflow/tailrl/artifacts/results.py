@@ -49,6 +49,10 @@ class Results:
     baselines: Mapping[str, ArmScores] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
 
+    def all_evaluations(self) -> list[ArmScores]:
+        """Every evaluation, those of the untrained policy first."""
+        return [self.base, *self.baselines.values(), *(self.evaluations[arm] for arm in self.arms)]
+
     def all_runs(self) -> list[TrainedRun]:
         """Every run, arm by arm."""
         return [run for arm in self.arms for run in self.runs[arm]]

@@ -1,6 +1,8 @@
 """CSV tables: the only reader and writer of these files."""
 
 import csv
+import gzip
+import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -27,13 +29,18 @@ def flat_rows(records: Iterable[object]) -> list[Row]:
 
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows with the same columns: floats with 9 digits, NaN as an empty cell; without rows, a bare header."""
+    """Write rows with the same columns: floats with 9 digits, NaN as an empty cell; without rows, a bare header.
+
+    A name that ends in .gz is compressed, without the time, so that equal rows are equal bytes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{key: _cell(value) for key, value in row.items()} for row in rows]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]) if lines else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]) if lines else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    data = text.getvalue().encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _cell(value: object) -> object:

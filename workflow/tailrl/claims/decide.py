@@ -18,6 +18,7 @@ from tailrl.claims.finding import (
     DEFINITION,
     MEASURED,
     MIXED,
+    NOT_SEEN,
     OPEN,
     REPRODUCED,
     UNDECIDED,
@@ -34,6 +35,9 @@ TESTED = {
 }
 """The rules that test, each with its outcomes if the test shows the effect or the opposite. `refutes` is for a
 prediction that a difference contradicts."""
+
+SILENT = frozenset({UNTESTABLE, NOT_SEEN})
+"""The outcomes without an event, which show no p."""
 
 
 class Scope(NamedTuple):
@@ -78,8 +82,8 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
 
     A directed claim is reproduced if its one-sided p, by Holm, is at most 2.5 %. It is contradicted if the p of its
     opposite is. So at most 5 % of studies have any wrong verdict in a family. A question without a direction has one
-    test at the same level, which is 5 % two-sided. A line that is not testable shows no p, but if its finding has a p,
-    it counts as a test.
+    test at the same level, which is 5 % two-sided. A line that is not testable, or saw nothing, shows no p, but if its
+    finding has a p, it counts as a test.
     """
     untested = math.nan, math.nan
     tests = [(found.p_for, found.p_against) if claim.rule in TESTED else untested for claim, _, found in lines]
@@ -100,7 +104,7 @@ def decide(lines: Sequence[Line]) -> list[Verdict]:
         words = words_of(claim.id)
         if not words:
             raise ValueError(f"no claim has the id {claim.id!r}")
-        p_shown, p_holm_shown = (p, p_holm) if verdict != UNTESTABLE else (untested, untested)
+        p_shown, p_holm_shown = (p, p_holm) if verdict not in SILENT else (untested, untested)
         verdicts.append(
             Verdict(
                 id=claim.id,
@@ -147,23 +151,24 @@ def outcome_of_lines(outcomes: Set[str]) -> str:
 
     `in part` if some of them decide nothing, MIXED if those that decide differ.
     """
-    decided = outcomes - {UNDECIDED, UNTESTABLE}
+    decided = outcomes - {UNDECIDED, *SILENT}
     if len(outcomes) == 1:
         return next(iter(outcomes))
     if len(decided) == 1:
         return f"{next(iter(decided))} in part"
-    return MIXED if decided else UNDECIDED
+    return MIXED if decided else UNDECIDED if UNDECIDED in outcomes else NOT_SEEN
 
 
 def _outcome(claim: Claim, finding: Finding, p_for: float, p_against: float) -> str:
     """The outcome by the claim's rule: of a test, a fact, or an interval and a limit.
 
-    A theorem is set aside where its assumption fails. Without an event there is nothing to test.
+    A theorem is set aside where its assumption fails. Without an event there is nothing to test: it was not seen where
+    there is a measured effect.
     """
     if not finding.premise:
         return ASIDE
     if finding.events == 0:
-        return UNTESTABLE
+        return UNTESTABLE if math.isnan(finding.effect) else NOT_SEEN
     # Without p or interval they are NaN, and the comparisons are false.
     shown, opposite = TESTED.get(claim.rule, (REPRODUCED, CONTRADICTED))
     match claim.rule:

@@ -11,7 +11,7 @@ from tailrl.analysis.tables import BEHIND
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement, words_of
-from tailrl.claims.decide import outcome_of_lines, outcome_without_lines
+from tailrl.claims.decide import SILENT, outcome_of_lines, outcome_without_lines
 from tailrl.claims.finding import DEFINITION, UNTESTABLE
 
 PARTS = {"gradients": "gradient_quality", "distributions": "distributions"}
@@ -156,13 +156,13 @@ def verdicts_of_statements(found: Iterable[Answer]) -> dict[str, str]:
 
 
 def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Told]]) -> list[Answer]:
-    """The lines on one claim of the statement, or on several of a kind. Undecided lines are only counted if another
-    line decides the same claim."""
-    decided = {line.id for _, line in lines if line.verdict != UNTESTABLE}
+    """The lines on one claim of the statement, or on several of a kind. Lines without an event are only counted if
+    another line on the same claim has one."""
+    decided = {line.id for _, line in lines if line.verdict not in SILENT}
     found, rest = list[Answer](), list[tuple[Shown, Told]]()
     first: dict[tuple[object, ...], str] = {}
     for study, line in lines:
-        if line.verdict == UNTESTABLE and line.id in decided:
+        if line.verdict in SILENT and line.id in decided:
             rest.append((study, line))
             continue
         runs = first.setdefault(tuple(getattr(line, key) for key in SAME_RUNS), study.name)
@@ -170,11 +170,13 @@ def _spoken(statement: Statement, claim: str, lines: Sequence[tuple[Shown, Told]
         same = runs != study.name and not math.isnan(line.low) and line.unit != "share of runs"
         again = f" (the same runs as in {runs})" if same else ""
         found.append(Answer(statement, line.verdict, line.seen + again, study, line, claim))
-    return found + [Answer(statement, line.verdict, _rest(rest), claim=claim) for _, line in rest[:1]]
+    if rest:
+        found.append(Answer(statement, outcome_of_lines({line.verdict for _, line in rest}), _rest(rest), claim=claim))
+    return found
 
 
 def _rest(rest: Sequence[tuple[Shown, Told]]) -> str:
-    """Undecided lines in words, with their reason if it is the same for all."""
+    """Lines without an event in words, with their reason if it is the same for all."""
     names = dict.fromkeys(study.name for study, _ in rest)
     said = {line.seen.split(";")[0] for _, line in rest}
     lines = "one line more" if len(rest) == 1 else f"{len(rest)} lines more"

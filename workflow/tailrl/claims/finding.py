@@ -8,6 +8,9 @@ from tailrl.stats.tests import Difference
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided"
 UNTESTABLE = "not testable at this scale"
+"""No run can decide it: none measures what it takes."""
+NOT_SEEN = "tested and not seen"
+"""Runs measure it, and what the claim is about happens in none of them, such as a collapse."""
 CHANGES = "a difference is shown"
 """For a question without a direction: whether a setting matters."""
 MEASURED = "measured"

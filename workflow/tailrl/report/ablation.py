@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.format import LOST
-from tailrl.analysis.scores import compare_arms
+from tailrl.analysis.scores import compare_arms, problem_rows
+from tailrl.analysis.tables import reward_rows
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import flat_rows, write_csv
@@ -40,7 +41,8 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     """Write an ablation's page and tables into out/ablations.
 
     <name>.html and .md are the page, .svg is its figure and .csv its table. <name>_claims.csv has the verdicts,
-    <name>_differences.csv the differences between all of the ablation's arms.
+    <name>_differences.csv the differences between all of the ablation's arms, <name>_problems.csv.gz and
+    <name>_rewards.csv.gz the scores by problem and the rewards by step.
 
     Raises:
         StudyError: a result is missing, unreadable or empty, or the study has no such ablation.
@@ -55,6 +57,8 @@ def write_ablation(study: Study, name: str, results: Path, out: Path) -> None:
     untrained = problem_interval(read.base.scores[0].correct_PK)
     samples = read.base.scores[0].correct_PK.shape[1]
     write_csv(folder / f"{name}.csv", flat_rows(points_A))
+    write_csv(folder / f"{name}_problems.csv.gz", problem_rows(read))
+    write_csv(folder / f"{name}_rewards.csv.gz", reward_rows(read))
     verdicts = judge_ablation(ablation, read, points_A)
     write_verdicts(folder / f"{name}_claims.csv", verdicts)
     comparisons = compare_arms(read, arm_kinds.ties(read))

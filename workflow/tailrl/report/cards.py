@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrl.artifacts.claims import Verdict
-from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, REPRODUCED, UNDECIDED
+from tailrl.claims.finding import CHANGES, CONTRADICTED, MEASURED, NOT_SEEN, REPRODUCED, UNDECIDED
 
 DECIDED_GROUP, OPEN_GROUP, MEASURED_GROUP, SILENT_GROUP = "Decided", "Not decided", "Measured", "Not tested here"
 
@@ -13,6 +13,7 @@ GROUP_OF = {
     CONTRADICTED: DECIDED_GROUP,
     CHANGES: DECIDED_GROUP,
     UNDECIDED: OPEN_GROUP,
+    NOT_SEEN: OPEN_GROUP,
     MEASURED: MEASURED_GROUP,
 }
 """The groups of verdicts; the study cannot speak to a claim with any other verdict."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.analysis.pooled import Pooled, Scores, pooled, pooled_scores
+from tailrl.analysis.pooled import PartScores, Pooled, pooled, pooled_scores
 from tailrl.artifacts.tables import flat_rows, read_csv, write_csv
 from tailrl.report.page import render
 from tailrl.runtime.errors import StudyError
@@ -32,7 +32,7 @@ def write_pooled(tables: Sequence[Path], out: Path) -> None:
     (out / "pooled.md").write_text(text, encoding="utf-8")
 
 
-def _scores(path: Path) -> Scores:
+def _scores(path: Path) -> PartScores:
     """The scores of a part by arm, in the order of its table; raises StudyError for a table that is none."""
     rows, found = read_csv(path, ("arm", "avg_mean")), dict[str, list[float]]()
     try:

@@ -157,6 +157,8 @@ def _write_evaluation(
     base = results.base.scores[0]
     write_csv(out / "tables" / "evaluation.csv", flat_rows(gains))
     write_csv(out / "tables" / "policies.csv", flat_rows(policies))
+    write_csv(out / "tables" / "problems.csv.gz", scores.problem_rows(results))
+    write_csv(out / "tables" / "rewards.csv.gz", tables.reward_rows(results))
     write_csv(out / "tables" / "differences.csv", flat_rows(comparisons))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

@@ -13,10 +13,12 @@ from scipy import stats
 from tailrl.stats.intervals import CONFIDENCE
 from tailrl.stats.tests import CONSTANT, SPLITS
 
-
 RISE = 1.5
-"""The least factor by which the odds of a right response must have risen before a fall counts as a collapse. Of simulated
-rewards of 64 responses a step that only fall, from 0.04, at most 5 % pass it by chance; from 0.1 or above, below 1 %."""
+"""The factor by which the odds of a right response must have risen before a fall counts as a collapse.
+
+Of simulated rewards that only fall, by 64 responses a step, about 5 % pass it by chance from a start at 0.04, and below
+1 % from 0.1 or above.
+"""
 
 
 def collapse_step(reward_N: ArrayLike, window: int) -> int | None:
