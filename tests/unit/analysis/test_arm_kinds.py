@@ -141,8 +141,10 @@ def test_a_disturbed_quantised_engine_is_paired_with_its_disturbed_twin() -> Non
 
 def test_claims_compare_a_quantised_engine_with_its_twin_by_mismatch_alone() -> None:
     scores = {"score": [0.5] * 4}
-    results = results_of(exact=made(EXACT, **scores), bf16=made(NAIVE, **scores), fp8=made(FP8, **scores), twin=made(TWIN, **scores))
-    read = {claim: [pair for pair in endpoints.pairs_of(CATALOGUE[claim], results)] for claim in HARM}
+    results = results_of(
+        exact=made(EXACT, **scores), bf16=made(NAIVE, **scores), fp8=made(FP8, **scores), twin=made(TWIN, **scores)
+    )
+    read = {claim: list(endpoints.pairs_of(CATALOGUE[claim], results)) for claim in HARM}
     assert read == {
         "vexact.a.score": [("bf16", "exact"), ("fp8", "exact")],
         "vexact.a.score.matched": [("fp8", "twin")],

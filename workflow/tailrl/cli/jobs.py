@@ -238,6 +238,17 @@ def overview(results: Roots, out: Out) -> None:
 
 
 @app.command()
+def causes_harm(
+    out: Out,
+    part: Annotated[list[Path] | None, Option(help="folder of a finished part's tables; once for each")] = None,
+) -> None:
+    """Write the harm of each cause of a mismatch against its k3, over the parts of `causes`."""
+    from tailrl.report.study import write_harm
+
+    write_harm(part or [], out)
+
+
+@app.command()
 def dashboard(results: Folder) -> None:
     """Make a study's workspace and report on a W&B server, or warn that there is none."""
     from tailrl.tracking.wandb_dashboard import dashboard_at_the_end
