@@ -37,6 +37,9 @@ def test_no_part_and_a_broken_part_get_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="no part is finished: run one"):
         write_harm([], tmp_path)
     folder = part(tmp_path / "causes_1", 0.1)
+    write_csv(folder / "policies.csv", [{"arm": "int8", "seed": 0, "avg_mean": 0.5}])
+    with pytest.raises(StudyError, match="causes_1: no arm has a matched control"):
+        write_harm([folder], tmp_path)
     write_csv(folder / "first_k3.csv", [{"arm": "int8", "seed": 0, "k3": "much"}])
     with pytest.raises(StudyError, match=r"first_k3\.csv: a line's k3 is not a number"):
         write_harm([folder], tmp_path)

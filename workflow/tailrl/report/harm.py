@@ -21,7 +21,7 @@ def write_harm(folders: Sequence[Path], out: Path) -> None:
         out: the report's folder; the same inputs give the same bytes.
 
     Raises:
-        StudyError: no part is finished, or a table is missing or cannot be read.
+        StudyError: no part is finished, no arm has a control, or a table is missing or cannot be read.
     """
     if not folders:
         raise StudyError("no part is finished: run one, such as `make causes_1`")
@@ -29,7 +29,8 @@ def write_harm(folders: Sequence[Path], out: Path) -> None:
         Part(_numbers(folder / "policies.csv", "avg_mean"), _numbers(folder / "first_k3.csv", "k3"))
         for folder in folders
     ]
-    found = harms(parts)
+    if not (found := harms(parts)):
+        raise StudyError(f"{folders[0]}: no arm has a matched control, <arm>_control")
     write_csv(out / "harm.csv", flat_rows(found))
     save_svg(harm_figure(found), out / "harm.svg")
     names = [(folder.parent if folder.name == "tables" else folder).name for folder in folders]
