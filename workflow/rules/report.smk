@@ -141,53 +141,6 @@ rule early_warning:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
-# Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
-rule dashboard:
-    input:
-        arm_results(runs if named else study.arms),
-        page=rules.summarise.output.page,
-    output:
-        update(f"{results}/wandb_dashboard.json") if online else [],
-    log:
-        f"{results}/logs/dashboard.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        place=json.dumps(
-            {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
-        ),
-        command=["job", "dashboard", "--results"] if online else ["dashboard"],
-        results=subpath(input.page, parent=True),
-    message:
-        "W&B's workspace and report\nlog: {log}"
-    shell:
-        "tailrl {params.command:q} {params.results:q} 2> >(tee {log:q} >&2)"
-
-
-rule overview:
-    input:
-        claims=known_claims,
-        captions=sorted(home.glob("workflow/report/*.rst")),
-        code=REPORT_FILES,
-    output:
-        page="results/overview/index.html",
-        claims=["results/overview/claims.md", "results/overview/statements.csv"],
-    log:
-        "results/overview/overview.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        roots=["results", str(home / "docs/results")],
-        sources=sources(REPORT_FILES),
-        out=subpath(output.page, parent=True),
-    message:
-        "page over all studies\nlog: {log}"
-    shell:
-        "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
-
-
 # The tables of each part of `causes` that is finished, here or published.
 PART_TABLES = ("policies.csv", "first_k3.csv")
 
@@ -234,6 +187,53 @@ rule causes_harm:
         "harm by cause over warm starts\nlog: {log}"
     shell:
         "tailrl job causes-harm {params.parts:q} --out {params.out:q} 2> {log:q}"
+
+
+# Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
+rule dashboard:
+    input:
+        arm_results(runs if named else study.arms),
+        page=rules.summarise.output.page,
+    output:
+        update(f"{results}/wandb_dashboard.json") if online else [],
+    log:
+        f"{results}/logs/dashboard.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        place=json.dumps(
+            {name: os.environ.get(name) for name in ("WANDB_PROJECT", "WANDB_ENTITY")}
+        ),
+        command=["job", "dashboard", "--results"] if online else ["dashboard"],
+        results=subpath(input.page, parent=True),
+    message:
+        "W&B's workspace and report\nlog: {log}"
+    shell:
+        "tailrl {params.command:q} {params.results:q} 2> >(tee {log:q} >&2)"
+
+
+rule overview:
+    input:
+        claims=known_claims,
+        captions=sorted(home.glob("workflow/report/*.rst")),
+        code=REPORT_FILES,
+    output:
+        page="results/overview/index.html",
+        claims=["results/overview/claims.md", "results/overview/statements.csv"],
+    log:
+        "results/overview/overview.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        roots=["results", str(home / "docs/results")],
+        sources=sources(REPORT_FILES),
+        out=subpath(output.page, parent=True),
+    message:
+        "page over all studies\nlog: {log}"
+    shell:
+        "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:
