@@ -27,7 +27,7 @@ from disturbed import Disturbed
 from kills import plan
 from outcome import final
 from rows import EQUAL, Rows, Struck
-from small_study import SmallStudy, end_with_the_study, make_base
+from small_study import ENGINES, SmallStudy, end_with_the_study, make_base
 
 
 def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = None) -> list[Struck]:
@@ -36,7 +36,7 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
     rows = Rows(out, planned, engine, seed)
     left = planned[len(rows.rows) :]
     if left:
-        with hub.serve(make_base(folder / "base")) as address:
+        with hub.serve(make_base(folder / "base", engine)) as address:
             undisturbed = SmallStudy(folder / "undisturbed", engine, address)
             spans, expected = undisturbed.finish(), final(undisturbed.results)
             disturbed = Disturbed(undisturbed.copied(folder / "disturbed"), rows, spans, expected)
@@ -57,7 +57,7 @@ def run(folder: Path, kills: int, engine: str, seed: int, out: Path | None = Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--engine", choices=("vllm", "exact"), default="vllm", help="exact: one that starts faster")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="vllm", help="exact: one that starts faster")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
     parser.add_argument(
         "--out", type=Path, help="a CSV file, a row a kill; where it has rows already, the script goes on"

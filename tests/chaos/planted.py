@@ -57,7 +57,7 @@ class Caught:
 
 def run_faults(folder: Path, names: Sequence[str], seed: int) -> Iterator[Caught]:
     """A row for each fault; the undisturbed study, with all faults in its package and all off, is computed once."""
-    with hub.serve(make_base(folder / "base")) as address:
+    with hub.serve(make_base(folder / "base", "exact")) as address:
         undisturbed = SmallStudy(folder / "undisturbed", "exact", address, TRAINING)
         plant(undisturbed.folder / "workflow" / "tailrl")
         spans, expected = undisturbed.finish(), final(undisturbed.results)

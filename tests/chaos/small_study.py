@@ -40,6 +40,16 @@ CHANGES: dict[str, Any] = LEARNS | {
     },
     "ablations": {},
 }
+ENGINES: dict[str, dict[str, Any]] = {
+    "exact": {"arms.difficulty.sampler": EXACT, "evaluation.sampler": EXACT},
+    "vllm": {},
+    "fp8": {"arms.difficulty.sampler": {"kv_cache_dtype": "fp8_e4m3"}},
+    "int4": {"arms.difficulty.sampler": {"quantization": "int4", "group_size": 32}},
+    "moe": {"arms.difficulty.sampler": {"routes": True}, "arms.difficulty.training": {"routing_replay": True}},
+}
+"""Changes of the study for each engine: vLLM's are of the second arm. moe: a mixture of experts with routing replay."""
+MIXTURE = {"policy.experts": 4, "policy.intermediate_size": 64}
+"""Changes of the base policy, where it is a mixture: as many parameters meet a token as in the dense one."""
 COMMAND = (
     "tailrl unlock && {{ [ -e downloaded ] || {{ snakemake --cores 2 download --configfile {study} && "
     "touch downloaded; }}; }} && exec snakemake --cores 2 {targets} --configfile {study}"
@@ -57,7 +67,7 @@ class SmallStudy:
 
         Args:
             folder: it must not exist.
-            engine: `exact` for all, or `vllm` for the second arm and the evaluation.
+            engine: of `ENGINES`; the evaluation is vLLM's in bfloat16, but of the exact engine's study.
             address: of the hub.
             targets: of Snakemake; none: the whole study.
         """
@@ -66,10 +76,7 @@ class SmallStudy:
         self.address = address
         self.targets = targets
         self.workflow: Workflow = copy_workflow(folder)
-        changes = CHANGES
-        if engine == "exact":
-            changes = changes | {"arms.difficulty.sampler": EXACT, "evaluation.sampler": EXACT}
-        self.study = self.workflow.write_study(changes)
+        self.study = self.workflow.write_study(CHANGES | ENGINES[engine])
         self.environment: dict[str, str] = {}
 
     @property
@@ -163,14 +170,15 @@ def end_with_the_study() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def make_base(folder: Path) -> Path:
-    """Make the model that the hub serves: a policy with its warm start, from a study of its own; returns its folder.
+def make_base(folder: Path, engine: str) -> Path:
+    """Make the model that the hub serves to this engine's study: a policy with its warm start; returns its folder.
 
     The study that is struck downloads it, so that no warm start has to be waited for in each.
     """
     folder.mkdir()
     workflow = copy_workflow(folder)
-    study = workflow.write_study(LEARNS | WARM_START | {"name": "base"})
+    mixture = MIXTURE if engine == "moe" else {}
+    study = workflow.write_study(LEARNS | WARM_START | mixture | {"name": "base"})
     made = workflow.run("snakemake", "--cores", "2", "results/base/base", "--configfile", study)
     if made.returncode:
         sys.exit(f"the model for the hub could not be made:\n{(made.stdout + made.stderr)[-10_000:]}")

@@ -25,5 +25,18 @@ def test_two_kills_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.vllm
+@pytest.mark.parametrize("engine", ["fp8", "int4", "moe"])
+def test_two_kills_with_a_quantised_engine_and_with_experts(tmp_path: Path, engine: str) -> None:
+    from tailrl.rollout.vllm import quantization  # imports vLLM, which takes seconds
+
+    if engine == "fp8" and not quantization.has_cache_instructions():
+        pytest.skip("an fp8 cache needs AVX-512 or AMX")
+    struck = chaos.run(tmp_path, 2, engine, seed=SEED)
+    assert [(row.at, row.followed) for row in struck] == [("checkpoint", "equal"), ("results", "equal")]
+    assert struck[0].interrupted
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
 def test_ten_kills_with_vllm(tmp_path: Path) -> None:
     assert len(chaos.run(tmp_path, 10, "vllm", seed=1)) == 10

@@ -142,6 +142,54 @@ rule early_warning:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
+# The tables of each part of `causes` that is finished, here or published.
+PART_TABLES = ("policies.csv", "first_k3.csv")
+
+
+def finished_causes(wildcards):
+    places = [
+        [Path("results", part, "tables"), home / "docs/results" / part]
+        for part in sorted(STUDIES)
+        if part.startswith("causes_")
+    ]
+    found = [
+        folder
+        for own in places
+        for folder in own
+        if all((folder / table).is_file() for table in PART_TABLES)
+    ]
+    parts = {
+        folder.parent.name if folder.name == "tables" else folder.name: folder
+        for folder in reversed(found)
+    }
+    return [str(parts[part] / table) for part in sorted(parts) for table in PART_TABLES]
+
+
+rule causes_harm:
+    input:
+        tables=finished_causes,
+        code=REPORT_FILES,
+    output:
+        page="results/causes_harm/harm.md",
+        figure="results/causes_harm/harm.svg",
+        table="results/causes_harm/harm.csv",
+    log:
+        "results/causes_harm/harm.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        parts=lambda wildcards, input: [
+            f"--part={Path(path).parent}" for path in input.tables[:: len(PART_TABLES)]
+        ],
+        sources=sources(REPORT_FILES),
+        out=subpath(output.page, parent=True),
+    message:
+        "harm by cause over warm starts\nlog: {log}"
+    shell:
+        "tailrl job causes-harm {params.parts:q} --out {params.out:q} 2> {log:q}"
+
+
 # Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
 rule dashboard:
     input:

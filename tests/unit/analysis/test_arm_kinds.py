@@ -144,7 +144,7 @@ def test_claims_compare_a_quantised_engine_with_its_twin_by_mismatch_alone() -> 
     results = results_of(
         exact=made(EXACT, **scores), bf16=made(NAIVE, **scores), fp8=made(FP8, **scores), twin=made(TWIN, **scores)
     )
-    read = {claim: [pair for pair in endpoints.pairs_of(CATALOGUE[claim], results)] for claim in HARM}
+    read = {claim: list(endpoints.pairs_of(CATALOGUE[claim], results)) for claim in HARM}
     assert read == {
         "vexact.a.score": [("bf16", "exact"), ("fp8", "exact")],
         "vexact.a.score.matched": [("fp8", "twin")],

@@ -237,6 +237,18 @@ def test_a_shared_prompt_counts_once() -> None:
     assert micro_batches([prompt, (7, 8)], [2, 2], 8) == [[1], [0]]
 
 
+def test_a_prompt_counts_once_a_mark() -> None:
+    """As `pack_batch` lays the row out: no micro-batch exceeds the budget because a prompt was taken as shared."""
+    prompts, responses, marks = [(7, 8, 9)] * 4, [2, 2, 3, 3], ["a", "b", "a", "b"]
+    groups = micro_batches(prompts, responses, 10, marks)
+    assert groups == [[0, 1], [2], [3]]
+    for group in groups:
+        tokens = [list(range(responses[i] + 1)) for i in group]
+        own = [marks[i] for i in group]
+        assert len(pack_batch([prompts[i] for i in group], tokens, marks=own).tokens_P) <= 10
+    assert micro_batches(prompts, responses, 10, ["a"] * 4) == micro_batches(prompts, responses, 10) == [[0, 1, 2], [3]]
+
+
 @pytest.mark.parametrize("lengths", [[1], [4, 4], [3, 1, 7, 2]])
 def test_the_padded_view_and_back(lengths: list[int]) -> None:
     packing = pack(lengths)

@@ -223,6 +223,16 @@ def test_int8_scales_that_a_reload_frees_are_found(
         engine.self_test(requests_of(), PLAIN)
 
 
+def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampler]) -> None:
+    """A first batch without one, as under `verify` or in an evaluation, drops them; later ones are not kept."""
+    engine = started(*FAST[0])
+    engine.load_weights(named_weights(random_model("llama", 1)))
+    assert engine.handed
+    engine.generate(requests_of(1), PLAIN)
+    engine.load_weights(named_weights(random_model("llama", 2)))
+    assert engine.handed is None
+
+
 def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmSampler]) -> None:
     """vLLM leaves what was in memory, in the tensors and in the numbers beside them that its kernels take."""
     engine = started(*FAST[0])

@@ -217,6 +217,28 @@ def test_an_engine_that_fails_is_restarted_and_the_step_repeated(
     assert made == [6]
 
 
+def test_a_restarted_engine_is_tested_and_forgets_its_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets its weights before the test, which compares them, and once more after it."""
+    failing(monkeypatch, RuntimeError("the engine core died"), 1)
+    calls: list[str] = []
+
+    def noted(name: str) -> None:
+        inner = getattr(ExactSampler, name)
+
+        def call(self: ExactSampler, given: Sequence[Any], *more: Any) -> Any:
+            calls.append(f"{name} {len(given)}" if name != "load_weights" else name)
+            return inner(self, given, *more)
+
+        monkeypatch.setattr(ExactSampler, name, call)
+
+    for name in ("load_weights", "self_test", "generate"):
+        noted(name)
+    runs.train(runs.settings(**{**FEW, "steps": 2}))
+    first, batch, weights = ["load_weights", "self_test 8"], calls[2], "load_weights"
+    again = [batch, weights, "self_test 4", weights, batch]
+    assert calls == [*first, batch, weights, *again, weights]
+
+
 def test_an_engine_that_fails_twice_ends_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RuntimeError("a", "long story"), *range(100))
     with pytest.raises(StudyError, match=r"^the engine failed twice in the same batch: RuntimeError: "):

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from moe_fixture import SETTINGS, mixture
 from run_fixture import TIMED
 from step_fixture import DVP, run_of
+from transformers import PreTrainedTokenizerFast
 
+from tailrl.model.policy import save_policy
+from tailrl.rollout.vllm import quantization
 from tailrl.tasks.problem import Problem, write_problems
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -33,14 +37,36 @@ loop.train(parse_settings(Run, str(folder / "run.json")), 5, policy, folder / "p
 LAUNCH = "import sys\nfrom tailrl.runtime.launch import launch\nlaunch(2, sys.argv[1:])\n"
 
 
-@pytest.mark.parametrize("together", [1, 2], ids=["an engine each", "one engine"])
-def test_two_ranks_sample_as_one(tmp_path: Path, policy_folder: Path, problems: list[Problem], together: int) -> None:
+ENGINES: dict[str, dict[str, Any]] = {
+    "an engine each": {},
+    "one engine": {"dtype": "float32", "tensor_parallel": 2},
+    "an fp8 cache each": {"kv_cache_dtype": "fp8_e4m3"},
+    "int4 each": {"quantization": "int4", "group_size": 32},
+    "experts replayed": {"routes": True},
+}
+"""What the engine of two ranks has besides its defaults; that of one rank has no `tensor_parallel`."""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_two_ranks_sample_as_one(
+    tmp_path: Path, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], name: str
+) -> None:
     """An engine of their own samples the same to the bit; of one that they share slices add up in another order."""
+    if name == "an fp8 cache each" and not quantization.has_cache_instructions():
+        pytest.skip("an fp8 cache needs AVX-512 or AMX")
     write_problems(problems[:8], tmp_path / "problems.jsonl")
     results: list[tuple[list[dict[str, Any]], dict[str, np.ndarray]]] = []
+    replay, together = name == "experts replayed", ENGINES[name].get("tensor_parallel", 1)
+    if replay:
+        policy_folder = tmp_path / "policy"
+        save_policy(mixture(tokenizer), tokenizer, policy_folder)
     for out, launcher, sharing in (("one", [], 1), ("two", [sys.executable, "-c", LAUNCH], together)):
-        sampler = {"dtype": "bfloat16" if together == 1 else "float32", "tensor_parallel": sharing}
-        run = run_of({"vocabulary": DVP, "sampler": sampler}, temperature=1.0, keep_tokens_every=1)
+        run = run_of({"vocabulary": DVP}, temperature=1.0, keep_tokens_every=1)
+        sampler = run.sampler.model_copy(update=ENGINES[name] | {"tensor_parallel": sharing})
+        training = run.training.model_copy(update={"routing_replay": replay})
+        run = run.model_copy(
+            update={"sampler": sampler, "training": training} | ({"policy": SETTINGS} if replay else {})
+        )
         (tmp_path / "run.json").write_text(run.model_dump_json(), encoding="utf-8")
         command = [*launcher, sys.executable, "-c", TRAIN, str(tmp_path), str(policy_folder), out]
         subprocess.run(command, timeout=600, check=True)

@@ -22,7 +22,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tracking.metrics import ROUTING
 from tailrl.training.placement import place
 from tailrl.training.routes import as_bits, packed
-from tailrl.training.step import Sample, forward_logprobs, old_logprobs, update
+from tailrl.training.step import Sample, _micro_batches, forward_logprobs, old_logprobs, update
 from tailrl.training.step_record import Stopwatch
 
 L, K, E = 2, 2, 8
@@ -88,6 +88,17 @@ def test_the_row_has_each_token_s_experts() -> None:
     # Two responses share the prompt's four tokens, the third has its own copy.
     alone = sum(len(r.prompt_tokens) + len(r.tokens) - 1 for r in rollouts)
     assert len(batch.tokens_P) == alone - 4
+
+
+def test_micro_batches_count_a_prompt_that_routes_split_as_often_as_it_is_in_the_row() -> None:
+    run = replaying()
+    given = samples(run)
+    whole = len(packed([sample.rollout for sample in given], DEVICE)[0].tokens_P)
+    for budget in range(8, whole + 2):
+        run = replaying(token_budget=budget)
+        for group in _micro_batches(given, run, range(len(given))):
+            row = packed([given[i].rollout for i in group], DEVICE)[0].tokens_P
+            assert len(group) == 1 or len(row) <= budget
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -25,7 +25,8 @@ _SIDE = "disturbance.side"
 _ENGINE = tuple(
     key
     for key in DEFAULTS
-    if key.startswith("sampler.") and key.split(".")[1] not in ("quantization", "group_size", "kv_cache_dtype", "verify")
+    if key.startswith("sampler.")
+    and key.split(".")[1] not in ("quantization", "group_size", "kv_cache_dtype", "verify")
 )
 """Settings of a sampler in which a quantised engine and its twin may differ."""
 
@@ -187,9 +188,8 @@ def pairs(results: Results, first: Role, second: Role, *, apart: Keys = ()) -> I
 def ties(results: Results) -> list[tuple[str, str, str]]:
     """The references of each arm, as (arm, reference, why), in the order of the study.
 
-    References are the naive arm under the same mismatch, the arm's matched control (of a quantised engine its twin), and
-    the arm with zero mismatch.
-    They depend on settings alone, never on results.
+    References are the naive arm under the same mismatch, the arm's matched control (its twin, where the engine is
+    quantised), and the arm with zero mismatch. They depend on settings alone, never on results.
     """
     whole = (*_SHARED, "vocabulary", "correction", "reference_kl")
     kinds: list[tuple[str, Role, Role, Keys, Keys]] = [

@@ -63,5 +63,5 @@ def k3_ratios(numbers: list[FirstK3]) -> Iterator[K3Ratio]:
     for (earlier, below), (later, above) in itertools.combinations(arms.items(), 2):
         if seeds := sorted(below.keys() & above.keys()):
             found = difference_from([above[seed] - below[seed] for seed in seeds], 0.0)
-            ends = (math.exp(end) for end in (found.mean, found.low, found.high))
-            yield K3Ratio(later, earlier, *ends, found.p, found.n)
+            ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+            yield K3Ratio(later, earlier, ratio, low, high, found.p, found.n)

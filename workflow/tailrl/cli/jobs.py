@@ -220,6 +220,17 @@ def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFi
 
 
 @app.command()
+def causes_harm(
+    out: Out,
+    part: Annotated[list[Path] | None, Option(help="folder of a finished part's tables; once for each")] = None,
+) -> None:
+    """Write the harm of each cause of a mismatch against its k3, over the parts of `causes`."""
+    from tailrl.report.study import write_harm
+
+    write_harm(part or [], out)
+
+
+@app.command()
 def early_warning(results: Roots, out: Out) -> None:
     """Write which metric warns of a collapse, over the runs of one or more studies."""
     from tailrl.report.study import write_early_warning

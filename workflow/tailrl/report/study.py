@@ -25,6 +25,7 @@ from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.distributions import write_distribution_report
 from tailrl.report.early_warning import write_early_warning
+from tailrl.report.harm import write_harm
 from tailrl.report.page import CAPTIONS, Drawing, caption, page
 from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.pooled import write_pooled
@@ -44,6 +45,7 @@ __all__ = [
     "write_distribution_report",
     "write_early_warning",
     "write_gradients",
+    "write_harm",
     "write_paper",
     "write_pooled",
     "write_report",

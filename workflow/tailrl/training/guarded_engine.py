@@ -19,7 +19,6 @@ from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import WeightSync
 
-
 TESTED = 4
 """Requests of a restarted engine's self-test."""
 
