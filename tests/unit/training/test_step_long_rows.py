@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from ranks_fixture import on_ranks
-from torch import Tensor
 from step_fixture import DVP, make_rollouts, run_of, samples_of
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tailrl.model.forward import PACKED_ATTENTION
