@@ -33,7 +33,7 @@ def read(prompt: str) -> tuple[int, int, int]:
 
 
 def steps(solution: str) -> list[tuple[int, int, int, int, str]]:
-    """Of each step: what it counts down to, its two numbers, what they are said to be together, the free word."""
+    """Each step as its count, its two numbers, the sum that it says, and its free word."""
     whole = re.fullmatch(r"((?:\d\d:\d\d\+\d\d=\d\d \w+ )+)\\boxed\{\d\d\}", solution)
     assert whole
     found = re.findall(r"(\d\d):(\d\d)\+(\d\d)=(\d\d) (\w+) ", whole[1])

@@ -16,7 +16,7 @@ from tailrl.config.tasks.chain import ChainTask
 from tailrl.tasks.loaded import Loaded, generated
 from tailrl.tasks.problem import Problem
 
-MODULUS = 100
+WRAPS_AT = 100
 FREE_WORDS = ("so", "then", "now", "next", "and", "thus", "here", "well")
 """Words between steps; the k-th is drawn with a probability proportional to 1/k."""
 
@@ -29,14 +29,14 @@ def load(task: ChainTask) -> Loaded:
 
 
 def _draw(rng: random.Random, task: ChainTask) -> Problem:
-    count, first, added = rng.randint(*task.steps), rng.randrange(MODULUS), rng.randrange(1, MODULUS)
+    count, first, added = rng.randint(*task.steps), rng.randrange(WRAPS_AT), rng.randrange(1, WRAPS_AT)
     written, solution = first, ""
     for left in range(count, 0, -1):
-        before, written = written, (written + added) % MODULUS
+        before, written = written, (written + added) % WRAPS_AT
         if rng.random() < task.slip:
-            written = rng.choice([number for number in range(MODULUS) if number != written])
+            written = rng.choice([number for number in range(WRAPS_AT) if number != written])
         (word,) = rng.choices(FREE_WORDS, _WEIGHTS)
         solution += f"{left:02}:{before:02}+{added:02}={written:02} {word} "
     text = f"{count:02}:{first:02}+{added:02}"
-    answer = (first + count * added) % MODULUS
+    answer = (first + count * added) % WRAPS_AT
     return Problem(text, f"{text}\n", f"{answer:02}", f"{solution}\\boxed{{{written:02}}}")
