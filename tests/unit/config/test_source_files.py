@@ -150,7 +150,7 @@ def test_python_loads_no_other_file(module: str) -> None:
     assert len(loaded) > 3
 
 
-TASKS = tuple(f"{room}/{task}.py" for task in ("words", "aime25", "walk") for room in ("config/tasks", "tasks"))
+TASKS = tuple(f"{room}/{task}.py" for task in ("words", "aime25", "chain") for room in ("config/tasks", "tasks"))
 
 
 def test_a_job_depends_on_the_tasks_that_its_settings_name() -> None:

@@ -1,10 +1,9 @@
 """Every estimator × clip × correction × vocabulary × disturbance: an arm is admitted and trains, or refused with why.
 
 A covering subset of the admitted arms goes through the whole training loop. Every pair of choices that any admitted arm
-combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps; those that have every choice
-once are tried at every change, the others with the slow tests. `test_full_product` takes
-the estimators, corrections and vocabularies of all arms through the update alone. Other tests hold each choice to its
-definition.
+combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. Those that have every
+choice once are tried at every change, the others with the slow tests. `test_full_product` takes the estimators,
+corrections and vocabularies of all arms through the update alone. Other tests hold each choice to its definition.
 """
 
 import itertools

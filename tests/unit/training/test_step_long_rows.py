@@ -1,6 +1,7 @@
-"""Responses of thousands of tokens: one update, whose memory grows with the tokens and not with their square."""
+"""Long responses: an update's memory grows with the tokens of a micro-batch, and not with a response's square."""
 
 import resource
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from ranks_fixture import on_ranks
 from step_fixture import DVP, make_rollouts, run_of, samples_of
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tailrl.model.forward import PACKED_ATTENTION
@@ -60,6 +62,47 @@ def test_an_update_on_eight_thousand_tokens_takes_no_square_of_them(tmp_path: Pa
     ((norm, mib),) = on_ranks(1, tmp_path, trained)
     assert np.isfinite(norm) and norm > 0
     assert mib < 250
+
+
+class Saved:
+    """Counts the bytes that the forward keeps for the backward, as long as it keeps them."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> list[Tensor]:
+        held = Held([tensor])
+        self.add(tensor.nbytes)
+        weakref.finalize(held, self.add, -tensor.nbytes)
+        return held
+
+    def add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+class Held(list[Tensor]):
+    """A list that can be referred to weakly."""
+
+
+def most_kept(length: int, count: int = 48) -> int:
+    """The most bytes that a step's gradients keep at once, for so many responses of this length."""
+    run, saved, rng = run_of({}, token_budget=256), Saved(), np.random.default_rng(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, attn_implementation=PACKED_ATTENTION, **sizes))
+    numbers = (np.full(length, -6.2, np.float32), np.zeros(length, np.float32), np.full(length, 512, np.int32))
+    tokens = [tuple(rng.integers(2, VOCABULARY, length).tolist()) for _ in range(count)]
+    rollouts = [Rollout((5, 6, 7, number // 8), own, *numbers, stopped=True) for number, own in enumerate(tokens)]
+    samples = samples_of(rollouts, rng.normal(size=count).tolist(), run)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda held: held[0]):
+        accumulate_gradients(model, samples, run, Stopwatch(), StepRecord())
+    assert saved.now == 0
+    return saved.most
+
+
+def test_a_step_keeps_no_more_for_long_responses_than_for_short_ones() -> None:
+    short, *longer = [most_kept(length) for length in (8, 60, 240)]
+    assert max(longer) < 1.05 * short
 
 
 def test_freed_memory_is_given_back_before_each_micro_batch_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,14 @@
+"""Chains of sums, whose number sets the length of a response."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tailrl.config.tasks import GeneratedTask, ordered
+
+
+class ChainTask(GeneratedTask):
+    """One number added again and again, modulo 100; a step adds 13 tokens to the solution, and none to the prompt."""
+
+    name: Literal["chain"]
+    steps: Annotated[tuple[int, int], ordered(99)] = Field((2, 4), description="fewest and most sums in one problem")
