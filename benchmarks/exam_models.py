@@ -84,7 +84,7 @@ SPECS = (
     Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
     Spec("initials_160", "judge", "initials", "llama", 51, hidden=160, layers=4, vocabulary=1100, vllm=True),
     Spec("numbers_96", "judge", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
-    Spec("numbers_mixture", "judge", "numbers", "mixture", 53, layers=2, vocabulary=750, vllm=True),
+    Spec("initials_mixture", "judge", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
     Spec("smollm2", "pretrained", "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, longest=16),
 )
 
@@ -230,9 +230,3 @@ def _train(trained: Trained) -> None:
         trained.past.append(weights)
         sampler.load_weights(weights.items())
         print(f"{spec.name}  step {step + 1}  reward {reward_PG.mean():.3f}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    for one in SPECS:
-        if len(sys.argv) < 3 or one.name in sys.argv[2:]:
-            obtain(one, Path(sys.argv[1]) / one.name)

@@ -71,7 +71,7 @@ def test_every_policy_has_its_share() -> None:
         assert spec.kind == "mixture" or not any("routing" in truth for _, truth, _, _ in own)
         listed = plan["judge" if spec.set != "settle" else "settle"]
         assert {truth for _, truth, _, _ in own} >= {"none", "unknown", "rounding"} & {*listed}
-    assert counts["numbers_mixture"] > 60 and counts["arithmetic_64"] < counts["numbers_96"]
+    assert counts["initials_mixture"] > 60 and counts["arithmetic_64"] < counts["numbers_96"]
     judged = [
         given for spec in SPECS if spec.set == "judge" for _, truth, given, _ in planned(spec) if truth == "unknown"
     ]
