@@ -3,6 +3,7 @@
     python benchmarks/diagnose_exam.py settle    # makes the logs of that set and writes diagnosis/sure.yaml
     python benchmarks/diagnose_exam.py judge     # makes the others and writes docs/results/diagnose_exam/
     python benchmarks/diagnose_exam.py pretrained    # the same with SmolLM2-135M, into its folder pretrained/
+    python benchmarks/diagnose_exam.py judge --only-logs    # makes the logs, and diagnoses none
 
 Policies and logs stay in --work, so that a run goes on where it ended. diagnose_exam.yaml has the design.
 """
@@ -12,14 +13,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from exam_answers import answer, group_rows, measured_of, publish
-from exam_cases import Case, Fault, make_log
+from exam_answers import answer, group_rows, left_out_rows, measured_of, publish
+from exam_cases import make_log
+from exam_faults import Case, Fault
 from exam_models import SPECS, Spec, obtain
 from exam_rules import settle
 from table import show
@@ -40,47 +45,56 @@ def design() -> dict[str, Any]:
     return found
 
 
-def cases(which: str, work: Path, names: list[str]) -> Iterator[Case]:
-    """The cases of a set, made where they are not there yet."""
-    for spec in SPECS:
-        if spec.set == which and (not names or spec.name in names):
-            yield from _of_model(spec, which, work)
+def planned(spec: Spec) -> Iterator[tuple[int, str, dict[str, Any], int]]:
+    """Number, truth, fault and seed of each case of a policy."""
+    plan, judges = design(), spec.set == "judge"
+    number = 0
+    for truth, listed in plan["settle" if spec.set == "settle" else "judge"].items():
+        for again in range(plan["clean_seeds"] if truth == "none" and judges else 1):
+            for place, given in enumerate(listed):
+                # The real engine's logs are slow to make: each stands once, and where it stands at all, whole.
+                half = derive_seed("half", spec.seed, truth, place) % 2 == 0
+                chosen = not again if "engine" in given else judges or half
+                if chosen and _fits(spec, truth, given):
+                    yield number, truth, given, derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
+                number += 1
 
 
-def _faults(spec: Spec) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Truth, fault and repeat of each case of a policy."""
-    plan = design()
-    for truth, listed in plan[spec.faults].items():
-        for again in range(plan["clean_seeds"] if truth == "none" and spec.faults != "settle" else 1):
-            for given in listed:
-                # The real engine's logs are slow to make, and its clean one stands once.
-                if "engine" not in given or (spec.vllm and not again):
-                    yield truth, given, again
+def _fits(spec: Spec, truth: str, given: dict[str, Any]) -> bool:
+    """Whether a policy can have the fault: flips need a mixture, which vLLM does not quantise."""
+    if "engine" in given and not spec.vllm:
+        return False
+    if "routing" in truth:
+        return spec.kind == "mixture"
+    return "engine" not in given or truth == "none" or spec.kind != "mixture"
 
 
-def _of_model(spec: Spec, which: str, work: Path) -> Iterator[Case]:
+def make_logs(spec: Spec, work: Path) -> None:
+    """Makes the logs of a policy that are not there yet."""
     folder = work / "logs" / spec.name
     folder.mkdir(parents=True, exist_ok=True)
-    trained, groups = None, design()["groups"]
-    for number, (truth, given, again) in enumerate(_faults(spec)):
-        if ("flips" in given and spec.kind != "mixture") or number % spec.every:
-            continue
-        seed = derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
+    trained = None
+    for number, truth, given, seed in planned(spec):
         file = folder / f"{seed}.npz"
-        if not file.exists():
-            trained = trained or obtain(spec, work / "models" / spec.name)
-            begun = time.perf_counter()
-            settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-            fault = Fault(**settings)
-            log, floor = make_log(trained, fault, seed, spec.responses)
-            arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name != "text_S"}
-            np.savez(file, floor=floor, **arrays)
-            seconds = time.perf_counter() - begun
-            print(f"{spec.name} {number} {truth} {given} {seconds:.1f} s", file=sys.stderr)
-        with np.load(file, allow_pickle=False) as loaded:
+        if file.exists():
+            continue
+        trained = trained or obtain(spec, work / "models" / spec.name)
+        begun = time.perf_counter()
+        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        log, floor = make_log(trained, Fault(**settings), seed, spec.responses)
+        arrays = {one.name: getattr(log, one.name) for one in fields(log) if one.name != "text_S"}
+        np.savez(file, floor=floor, **arrays)
+        print(f"{spec.name} {number} {truth} {given} {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def cases(spec: Spec, work: Path) -> Iterator[Case]:
+    """The cases of a policy whose logs are made."""
+    groups = design()["groups"]
+    for number, truth, given, seed in planned(spec):
+        with np.load(work / "logs" / spec.name / f"{seed}.npz", allow_pickle=False) as loaded:
             log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
             planted = () if truth == "none" else tuple(groups.get(name, name) for name in truth.split("+"))
-            yield Case(which, spec.name, number, planted, given, float(loaded["floor"]), log)
+            yield Case(spec.set, spec.name, number, planted, given, float(loaded["floor"]), log)
 
 
 def settle_rules(made: list[Case], out: Path) -> None:
@@ -88,7 +102,7 @@ def settle_rules(made: list[Case], out: Path) -> None:
     known = cause_words()
     shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
-    values, truths, models = [], [], []
+    values, truths, models, fitted = [], [], [], []
     for case in made:
         measured = measured_of(case)
         faults = find_faults(measured)
@@ -102,23 +116,29 @@ def settle_rules(made: list[Case], out: Path) -> None:
         acting = {*case.truth} & {*shapes} or {"unknown"}
         truths.append([float(name in acting) for name in shapes])
         models.append(case.model)
-    data, _ = settle(np.array(values), np.array(truths), models, shapes)
+        fitted.append(case)
+    data, held_CK = settle(np.array(values), np.array(truths), models, shapes)
     # By Laplace's rule: a check that was always right is not taken for infallible.
     rates = {name: round((right + 1) / (flags + 2), 3) for name, (right, flags) in checks.items()}
     written = {"command": "python benchmarks/diagnose_exam.py settle", "checks": rates, **data}
     out.write_text(yaml.safe_dump(written, sort_keys=False, width=120), encoding="utf-8")
+    show(left_out_rows(fitted, held_CK, shapes), None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("set", choices=("settle", "judge", "pretrained"))
-    parser.add_argument("models", nargs="*", help="make the logs of these models, and stop")
+    parser.add_argument("--only-logs", action="store_true", help="make the logs, and stop")
+    parser.add_argument("--processes", type=int, default=2, help="policies whose logs are made at once")
     parser.add_argument("--work", type=Path, default=Path("results/diagnose_exam"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/diagnose_exam"))
     arguments = parser.parse_args()
-    made = list(cases(arguments.set, arguments.work, arguments.models))
-    if arguments.models:
+    specs = [spec for spec in SPECS if spec.set == arguments.set]
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
+        list(pool.map(partial(make_logs, work=arguments.work), specs))
+    if arguments.only_logs:
         return
+    made = [case for spec in specs for case in cases(spec, arguments.work)]
     if arguments.set == "settle":
         settle_rules(made, SURE)
     answers = [answer(case) for case in made]

@@ -6,11 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from exam_cases import Case
+from exam_faults import Case
 from exam_models import SPECS, in_words
+from scipy.special import softmax
 from table import write_csv
 
-from tailrl.diagnosis.causes import Cause, cause_words, find_causes
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.diagnosis.causes import LEAST_SURE, Cause, cause_words, find_causes
 from tailrl.diagnosis.measure import Measured, measure
 from tailrl.diagnosis.metrics import quantity
 from tailrl.stats.intervals import Interval, share_interval
@@ -99,6 +101,18 @@ def group_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
 
 def _ends(share: Interval) -> dict[str, str]:
     return {"share": f"{share.mean:.3f}", "low": f"{share.low:.3f}", "high": f"{share.high:.3f}"}
+
+
+def left_out_rows(cases: Sequence[Case], logit_CK: FloatArray, shapes: Sequence[str]) -> list[dict[str, object]]:
+    """Each group of settling cases by the logits that the other models' cases gave: how many are named rightly."""
+    sure_CK = softmax(logit_CK, axis=1)
+    names = [shapes[sure_K.argmax()] if sure_K.max() >= LEAST_SURE else "unknown" for sure_K in sure_CK]
+    found: dict[str, list[bool]] = {}
+    for case, name in zip(cases, names, strict=True):
+        if planted := {*case.truth} & {*shapes}:
+            found.setdefault("+".join(case.truth), []).append(name in planted)
+    found = {"all": [right for own in found.values() for right in own], **found}
+    return [{"left out": name, "cases": len(own), "right": sum(own)} for name, own in found.items()]
 
 
 def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:

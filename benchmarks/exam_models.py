@@ -1,27 +1,26 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-Models that settle the rules do arithmetic. Those that sort words judged them first, and those that reverse words
-judged them second; since then both settle too. The judges write each word's length, or go on with a series of numbers.
-The pretrained one is a set of its own.
+The policies that settle the rules do arithmetic, sort or reverse words, count letters, or go on with a series; all but
+those of arithmetic judged the rules in an earlier run. The judges write initials or sort numbers. The pretrained one is
+a set of its own.
 """
 
-import random
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import smollm2
 import torch
+from exam_tasks import TASKS, Task, problems
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.config.policy import ScratchPolicy, WarmStart
-from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.words import WordsTask
 from tailrl.kernels.packing import micro_batches, pack_batch
-from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.forward import head_weight, hidden_states
 from tailrl.model.policy import create_policy, encode_prompt, load_policy, load_tokenizer, save_policy
 from tailrl.model.tokenizer import train_tokenizer
 from tailrl.objective.advantages import rloo
@@ -44,13 +43,12 @@ MAX_LENGTH = 192
 class Spec:
     """A policy of the exam; `steps` of RLOO leave one checkpoint each.
 
-    `every`: it has every n-th fault. `vllm`: it has the logs of the real engine too. `faults`: its list
-    in diagnose_exam.yaml.
+    `longest`: tokens of a response. `vllm`: it has the logs of the real engine too.
     """
 
     name: str
     set: Literal["settle", "judge", "pretrained"]
-    task: Literal["arithmetic", "words", "reverse", "lengths", "series"]
+    task: Task
     kind: Literal["llama", "mixture", "pretrained"]
     seed: int
     hidden: int = 128
@@ -59,19 +57,8 @@ class Spec:
     steps: int = 24
     learning_rate: float = 3e-4
     responses: int = 128
-    every: int = 1
-    max_new_tokens: int = 40
+    longest: int = 64
     vllm: bool = False
-    faults: Literal["settle", "judged", "judge"] = "settle"
-
-
-TASKS = {
-    "arithmetic": "solves small sums",
-    "words": "sorts words",
-    "reverse": "writes words in reverse order",
-    "lengths": "counts the letters of words",
-    "series": "goes on with a series of numbers",
-}
 
 
 def in_words(spec: Spec) -> str:
@@ -89,39 +76,16 @@ SPECS = (
     Spec("arithmetic_128", "settle", "arithmetic", "llama", 11, vllm=True),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
     Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
-    Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500, faults="judged"),
-    Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200, faults="judged"),
-    Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900, faults="judged"),
-    Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700, faults="judged"),
-    Spec(
-        "lengths_192",
-        "judge",
-        "lengths",
-        "llama",
-        41,
-        hidden=192,
-        layers=3,
-        vocabulary=1300,
-        max_new_tokens=64,
-        vllm=True,
-        faults="judge",
-    ),
-    Spec(
-        "series_mixture", "judge", "series", "mixture", 42, layers=3, vocabulary=800, max_new_tokens=64, faults="judge"
-    ),
-    Spec(
-        "smollm2",
-        "pretrained",
-        "words",
-        "pretrained",
-        23,
-        steps=4,
-        learning_rate=1e-4,
-        responses=32,
-        max_new_tokens=16,
-        every=2,
-        faults="judge",
-    ),
+    Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
+    Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200, vllm=True),
+    Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
+    Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
+    Spec("lengths_192", "settle", "lengths", "llama", 41, hidden=192, layers=3, vocabulary=1300, vllm=True),
+    Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
+    Spec("initials_160", "judge", "initials", "llama", 51, hidden=160, layers=4, vocabulary=1100, vllm=True),
+    Spec("numbers_96", "judge", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
+    Spec("initials_mixture", "judge", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
+    Spec("smollm2", "pretrained", "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, longest=16),
 )
 
 
@@ -191,14 +155,14 @@ def _row(
 
 def obtain(spec: Spec, folder: Path) -> Trained:
     """The policy from its folder; made first where there is none."""
-    problems = _problems(spec, 400, 5)
+    asked = _problems(spec, 400, 5)
     if not (folder / "past.pt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_base(spec, folder)
-        trained = Trained(spec, folder, load_policy(folder), load_tokenizer(folder), problems, [])
+        trained = Trained(spec, folder, load_policy(folder), load_tokenizer(folder), asked, [])
         _train(trained)
         torch.save(trained.past, folder / "past.pt")
-    trained = Trained(spec, folder, load_policy(folder), load_tokenizer(folder), problems, [])
+    trained = Trained(spec, folder, load_policy(folder), load_tokenizer(folder), asked, [])
     trained.past = torch.load(folder / "past.pt", weights_only=True)
     trained.model.load_state_dict(trained.past[-1])
     trained.model.eval().requires_grad_(False)
@@ -208,52 +172,7 @@ def obtain(spec: Spec, folder: Path) -> Trained:
 def _problems(spec: Spec, count: int, seed: int, slip: float = 0.0) -> list[Problem]:
     if spec.kind == "pretrained":
         return load_task(WordsTask(name="words", problems=count, words=(2, 2), seed=seed)).problems
-    if spec.task == "arithmetic":
-        return load_task(ArithmeticTask(problems=count, seed=seed, slip=slip)).problems
-    if spec.task == "series":
-        return [_series(random.Random(f"series {seed} {i}"), slip, i) for i in range(count)]
-    sorting = load_task(WordsTask(name="words", problems=count, words=(3, 5), seed=seed, slip=slip)).problems
-    others = {"reverse": _reversed, "lengths": _lengths}
-    return [others[spec.task](problem, slip, seed) for problem in sorting] if spec.task in others else sorting
-
-
-def _series(rng: random.Random, slip: float, number: int) -> Problem:
-    """Four numbers with a constant difference, to go on with for three more; a slip writes a random number."""
-    start, step = rng.randint(1, 70), rng.choice([1, 2, 3, 5])
-    values = [start + i * step for i in range(7)]
-    written = [rng.randint(1, 99) if rng.random() < slip else value for value in values[4:]]
-    given, rest = (", ".join(map(str, part)) for part in (values[:4], values[4:]))
-    steps = " ".join(f"{a}+{step}={b}" for a, b in zip([values[3], *written], written, strict=False))
-    solution = f"{steps} \\boxed{{{', '.join(map(str, written))}}}"
-    return Problem(f"{number} {given}", f"go on: {given}\n", rest, solution, compared="text")
-
-
-def _lengths(problem: Problem, slip: float, seed: int) -> Problem:
-    """Words, each to be written with the number of its letters, and then all numbers; a slip writes another number."""
-    rng = random.Random(f"lengths {seed} {problem.id}")
-    words = problem.prompt.split()
-    written = [rng.randint(3, 9) if rng.random() < slip else len(word) for word in words]
-    steps = "; ".join(f"{word} has {number}" for word, number in zip(words, written, strict=True))
-    return replace(
-        problem,
-        prompt=f"letters of {problem.prompt}",
-        answer=" ".join(str(len(word)) for word in words),
-        solution=f"{steps}. \\boxed{{{' '.join(map(str, written))}}}",
-    )
-
-
-def _reversed(problem: Problem, slip: float, seed: int) -> Problem:
-    """Words to be written in reverse order, with a number before each; a slip writes another of them."""
-    words = problem.prompt.split()[::-1]
-    rng = random.Random(f"{seed} {problem.id}")
-    written = [rng.choice(words) if rng.random() < slip else word for word in words]
-    steps = "".join(f"{i}:{word}," for i, word in enumerate(written, 1))
-    return replace(
-        problem,
-        prompt=f"reverse {problem.prompt}",
-        answer=" ".join(words),
-        solution=f"{steps}\\boxed{{{' '.join(written)}}}",
-    )
+    return problems(spec.task, count, seed, slip)
 
 
 def _write_base(spec: Spec, folder: Path) -> None:
@@ -261,48 +180,21 @@ def _write_base(spec: Spec, folder: Path) -> None:
         smollm2.save(folder, shots=True)
         return
     seed = 1000 * spec.seed
-    problems = [*_problems(spec, 8000, seed), *_problems(spec, 3200, seed + 1, 0.3)]
-    tokenizer = train_tokenizer(spec.vocabulary, (one.prompt + (one.solution or "") for one in problems[-2000:]))
+    lessons = [*_problems(spec, 8000, seed), *_problems(spec, 3200, seed + 1, 0.3)]
+    tokenizer = train_tokenizer(spec.vocabulary, (one.prompt + (one.solution or "") for one in lessons[-2000:]))
+    mixture = spec.kind == "mixture"
     settings = ScratchPolicy(
         vocabulary_size=spec.vocabulary,
         hidden_size=spec.hidden,
         layers=spec.layers,
         heads=spec.hidden // 32,
-        intermediate_size=3 * spec.hidden,
+        intermediate_size=spec.hidden if mixture else 3 * spec.hidden,
+        experts=8 if mixture else None,
         max_length=2 * MAX_LENGTH,
     )
     model = create_policy(settings, tokenizer, spec.seed)
-    if spec.kind == "mixture":
-        model = _mixture(spec, tokenizer)
-    warm_start(model, tokenizer, problems, WarmStart(batch=64, learning_rate=3e-3))
+    warm_start(model, tokenizer, lessons, WarmStart(batch=64, learning_rate=3e-3))
     save_policy(model, tokenizer, folder)
-
-
-def _mixture(spec: Spec, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A small mixture of 8 experts, two a token."""
-    torch.manual_seed(spec.seed)
-    model: PreTrainedModel = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=spec.hidden,
-            moe_intermediate_size=spec.hidden,
-            intermediate_size=spec.hidden,
-            num_hidden_layers=spec.layers,
-            num_attention_heads=spec.hidden // 32,
-            num_key_value_heads=spec.hidden // 64,
-            head_dim=32,
-            num_experts=8,
-            num_experts_per_tok=2,
-            norm_topk_prob=True,
-            max_position_embeddings=2 * MAX_LENGTH,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            attn_implementation=PACKED_ATTENTION,
-        )
-    )
-    return model
 
 
 def _train(trained: Trained) -> None:
@@ -319,7 +211,7 @@ def _train(trained: Trained) -> None:
     for step in range(spec.steps):
         seed = 10**6 * spec.seed + step
         requests = trained.requests(seed, 64)
-        rollouts = sampler.generate(requests, Decoding(1.0, spec.max_new_tokens))
+        rollouts = sampler.generate(requests, Decoding(1.0, spec.longest))
         reward_PG = torch.tensor(trained.rewards(seed, rollouts)).view(-1, 4)
         advantages = rloo(reward_PG).flatten().tolist()
         batch = pack_batch([r.prompt_tokens for r in rollouts], [list(r.tokens) for r in rollouts])
@@ -338,9 +230,3 @@ def _train(trained: Trained) -> None:
         trained.past.append(weights)
         sampler.load_weights(weights.items())
         print(f"{spec.name}  step {step + 1}  reward {reward_PG.mean():.3f}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    for one in SPECS:
-        if len(sys.argv) < 3 or one.name in sys.argv[2:]:
-            obtain(one, Path(sys.argv[1]) / one.name)

@@ -1,5 +1,6 @@
 """The exam of causes: its design, its faults, the fit, and a small share of it on an untrained policy."""
 
+import copy
 import csv
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diagnose_exam import design
-from exam_answers import Answer, answer, calibration_rows, case_rows, confusion_rows, group_rows, page
-from exam_cases import Case, Fault, _quantised, make_log
+from diagnose_exam import design, planned
+from exam_answers import (
+    Answer,
+    answer,
+    calibration_rows,
+    case_rows,
+    confusion_rows,
+    group_rows,
+    left_out_rows,
+    page,
+)
+from exam_cases import make_log
+from exam_faults import Case, Fault
+from exam_mistakes import MISTAKES, plant
 from exam_models import SPECS, Spec, Trained, score
 from exam_rules import fit, settle
+from exam_samplers import quantised
+from exam_tasks import TASKS, Task, problems
 
 from tailrl.config.policy import ScratchPolicy
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -26,18 +40,51 @@ from tailrl.tasks.arithmetic import load
 def test_the_design() -> None:
     """Every fault can be planted, every truth is a cause, and no model settles and judges."""
     plan = design()
-    for which in ("settle", "judged", "judge"):
+    for which in ("settle", "judge"):
         for truth, listed in plan[which].items():
             named = {plan["groups"].get(name, name) for name in truth.split("+")}
             assert named <= {"none", *cause_words()}
             for given in listed:
-                Fault(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+                fault = Fault(
+                    **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+                )
+                assert not fault.mistake or (fault.mistake in MISTAKES and truth in ("unknown", "positions"))
         assert {name for truth in plan[which] for name in truth.split("+")} >= {"unknown", "none", *plan["groups"]}
         assert any("+" in truth for truth in plan[which])
     assert set(plan["groups"].values()) <= set(cause_words())
     by_set = {which: {(one.task, one.kind) for one in SPECS if one.set == which} for which in ("settle", "judge")}
     assert not {task for task, _ in by_set["settle"]} & {task for task, _ in by_set["judge"]}
     assert len({one.seed for one in SPECS}) == len(SPECS)
+    kinds = {which: {given["mistake"] for given in plan[which]["unknown"]} for which in ("settle", "judge")}
+    assert len(kinds["judge"] - kinds["settle"]) >= 4
+
+
+def test_every_policy_has_its_share() -> None:
+    """Judges have every fault, others about half; the real engine stands once; flips need a mixture."""
+    plan, counts = design(), {}
+    for spec in SPECS:
+        own = list(planned(spec))
+        counts[spec.name] = len(own)
+        assert len({seed for *_, seed in own}) == len({number for number, *_ in own}) == len(own)
+        engines = [given for _, _, given, _ in own if "engine" in given]
+        assert spec.vllm == bool(engines) and (spec.kind != "mixture" or not any("quantization" in e for e in engines))
+        assert spec.kind == "mixture" or not any("routing" in truth for _, truth, _, _ in own)
+        listed = plan["judge" if spec.set != "settle" else "settle"]
+        assert {truth for _, truth, _, _ in own} >= {"none", "unknown", "rounding"} & {*listed}
+    assert counts["initials_mixture"] > 60 and counts["arithmetic_64"] < counts["numbers_96"]
+    judged = [
+        given for spec in SPECS if spec.set == "judge" for _, truth, given, _ in planned(spec) if truth == "unknown"
+    ]
+    assert len(judged) >= 10
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tasks_have_solutions_and_slips(task: Task) -> None:
+    for slip in (0.0, 0.9):
+        made = problems(task, 40, 3, slip)
+        right = [one.solution is not None and one.solution.endswith(f"\\boxed{{{one.answer}}}") for one in made]
+        assert all(right) if not slip else not all(right)
+        assert len({one.prompt for one in made}) > 30
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +134,50 @@ def test_faults_change_what_they_say(trained: Trained) -> None:
         np.testing.assert_allclose(other, expected_T, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mixture"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_changes_a_model(mistake: str, kind: str, trained: Trained) -> None:
+    """Every mistake changes what a model computes, and a copy of the model stays as it was."""
+    settings = ScratchPolicy(
+        vocabulary_size=512,
+        hidden_size=64,
+        layers=2,
+        heads=2,
+        intermediate_size=64,
+        experts=4 if kind != "llama" else None,
+    )
+    model = create_policy(settings, trained.tokenizer, 0).eval().requires_grad_(False)
+    model.model.embed_tokens.weight.mul_(30)
+    wrong = copy.deepcopy(model)
+    size = {"heads": 2.0, "gelu": 1.0, "dropped": 0.0, "dropout": 0.3, "eps": 0.1}
+    plant(wrong, mistake, size.get(mistake, 1.3), 0)
+    prompts, responses = [(5, 6, 7, 8)] * 2, [(9, 10, 11), (12, 13)]
+    right_T, wrong_T = (torch.cat(score(one, prompts, responses)) for one in (model, wrong))
+    assert (right_T - wrong_T).abs().max() > 1e-4
+    assert torch.equal(right_T, torch.cat(score(model, prompts, responses)))
+
+
+def test_a_mistake_of_either_side(trained: Trained) -> None:
+    """The sampler's mistake moves its log-probs, the trainer's the trainer's."""
+    for side, moved in (("sampler", "sampler_T"), ("trainer", "trainer_T")):
+        fault = Fault(mistake="values", by=3.0, mistaken=side)
+        log, _ = make_log(trained, fault, 3, 8)
+        ends = [*log.start_S[1:], len(log.token_T)]
+        responses = [tuple(log.token_T[a:b].tolist()) for a, b in zip(log.start_S, ends, strict=True)]
+        prompts = [request.prompt_tokens for request in trained.requests(derive_seed("part", 3, 0) % 2**31, 8)]
+        right_T = torch.cat(score(trained.model, prompts, responses)).numpy()
+        for name in ("sampler_T", "trainer_T"):
+            assert np.allclose(getattr(log, name), right_T, atol=1e-4) == (name != moved)
+
+
 def test_fake_quantisation() -> None:
     weight = torch.randn(8, 64)
     for kind, levels, size in (("int8", 255, 64), ("int4", 15, 32)):
-        rounded = _quantised("model.layers.0.self_attn.q_proj.weight", weight, kind)
+        rounded = quantised("model.layers.0.self_attn.q_proj.weight", weight, kind)
         step = weight.view(8, -1, size).abs().amax(-1) / (levels // 2)
         assert ((rounded - weight).view(8, -1, size).abs().amax(-1) <= step / 2 + 1e-6).all()
         assert all(len(group.unique()) <= levels for group in rounded.view(-1, size))
-    assert _quantised("model.embed_tokens.weight", weight, "int8") is weight
+    assert quantised("model.embed_tokens.weight", weight, "int8") is weight
 
 
 def test_the_fit_finds_what_decides_a_cause() -> None:
@@ -159,10 +242,23 @@ def test_tables() -> None:
     assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
 
 
+def test_what_the_other_models_say_of_settling_cases() -> None:
+    case = Case("settle", "m", 0, ("floor",), {}, 0.0, None)  # type: ignore[arg-type]
+    two = Case("settle", "m", 1, ("floor", "stale"), {}, 0.0, None)  # type: ignore[arg-type]
+    fault = Case("settle", "m", 2, ("nan",), {}, 0.0, None)  # type: ignore[arg-type]
+    logit_CK = np.log([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.35, 0.33, 0.32]])
+    rows = left_out_rows([case, two, fault, case], logit_CK, ["floor", "stale", "unknown"])
+    assert [(row["left out"], row["right"], row["cases"]) for row in rows] == [
+        ("all", 2, 3),
+        ("floor", 1, 2),
+        ("floor+stale", 1, 1),
+    ]
+
+
 def test_published_tables_are_of_the_published_cases() -> None:
     """The groups' shares follow from the cases beside them."""
     folder = Path(__file__).parents[3] / "docs/results/diagnose_exam"
-    for own in (folder, folder / "first", folder / "second"):
+    for own in (folder, folder / "first", folder / "second", folder / "third"):
         cases, groups = (list(csv.DictReader((own / f"{n}.csv").open(encoding="utf-8"))) for n in ("cases", "groups"))
         counted = [row for row in cases if row["counts"] == "1" and row["truth"] != "none"]
         assert groups[0]["group"] == "all causes" and int(groups[0]["cases"]) == len(counted)

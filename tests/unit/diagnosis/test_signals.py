@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from causes_fixture import Logits, V, log_softmax, rows, same, top_p
 
-from tailrl.diagnosis.features import every, features, quantile, source, temperature
+from tailrl.diagnosis.features import every, features, pattern, quantile, source, temperature
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import Measured, measure
-from tailrl.diagnosis.signals import LAGS, Signals
+from tailrl.diagnosis.signals import LAGS, PATTERNS, Signals
 
 
 def signals_of(found: list[LoggedRow]) -> Signals:
@@ -90,6 +90,50 @@ def test_whether_every_response_is_hit() -> None:
     mixed = [LoggedRow("here", np.full(4, -1.0), np.full(4, -1.0 - 0.5 * (i == 3))) for i in range(10)]
     assert every(signals_of(mixed)) == pytest.approx(-0.1 / 0.3)
     assert every(signals_of(mixed[:7])) == 0.0, "few responses say nothing"
+
+
+def errors(x_T: list[float], tokens: list[int]) -> Signals:
+    """Tokens of probability one half, whose x is given."""
+    found, p = np.array(x_T), np.log(0.5)
+    row = LoggedRow("here", p - found / 4, p + found / 4, np.array(tokens))
+    return signals_of([row])
+
+
+def test_a_pattern_is_the_share_of_variance_between_groups() -> None:
+    """Against the plain estimate from an analysis of variance of unequal groups."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 7, 300)
+    x_T = random.normal(0, 0.3, 300) + np.linspace(-0.4, 0.4, 7)[tokens]
+    groups = [x_T[tokens == g] for g in range(7)]
+    within = sum(((own - own.mean()) ** 2).sum() for own in groups) / (300 - 7)
+    between = sum(len(own) * (own.mean() - x_T.mean()) ** 2 for own in groups) / 6
+    size = (300 - sum(len(own) ** 2 for own in groups) / 300) / 6
+    expected = (between - within) / (between + (size - 1) * within)
+    assert pattern(errors(list(x_T), list(tokens)), "token") == pytest.approx(expected, abs=1e-3) and expected > 0.3
+
+
+def test_noise_has_no_pattern() -> None:
+    """Nor have few tokens; a factor on the logits, as of a mistake inside a model, goes with the probability."""
+    random = np.random.default_rng(1)
+    noise = errors(list(random.normal(0, 0.3, 3000)), list(random.integers(0, 200, 3000)))
+    assert abs(pattern(noise, "token")) < 0.05
+    assert pattern(errors([0.1, 0.2], [3, 4]), "token") == 0.0 and pattern(Signals(), "odds") == 0.0
+    wrong, noisy = (features(signals_of(rows(**log))) for log in ({"trainer": lambda z: 1.3 * z}, {"noise": 0.05}))
+    assert wrong["by_odds"] > 0.3 > 0.05 > noisy["by_odds"] and wrong["bias"] > noisy["bias"]
+
+
+def test_groups_of_patterns() -> None:
+    """Each token is in one group of each kind: by the log-odds of p̄, its id, its place."""
+    found = rows(noise=0.3, count=5, length=70)
+    patterns = signals_of(found).patterns
+    tokens = sum(len(row.sampler_T) for row in found)
+    assert {name: groups[0].sum() for name, groups in patterns.items()} == dict.fromkeys(PATTERNS, tokens)
+    assert patterns["place"][0, 5] == 5 and patterns["place"][0, 63] == tokens - 5 * 63
+    means = np.concatenate([(row.trainer_T + row.sampler_T) / 2 for row in found])
+    odds = means - np.log(-np.expm1(means))
+    assert patterns["odds"][0, 10] == ((odds >= 1) & (odds < 2)).sum()
+    ids = np.concatenate([row.token_T for row in found if row.token_T is not None])
+    assert patterns["token"][0, ids[0]] == (ids == ids[0]).sum()
 
 
 def test_the_source_of_the_tokens() -> None:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from tailrl.analysis.format import count
 from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
 from tailrl.diagnosis.measure import Measured
-from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
+from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, PATTERNS, RARE
+
+SIXTEEN_BITS = 0.02
+"""Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam."""
 
 
 def evidence(name: str, measured: Measured) -> tuple[str, ...]:
@@ -136,12 +139,29 @@ def _stale(measured: Measured) -> list[str]:
     return sentences
 
 
+def _structure(measured: Measured) -> str:
+    """How much of the errors has a pattern, which independent noise lacks."""
+    shape = features(measured.signals)
+    odds, token, place = (_percent(max(0.0, shape[f"by_{name}"])) for name in PATTERNS)
+    return (
+        f"{odds} of the variance of Δ/(1 − p) goes with the token's probability, {token} with the token itself and "
+        f"{place} with its place in the response: independent rounding has no such pattern."
+    )
+
+
 def _noise(measured: Measured) -> list[str]:
     signals = measured.signals
     shape, sums = features(signals), signals.sums
+    sixteen = (
+        "16 bits give as much"
+        if 10 ** shape["size"] <= SIXTEEN_BITS
+        else f"16 bits gave at most {SIXTEEN_BITS:g} on logs of known cause: look for weights or a cache of fewer "
+        "bits, or for a mistake inside a model"
+    )
     sentences = [
         f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "
-        f"and {10 ** shape['tail']:.2g} times at 99 %.",
+        f"and {10 ** shape['tail']:.2g} times at 99 %. {sixteen[0].upper()}{sixteen[1:]}.",
+        _structure(measured),
         f"{_percent(ratio(sums['positive'], sums['squared'], 0.5))} of Σ Δ² lies above 0: noise has no side.",
         f"Certain tokens have {10 ** shape['law']:.2g} times the |Δ|/(1 − p) of rare ones.",
     ]
@@ -169,7 +189,8 @@ def _unknown(measured: Measured) -> list[str]:
     sums = measured.signals.sums
     return [
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats, its root mean square "
-        f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause fits well."
+        f"{math.sqrt(ratio(sums['squared'], sums['tokens'])):.2g}; no known cause fits well.",
+        _structure(measured),
     ]
 
 

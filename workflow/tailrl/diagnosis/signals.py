@@ -11,6 +11,7 @@ import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.log import IntArray, Log
+from tailrl.diagnosis.signature import log_odds
 
 LAGS = (-2, -1, 0, 1, 2)
 """Tokens by which the trainer's log-probs are moved against the sampler's."""
@@ -36,6 +37,10 @@ IMPROBABLE = -2.5
 LEVEL_WIDTH, LEVELS, NEAR_LEVELS = 0.05, 1200, 10
 """Bins of −log-prob, nats: their width, their number, and how many are near the last."""
 
+PATTERNS = {"odds": 18, "token": 4096, "place": 64}
+"""Groups of tokens, by their log-odds of p̄ (a nat wide), by their id (several share a group), by their place in the
+response (the last one holds all later ones)."""
+
 EARLY = 4
 """Tokens at a response's beginning."""
 
@@ -53,6 +58,7 @@ class Signals:
         lowest: for either side the least log-prob, and how many tokens have exactly that.
         levels: for either side the tokens by −log-prob, in bins of LEVEL_WIDTH.
         edges: the least and largest ℓ.
+        patterns: for each of PATTERNS, (2, groups): tokens, and Σx cut to 3 nats.
         zeros: for either side, tokens that are left out: see `_filled`.
         per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
         vocabulary: the largest token id plus one.
@@ -67,6 +73,7 @@ class Signals:
     lowest: dict[str, tuple[float, int]] = field(default_factory=dict)
     levels: dict[str, IntArray] = field(default_factory=dict)
     edges: tuple[float, float] = (np.inf, -np.inf)
+    patterns: dict[str, FloatArray] = field(default_factory=lambda: {k: np.zeros((2, n)) for k, n in PATTERNS.items()})
     zeros: dict[str, int] = field(default_factory=lambda: {"sampler": 0, "trainer": 0})
     per_sequence: list[FloatArray] = field(default_factory=list)
     vocabulary: int = 0
@@ -89,6 +96,7 @@ class Signals:
         x_T = delta_T / np.maximum(-np.expm1((train_T + infer_T) / 2), LEAST_REST)
         self.edges = min(self.edges[0], float(delta_T.min())), max(self.edges[1], float(delta_T.max()))
         self._places(x_T, position_T, last_T)
+        self._patterns(x_T, (train_T + infer_T) / 2, log.token_T[sound_T], position_T)
         size_T = np.log10(np.maximum(np.abs(x_T), 1e-12))
         self.sizes += np.histogram(size_T, SIZE_EDGES)[0]
         self._temperatures(train_T, infer_T, delta_T)
@@ -200,6 +208,18 @@ class Signals:
         pair_T = ~last_T[:-1]
         self._count(neighbours=(cut_T[:-1] * cut_T[1:])[pair_T].sum(), cut_squared=(cut_T**2).sum())
         self._count(size_neighbours=(size_T[:-1] * size_T[1:])[pair_T].sum(), pairs=pair_T.sum(), cut_size=size_T.sum())
+
+    def _patterns(self, x_T: FloatArray, mean_T: FloatArray, token_T: IntArray, position_T: IntArray) -> None:
+        """Sums by probability, by token and by place."""
+        half = PATTERNS["odds"] // 2
+        groups = {
+            "odds": np.clip(np.floor(log_odds(mean_T)), -half, half - 1).astype(np.int64) + half,
+            "token": token_T % PATTERNS["token"],
+            "place": np.minimum(position_T, PATTERNS["place"] - 1),
+        }
+        cut_T = np.clip(x_T, -3.0, 3.0)
+        for name, group_T in groups.items():
+            self.patterns[name] += [np.bincount(group_T, w, PATTERNS[name]) for w in (np.ones(len(cut_T)), cut_T)]
 
     def _temperatures(self, train_T: FloatArray, infer_T: FloatArray, delta_T: FloatArray) -> None:
         """Fits of ℓ as a ratio of temperatures gives it where REST_TOKENS equal tokens hold the rest."""

@@ -1,0 +1,72 @@
+"""What can differ between the sampler and the trainer of a log, and a log with what was planted in it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tailrl.diagnosis.log import Log
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What differs between the sampler and the trainer; by default nothing does.
+
+    Attributes:
+        dtype, trainer_dtype: of weights and activations.
+        weights: the sampler's weights, rounded: int8, int4 or float8.
+        cache: the sampler's keys and values are rounded to float8. flips: the share of tokens whose router errs.
+        age: the sampler's weights are so many steps old; `reused`: instead the trainer's are so many steps newer.
+        temperature, trainer_temperature: of either side; raw: the sampler logs log-probs before temperature and mask;
+            rescored: its log-probs are the trainer's, packed in a third way.
+        rule, threshold: the sampler's truncation, a key of `safe_set.RULES`; banned: the share of tokens that it never
+            samples.
+        floor: of the dial.
+        context: what the trainer sees for the prompt: twice, prefix, other, cut, before, after (see `contexts`).
+        mistake: a key of `exam_mistakes.MISTAKES`, of size `by`, in the model of the side `mistaken`.
+        shift: the trainer's log-probs are moved by so many tokens. nan, clip, mask: see `spoiled`; at: how much.
+        columns: optional columns that are logged.
+        engine: vllm: the log is a probe's of the real engine in `dtype`; kv_cache, quantization, group: of its cache
+            and its weights.
+    """
+
+    dtype: str = "float32"
+    trainer_dtype: str = "float32"
+    weights: str = ""
+    cache: bool = False
+    flips: float = 0.0
+    age: int = 0
+    reused: int = 0
+    temperature: float = 1.0
+    trainer_temperature: float = 1.0
+    raw: bool = False
+    rescored: bool = False
+    rule: str = "full"
+    threshold: float = 0.0
+    banned: float = 0.0
+    floor: float = 0.0
+    context: str = ""
+    mistake: str = ""
+    by: float = 0.0
+    mistaken: Literal["sampler", "trainer"] = "trainer"
+    shift: int = 0
+    nan: str = ""
+    clip: str = ""
+    at: float = 0.0
+    mask: str = ""
+    columns: tuple[str, ...] = ()
+    engine: str = ""
+    kv_cache: str = "auto"
+    quantization: str | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A log with its truth: the planted causes, none for a clean log; `floor`: k3 of the trainer against itself."""
+
+    set: str
+    model: str
+    number: int
+    truth: tuple[str, ...]
+    fault: dict[str, Any]
+    floor: float
+    log: Log

@@ -1,0 +1,82 @@
+"""Mistakes inside a model: wrong positions, and others that no rule of the diagnosis knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+from transformers import PreTrainedModel
+
+
+def plant(model: PreTrainedModel, mistake: str, by: float, seed: int) -> None:
+    """Makes a mistake of MISTAKES in a model, in place; `by`: its size."""
+    torch.manual_seed(seed)
+    MISTAKES[mistake](model.base_model, by)
+
+
+def _rope(base: Any, by: float) -> None:
+    """The frequencies of the rotary positions are multiplied."""
+    base.rotary_emb.inv_freq.mul_(by)
+
+
+def _dropout(base: Any, by: float) -> None:
+    """A share of every MLP's outputs is dropped."""
+    for layer in base.layers:
+        layer.mlp.register_forward_hook(lambda _m, _i, out: dropout(out, by))
+
+
+def _attention(base: Any, by: float) -> None:
+    """The scores of every attention are multiplied."""
+    for layer in base.layers:
+        layer.self_attn.scaling *= by
+
+
+def _multiplied(module: nn.Module, by: float) -> None:
+    module.register_forward_hook(lambda _m, _i, out: out * by)
+
+
+def _eps(base: Any, by: float) -> None:
+    """Every norm adds `by` to the mean square that it divides by."""
+    for module in base.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = by
+
+
+def _heads(base: Any, by: float) -> None:
+    """The first `by` heads of the first layer come in reverse order."""
+    attention, count = base.layers[0].self_attn, int(by)
+
+    def swapped(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        heads = given[0].unflatten(-1, (-1, attention.head_dim))
+        order = [*reversed(range(count)), *range(count, heads.shape[-2])]
+        return heads[..., order, :].flatten(-2), *given[1:]
+
+    attention.o_proj.register_forward_pre_hook(swapped)
+
+
+def _gelu(base: Any, by: float) -> None:
+    """The MLPs of the first `by` layers use GELU in place of SiLU."""
+    for layer in base.layers[: int(by)]:
+        getattr(layer.mlp, "experts", layer.mlp).act_fn = nn.GELU()
+
+
+def _dropped(base: Any, by: float) -> None:
+    """The attention of the layer of this number adds nothing; −1: of the last."""
+    _multiplied(base.layers[int(by)].self_attn.o_proj, 0.0)
+
+
+MISTAKES: dict[str, Callable[[Any, float], None]] = {
+    "rope": _rope,
+    "dropout": _dropout,
+    "attention": _attention,
+    "layer": lambda base, by: _multiplied(base.layers[len(base.layers) // 2].mlp, by),
+    "values": lambda base, by: _multiplied(base.layers[0].self_attn.v_proj, by),
+    "embedding": lambda base, by: _multiplied(base.embed_tokens, by),
+    "eps": _eps,
+    "heads": _heads,
+    "gelu": _gelu,
+    "dropped": _dropped,
+}
+"""By name: each takes a model without its head, and a size. layer, values, embedding: the outputs of the middle MLP, of
+the first layer's values, of the embedding are multiplied."""

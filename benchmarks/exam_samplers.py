@@ -1,0 +1,127 @@
+"""The sampler's side of a log of known cause: a fake-quantised or erring transformers engine, or a probe of vLLM."""
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from exam_faults import Fault
+from exam_mistakes import plant
+from exam_models import Trained
+from torch import Tensor, nn
+
+from tailrl.config.probe import ProbeSettings
+from tailrl.config.sampler import SamplerSettings
+from tailrl.diagnosis.log import Log, LoggedRow, pack
+from tailrl.model.quantize import int4_groups, rounded_cache, rounded_rows
+from tailrl.objective.disturbance import round_weights
+from tailrl.probes.model.probe import probe_model
+from tailrl.rollout.transformers import TransformersSampler
+
+
+def probed(trained: Trained, fault: Fault, seed: int, count: int) -> tuple[Log, float]:
+    """The log of a probe of the policy, with the real engine, in a process of its own as the engine asks for."""
+    texts = [problem.prompt for problem in random.Random(seed).sample(trained.problems, count // 4)]
+    sampler = {"kv_cache_dtype": fault.kv_cache, "quantization": fault.quantization, "group_size": fault.group}
+    settings = ProbeSettings(
+        sampler=SamplerSettings.model_validate({"dtype": fault.dtype} | sampler),
+        samples=count,
+        seed=seed,
+        temperature=fault.temperature,
+        max_new_tokens=trained.spec.longest,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            rows = pool.submit(_probe_rows, str(trained.folder), settings, file).result()
+    log = pack(rows)
+    delta_T = log.again_T - log.trainer_T
+    return log, float((np.expm1(delta_T) - delta_T).mean())
+
+
+def _probe_rows(folder: str, settings: ProbeSettings, prompts: Path) -> list[LoggedRow]:
+    return list(probe_model(folder, settings, prompts).rows)
+
+
+def sampler_of(trained: Trained, fault: Fault, weights: dict[str, Tensor], seed: int) -> TransformersSampler:
+    """The transformers engine with these weights, and the sampler's part of the fault."""
+    sampler = trained.sampler(fault.dtype)
+    if fault.weights == "float8":
+        weights = dict(round_weights(weights.items(), "float8_e4m3"))
+    elif fault.weights:
+        weights = {name: quantised(name, weight, fault.weights) for name, weight in weights.items()}
+    sampler.load_weights(weights.items())
+    if fault.weights == "int8":
+        _hook(sampler.model, "_proj", lambda module: module.register_forward_pre_hook(_int8_input))
+    if fault.cache:
+        for name in ("k_proj", "v_proj"):
+            _hook(sampler.model, name, lambda module: module.register_forward_hook(_float8_output))
+    if fault.flips:
+        _hook(sampler.model, "gate", lambda module: module.register_forward_hook(_flip(fault.flips)))
+    if fault.mistake and fault.mistaken == "sampler":
+        plant(sampler.model, fault.mistake, fault.by, seed)
+    return sampler
+
+
+def _hook(model: nn.Module, ending: str, register: Callable[[nn.Module], Any]) -> None:
+    for name, module in model.named_modules():
+        if name.endswith(ending):
+            register(module)
+
+
+def quantised(name: str, weight: Tensor, kind: str) -> Tensor:
+    """Projections alone, symmetric: int8 by output channel, int4 in groups of 32 with scales in float32."""
+    if "proj" not in name or weight.ndim < 2:
+        return weight
+    if kind == "int8":
+        return rounded_rows(weight, "int8")
+    small, scale = int4_groups(weight.flatten(0, -2), 32, torch.float32)
+    return (small.view(*scale.shape, 32) * scale[..., None]).view_as(weight)
+
+
+def _int8_input(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return rounded_rows(given[0], "int8"), *given[1:]
+
+
+def _float8_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    return rounded_cache(output, torch.float8_e4m3fn, toward_zero=False)
+
+
+def _flip(share: float) -> Callable[..., Any]:
+    """A router that errs by noise of one nat on a share of its tokens, and nowhere else."""
+
+    def hook(module: Any, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        logits, scores, indices = output
+        chosen_T1 = torch.rand(len(logits), 1) < share
+        noisy = (logits + chosen_T1 * torch.randn_like(logits)).softmax(-1)
+        top, index = noisy.topk(module.top_k, -1)
+        top = top / top.sum(-1, keepdim=True)
+        return logits, torch.where(chosen_T1, top, scores), torch.where(chosen_T1, index, indices)
+
+    return hook
+
+
+@contextmanager
+def banned(sampler: TransformersSampler, share: float, seed: int) -> Iterator[None]:
+    """The sampler never draws a share of the vocabulary."""
+    if not share:
+        yield
+        return
+    banned_V = torch.rand(sampler.model.config.vocab_size, generator=torch.Generator().manual_seed(seed)) < share
+    banned_V[list(map(int, sampler.stop))] = False
+
+    def hook(_: Any, __: Any, output: Any) -> Any:
+        output.logits = output.logits.masked_fill(banned_V, -1e4)
+        return output
+
+    handle = sampler.model.register_forward_hook(hook)
+    yield
+    handle.remove()

@@ -1,0 +1,97 @@
+"""The tasks of the exam's policies, each with worked solutions; a slip writes something else in their place."""
+
+import random
+from dataclasses import replace
+from typing import Literal
+
+from tailrl.config.tasks.arithmetic import ArithmeticTask
+from tailrl.config.tasks.words import WordsTask
+from tailrl.tasks.problem import Problem
+from tailrl.tasks.registry import load_task
+
+Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers"]
+
+TASKS: dict[Task, str] = {
+    "arithmetic": "solves small sums",
+    "words": "sorts words",
+    "reverse": "writes words in reverse order",
+    "lengths": "counts the letters of words",
+    "series": "goes on with a series of numbers",
+    "initials": "writes the first letters of words",
+    "numbers": "sorts numbers",
+}
+
+
+def problems(task: Task, count: int, seed: int, slip: float = 0.0) -> list[Problem]:
+    """So many problems of a task; `slip`: the share of a solution's parts that are wrong."""
+    if task == "arithmetic":
+        return load_task(ArithmeticTask(problems=count, seed=seed, slip=slip)).problems
+    if task in ("series", "numbers"):
+        make = _series if task == "series" else _numbers
+        return [make(random.Random(f"{task} {seed} {i}"), slip, i) for i in range(count)]
+    sorting = load_task(WordsTask(name="words", problems=count, words=(3, 5), seed=seed, slip=slip)).problems
+    others = {"reverse": _reversed, "lengths": _lengths, "initials": _initials}
+    return [others[task](problem, slip, seed) for problem in sorting] if task in others else sorting
+
+
+def _series(rng: random.Random, slip: float, number: int) -> Problem:
+    """Four numbers with a constant difference, to go on with for three more; a slip writes a random number."""
+    start, step = rng.randint(1, 70), rng.choice([1, 2, 3, 5])
+    values = [start + i * step for i in range(7)]
+    written = [rng.randint(1, 99) if rng.random() < slip else value for value in values[4:]]
+    given, rest = (", ".join(map(str, part)) for part in (values[:4], values[4:]))
+    steps = " ".join(f"{a}+{step}={b}" for a, b in zip([values[3], *written], written, strict=False))
+    solution = f"{steps} \\boxed{{{', '.join(map(str, written))}}}"
+    return Problem(f"{number} {given}", f"go on: {given}\n", rest, solution, compared="text")
+
+
+def _numbers(rng: random.Random, slip: float, number: int) -> Problem:
+    """Three to five numbers, to be sorted; a slip writes another of them."""
+    given = rng.sample(range(10, 60), rng.randint(3, 5))
+    written = [rng.choice(given) if rng.random() < slip else value for value in sorted(given)]
+    text, answer = (" ".join(map(str, part)) for part in (given, sorted(given)))
+    steps = " < ".join(map(str, written))
+    solution = f"{steps} \\boxed{{{' '.join(map(str, written))}}}"
+    return Problem(f"{number} {text}", f"sort {text}\n", answer, solution, compared="text")
+
+
+def _lengths(problem: Problem, slip: float, seed: int) -> Problem:
+    """Words, each to be written with the number of its letters, and then all numbers; a slip writes another number."""
+    rng = random.Random(f"lengths {seed} {problem.id}")
+    words = problem.prompt.split()
+    written = [rng.randint(3, 9) if rng.random() < slip else len(word) for word in words]
+    steps = "; ".join(f"{word} has {number}" for word, number in zip(words, written, strict=True))
+    return replace(
+        problem,
+        prompt=f"letters of {problem.prompt}",
+        answer=" ".join(str(len(word)) for word in words),
+        solution=f"{steps}. \\boxed{{{' '.join(map(str, written))}}}",
+    )
+
+
+def _initials(problem: Problem, slip: float, seed: int) -> Problem:
+    """Words, each to be written after its first letter, and then all first letters; a slip writes another letter."""
+    rng = random.Random(f"initials {seed} {problem.id}")
+    words = problem.prompt.split()
+    written = [rng.choice("abcdefghik") if rng.random() < slip else word[0] for word in words]
+    steps = ", ".join(f"{letter} as {word}" for letter, word in zip(written, words, strict=True))
+    return replace(
+        problem,
+        prompt=f"initials: {problem.prompt}",
+        answer=" ".join(word[0] for word in words),
+        solution=f"{steps}; \\boxed{{{' '.join(written)}}}",
+    )
+
+
+def _reversed(problem: Problem, slip: float, seed: int) -> Problem:
+    """Words to be written in reverse order, with a number before each; a slip writes another of them."""
+    words = problem.prompt.split()[::-1]
+    rng = random.Random(f"{seed} {problem.id}")
+    written = [rng.choice(words) if rng.random() < slip else word for word in words]
+    steps = "".join(f"{i}:{word}," for i, word in enumerate(written, 1))
+    return replace(
+        problem,
+        prompt=f"reverse {problem.prompt}",
+        answer=" ".join(words),
+        solution=f"{steps}\\boxed{{{' '.join(written)}}}",
+    )
