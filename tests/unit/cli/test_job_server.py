@@ -294,6 +294,7 @@ def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:
     """`tailrl unlock` looks for jobs by their commands."""
     client = study.start("--out", "somewhere", sleeps=LONG)
     said = client.said()
+    assert os.getsid(said["process"]) == said["process"], "a signal to its group reaches no other job"
     words = ["tailrl", "job", "train", json.dumps({"sleeps": LONG}), "--out", "somewhere"]
     for process, title in (
         (said["process"], words),

@@ -90,15 +90,9 @@ def _import(libraries: Sequence[str]) -> None:
     with without(UNUSED):
         for name in (name for library in libraries for name in MODULES[library]):
             importlib.import_module(name)
-    _forget_package()
     # What is here stays: no job's collector goes through it.
     gc.collect()
     gc.freeze()
-
-
-def _forget_package() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tailrl"]:
-        del sys.modules[name]
 
 
 def _guard(connection: socket.socket, earlier: int | None) -> None:
@@ -147,7 +141,8 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
-    _forget_package()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tailrl"]:
+        del sys.modules[name]
     # Else nanobind says at the end that its types leak.
     atexit.register(gc.unfreeze)
 
