@@ -79,9 +79,9 @@ def test_a_slip_leaves_the_problem_as_it_was() -> None:
         assert problem.answer == last_two_digits(*read(problem.prompt))
 
 
-@pytest.mark.parametrize("count", [2, 23])
-def test_slips_are_wrong_sums_carried_on(count: int) -> None:
-    slip, wrong, right, problems = 0.1, 0, 0, 1000
+@pytest.mark.parametrize(("count", "slip"), [(2, 0.1), (23, 0.1), (23, 0.99)])
+def test_slips_are_wrong_sums_carried_on(count: int, slip: float) -> None:
+    wrong, right, problems = 0, 0, 1000
     for problem in load(ChainTask(name="chain", problems=problems, steps=(count, count), slip=slip, seed=6)):
         _, first, added = read(problem.prompt)
         written = steps(problem.solution)
