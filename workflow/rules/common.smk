@@ -152,22 +152,6 @@ def finished_results(studies):
     ]
 
 
-def finished_parts(name):
-    places = (
-        [
-            Path("results", part, "tables/policies.csv"),
-            home / "docs/results" / part / "policies.csv",
-        ]
-        for part in STUDIES
-        if part.startswith(f"{name}_")
-    )
-    return [
-        str(next(filter(Path.is_file, own)))
-        for own in places
-        if any(map(Path.is_file, own))
-    ]
-
-
 def known_claims(wildcards):
     roots = (Path("results"), home / "docs/results")
     return [str(path) for root in roots for path in sorted(root.glob("**/*claims.csv"))]

@@ -115,3 +115,23 @@ if named:
     # The second is what Snakemake hands to jobs in other processes, as on a cluster.
     workflow.configfiles = [STUDIES[members[-1]].absolute()]
     workflow.config_settings.configfiles = workflow.configfiles
+
+
+# The tables of each part that is finished, here or else published.
+def finished_parts(name, *tables):
+    folders = []
+    for part in sorted(part for part in STUDIES if part.startswith(f"{name}_")):
+        places = (Path("results", part, "tables"), home / "docs/results" / part)
+        folders += [
+            place
+            for place in places
+            if all((place / table).is_file() for table in tables)
+        ][:1]
+    return [str(folder / table) for folder in folders for table in tables]
+
+
+def part_options(wildcards, input):
+    return [
+        f"--part={folder}"
+        for folder in dict.fromkeys(Path(path).parent for path in input.tables)
+    ]

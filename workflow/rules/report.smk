@@ -142,54 +142,6 @@ rule early_warning:
         "tailrl job early-warning {params.studies:q} --out {params.out:q} 2> {log:q}"
 
 
-# The tables of each part of `causes` that is finished, here or published.
-PART_TABLES = ("policies.csv", "first_k3.csv")
-
-
-def finished_causes(wildcards):
-    places = [
-        [Path("results", part, "tables"), home / "docs/results" / part]
-        for part in sorted(STUDIES)
-        if part.startswith("causes_")
-    ]
-    found = [
-        folder
-        for own in places
-        for folder in own
-        if all((folder / table).is_file() for table in PART_TABLES)
-    ]
-    parts = {
-        folder.parent.name if folder.name == "tables" else folder.name: folder
-        for folder in reversed(found)
-    }
-    return [str(parts[part] / table) for part in sorted(parts) for table in PART_TABLES]
-
-
-rule causes_harm:
-    input:
-        tables=finished_causes,
-        code=REPORT_FILES,
-    output:
-        page="results/causes_harm/harm.md",
-        figure="results/causes_harm/harm.svg",
-        table="results/causes_harm/harm.csv",
-    log:
-        "results/causes_harm/harm.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        parts=lambda wildcards, input: [
-            f"--part={Path(path).parent}" for path in input.tables[:: len(PART_TABLES)]
-        ],
-        sources=sources(REPORT_FILES),
-        out=subpath(output.page, parent=True),
-    message:
-        "harm by cause over warm starts\nlog: {log}"
-    shell:
-        "tailrl job causes-harm {params.parts:q} --out {params.out:q} 2> {log:q}"
-
-
 # Online it is part of the study, and renews what it made. Offline it has no output: what it says is for the terminal.
 rule dashboard:
     input:
@@ -237,10 +189,33 @@ rule overview:
         "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
-# The parts that are finished, here or published: one warm start each.
+# Over the parts of a study, each of which has a warm start of its own.
+rule causes_harm:
+    input:
+        tables=finished_parts("causes", "policies.csv", "first_k3.csv"),
+        code=REPORT_FILES,
+    output:
+        page="results/causes_harm/harm.md",
+        figure="results/causes_harm/harm.svg",
+        table="results/causes_harm/harm.csv",
+    log:
+        "results/causes_harm/harm.log",
+    localrule: True
+    conda:
+        conda_env
+    params:
+        parts=part_options,
+        sources=sources(REPORT_FILES),
+        out=subpath(output.page, parent=True),
+    message:
+        "harm by cause over warm starts\nlog: {log}"
+    shell:
+        "tailrl job causes-harm {params.parts:q} --out {params.out:q} 2> {log:q}"
+
+
 rule remedies_pooled:
     input:
-        policies=finished_parts("remedies_k3"),
+        tables=finished_parts("remedies_k3", "policies.csv"),
         code=REPORT_FILES,
     output:
         page="results/remedies_pooled/pooled.md",
@@ -254,15 +229,13 @@ rule remedies_pooled:
     conda:
         conda_env
     params:
-        policies=lambda wildcards, input: [
-            f"--policies={path}" for path in input.policies
-        ],
+        parts=part_options,
         sources=sources(REPORT_FILES),
         out=subpath(output.page, parent=True),
     message:
         "remedies over warm starts\nlog: {log}"
     shell:
-        "tailrl job remedies-pooled {params.policies:q} --out {params.out:q} 2> {log:q}"
+        "tailrl job remedies-pooled {params.parts:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.analysis.harm import Harm, Part, harms
+from tailrl.analysis.harm import Harm, harms
+
+Numbers = dict[str, list[float]]
+Part = tuple[Numbers, Numbers]
+"""Scores and k3 by arm."""
 
 ARMS = ("int4", "both", "noise_int4", "noise_both", "stale_both")
 LOST = {
@@ -30,12 +34,12 @@ def parts_of(count: int = 3) -> list[Part]:
             scores[f"{arm}_control"] = [level, level + 0.1]
             scores[arm] = [level + 0.1 - LOST[arm][part] / 100, level - LOST[arm][part] / 100]
         k3 = {arm: [0.5 * K3[arm] * 2**part, 1.5 * K3[arm] * 2**part] for arm in ARMS} | {"exact": [0.0, 0.0]}
-        made.append(Part(scores, k3 | {f"{arm}_control": [0.0, 0.0] for arm in ARMS}))
+        made.append((scores, k3 | {f"{arm}_control": [0.0, 0.0] for arm in ARMS}))
     return made
 
 
 def by_arm(parts: list[Part]) -> dict[str, Harm]:
-    return {one.arm: one for one in harms(parts)}
+    return {one.arm: one for one in harms([scores for scores, _ in parts], [k3 for _, k3 in parts])}
 
 
 def test_an_arm_is_placed_by_its_name() -> None:
@@ -83,12 +87,12 @@ def test_one_part_has_no_interval_and_a_missing_arm_leaves_its_part_out() -> Non
     (part,) = parts_of(1)
     assert math.isnan(by_arm([part])["both"].harm.low) and by_arm([part])["both"].harm.n == 1
     first, *others = parts_of()
-    short = Part({arm: own for arm, own in first.scores.items() if arm != "both"}, first.k3)
+    short = ({arm: own for arm, own in first[0].items() if arm != "both"}, first[1])
     found = by_arm([*others, short])
     assert (found["both"].harm.n, found["noise_both"].harm.n, found["noise_both"].beyond.n) == (2, 3, 2)
 
 
 def test_an_engine_without_a_mismatch_is_like_no_cause() -> None:
-    parts = [Part(part.scores, dict(part.k3) | {"int4": [0.0, 0.0]}) for part in parts_of()]
+    parts = [(scores, k3 | {"int4": [0.0, 0.0]}) for scores, k3 in parts_of()]
     found = by_arm(parts)
     assert math.isnan(found["int4"].k3.mean) and not found["noise_int4"].alike

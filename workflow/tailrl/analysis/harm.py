@@ -10,23 +10,14 @@ from math import exp, log, nan
 
 import numpy as np
 
+from tailrl.analysis.parts import CONTROL, Numbers, differences
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, difference_from, holm
 
-Numbers = Mapping[str, Sequence[float]]
-"""A number of each arm's runs in one part, one for each seed."""
-
-CONTROL, ENGINE = "_control", "engine"
+QUANTISED = "engine"
+"""The cause of an arm that is a quantised engine."""
 WITHIN = 2.0
 """A dialled cause has its engine's k3 where the ratio of the two is at most this, either way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part: avg@k, a share of 1, and the mean k3 of the first steps, nats."""
-
-    scores: Numbers
-    k3: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +46,24 @@ class Harm:
     alike: bool
 
 
-def harms(parts: Sequence[Part]) -> list[Harm]:
-    """Every arm that has a control, in the parts' order; a difference is of the parts that have what it needs."""
-    names = list(dict.fromkeys(arm for part in parts for arm in part.scores))
-    arms = [arm for arm in names if arm + CONTROL in names]
+def harms(scores: Sequence[Numbers], k3: Sequence[Numbers]) -> list[Harm]:
+    """Every arm that has a control, in the parts' order; a difference is of the parts that have what it needs.
+
+    Args:
+        scores: avg@k by arm in each part, shares of 1.
+        k3: the mean k3 of the first steps, likewise, nats.
+    """
+    names = list(dict.fromkeys(arm for part in scores for arm in part))
+    arms = [arm for arm in names if f"{arm}_{CONTROL}" in names]
     placed = {arm: _place(arm, arms) for arm in arms}
-    last = [engine for cause, engine in placed.values() if cause == ENGINE][-1:]
-    sizes = {arm: _size(parts, arm) for arm in arms}
-    lost = {arm: _less_control(parts, arm) for arm in arms}
+    last = [engine for cause, engine in placed.values() if cause == QUANTISED][-1:]
+    sizes = {arm: _size(k3, arm) for arm in arms}
+    lost = {arm: differences(scores, arm, f"{arm}_{CONTROL}") for arm in arms}
     found = {arm: _over(lost[arm].values()) for arm in arms}
     beyond = {
         arm: _over(one - lost[engine][part] for part, one in lost[arm].items() if part in lost[engine])
         for arm, (cause, engine) in placed.items()
-        if cause != ENGINE
+        if cause != QUANTISED
     }
     alike = {arm: _near(sizes[arm].mean, sizes[engine].mean) for arm, (_, engine) in placed.items()}
     primary, other = ({arm: found[arm] for arm in arms if (placed[arm][1] in last) == at} for at in (True, False))
@@ -94,11 +90,11 @@ def _place(arm: str, arms: Sequence[str]) -> tuple[str, str]:
     """The cause and the engine of an arm's name: the longest name of another arm that ends it is the engine."""
     others = [other for other in arms if arm.endswith(f"_{other}")]
     engine = max(others, key=len, default="")
-    return (arm.removesuffix(f"_{engine}"), engine) if engine else (ENGINE, arm)
+    return (arm.removesuffix(f"_{engine}"), engine) if engine else (QUANTISED, arm)
 
 
-def _size(parts: Sequence[Part], arm: str) -> Interval:
-    means = [float(np.mean(part.k3[arm])) for part in parts if arm in part.k3]
+def _size(parts: Sequence[Numbers], arm: str) -> Interval:
+    means = [float(np.mean(part[arm])) for part in parts if arm in part]
     logs = mean_interval([log(mean) for mean in means if mean > 0])
     return Interval(exp(logs.mean), exp(logs.low), exp(logs.high), logs.n)
 
@@ -106,12 +102,6 @@ def _size(parts: Sequence[Part], arm: str) -> Interval:
 def _near(one: float, other: float) -> bool:
     """False also where one is not known, which is NaN."""
     return other > 0 and 1 / WITHIN <= one / other <= WITHIN
-
-
-def _less_control(parts: Sequence[Part], arm: str) -> dict[int, float]:
-    """The difference of each part that has both, by the part's number."""
-    both = {number: part.scores for number, part in enumerate(parts) if {arm, arm + CONTROL} <= part.scores.keys()}
-    return {number: float(np.mean(own[arm]) - np.mean(own[arm + CONTROL])) for number, own in both.items()}
 
 
 def _over(values: Iterable[float]) -> Difference:

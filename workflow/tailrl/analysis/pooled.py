@@ -4,19 +4,15 @@ A part is a study with a warm start of its own; its score of an arm is the mean 
 <cause>_<what>. The remedies of a cause are its arms but <cause>_naive and <cause>_control.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
 
+from tailrl.analysis.parts import CONTROL, NAIVE, Numbers, differences
 from tailrl.stats.intervals import Interval, mean_interval
 from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, difference_from, holm
-
-PartScores = Mapping[str, Sequence[float]]
-"""avg@k of each arm's policies in one part, one number for each seed, shares of 1."""
-
-NAIVE, CONTROL = "naive", "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +50,11 @@ class PooledScore:
     seeds: int
 
 
-def pooled(parts: Sequence[PartScores]) -> list[Pooled]:
-    """Every remedy less each of its references, cause by cause; a pair is of the parts that have both arms."""
+def pooled(parts: Sequence[Numbers]) -> list[Pooled]:
+    """Every remedy less each of its references, cause by cause, from avg@k by arm in each part.
+
+    A pair is of the parts that have both arms.
+    """
     found = []
     for cause, remedies in _causes(parts).items():
         own = {less: f"{cause}_{less}" for less in (NAIVE, CONTROL)}
@@ -69,7 +68,7 @@ def pooled(parts: Sequence[PartScores]) -> list[Pooled]:
     return found
 
 
-def pooled_scores(parts: Sequence[PartScores]) -> list[PooledScore]:
+def pooled_scores(parts: Sequence[Numbers]) -> list[PooledScore]:
     """Every arm's score, in the parts' order."""
     found = []
     for arm in _arms(parts):
@@ -79,11 +78,11 @@ def pooled_scores(parts: Sequence[PartScores]) -> list[PooledScore]:
     return found
 
 
-def _arms(parts: Sequence[PartScores]) -> Iterator[str]:
+def _arms(parts: Sequence[Numbers]) -> Iterator[str]:
     yield from dict.fromkeys(arm for part in parts for arm in part)
 
 
-def _causes(parts: Sequence[PartScores]) -> dict[str, list[str]]:
+def _causes(parts: Sequence[Numbers]) -> dict[str, list[str]]:
     """The remedies of each cause."""
     arms = list(_arms(parts))
     causes = [arm.removesuffix(f"_{NAIVE}") for arm in arms if arm.endswith(f"_{NAIVE}")]
@@ -91,11 +90,14 @@ def _causes(parts: Sequence[PartScores]) -> dict[str, list[str]]:
     return {cause: [name for name in names if name not in (NAIVE, CONTROL)] for cause, names in own.items()}
 
 
-def _less(parts: Sequence[PartScores], arm: str, reference: str) -> tuple[Difference, float, float]:
+def _less(parts: Sequence[Numbers], arm: str, reference: str) -> tuple[Difference, float, float]:
     """The pooled difference, and the smallest and the largest within a warm start; NaN where no part has both."""
-    both = [(part[arm], part[reference]) for part in parts if arm in part and reference in part]
-    if not both:
+    within = differences(parts, arm, reference)
+    if not within:
         return NO_DIFFERENCE, nan, nan
-    within_W = [float(np.mean(one_S) - np.mean(other_S)) for one_S, other_S in both]
-    found = difference_from(within_W, 0.0) if len(both) > 1 else replace(arm_difference(*both[0]), p=nan)
-    return found, min(within_W), max(within_W)
+    if len(within) > 1:
+        found = difference_from(list(within.values()), 0.0)
+    else:
+        (part,) = (parts[place] for place in within)
+        found = replace(arm_difference(part[arm], part[reference]), p=nan)
+    return found, min(within.values()), max(within.values())

@@ -38,6 +38,7 @@ PolicyFolder = Annotated[Path, Option(help="the folder of the policy")]
 Folder = Annotated[Path, Option(help="the folder to read")]
 Out = Annotated[Path, Option(help="the file or folder to write")]
 Roots = Annotated[list[Path], Argument(help="folders of results", show_default=False)]
+PartTables = Annotated[list[Path] | None, Option(help="folder of a finished part's tables; once for each")]
 
 
 @app.command()
@@ -220,10 +221,7 @@ def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFi
 
 
 @app.command()
-def causes_harm(
-    out: Out,
-    part: Annotated[list[Path] | None, Option(help="folder of a finished part's tables; once for each")] = None,
-) -> None:
+def causes_harm(out: Out, part: PartTables = None) -> None:
     """Write the harm of each cause of a mismatch against its k3, over the parts of `causes`."""
     from tailrl.report.study import write_harm
 
@@ -247,13 +245,11 @@ def overview(results: Roots, out: Out) -> None:
 
 
 @app.command()
-def remedies_pooled(
-    out: Out, policies: Annotated[list[Path] | None, Option(help="policies.csv of a part; once for each")] = None
-) -> None:
+def remedies_pooled(out: Out, part: PartTables = None) -> None:
     """Write the remedies' differences over the warm starts of the finished parts."""
     from tailrl.report.study import write_pooled
 
-    write_pooled(policies or [], out)
+    write_pooled(part or [], out)
 
 
 @app.command()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tailrl.analysis.harm import Harm, Numbers, Part, harms
-from tailrl.artifacts.tables import flat_rows, read_csv, write_csv
+from tailrl.analysis.harm import Harm, harms
+from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, style
 from tailrl.report.page import render
+from tailrl.report.parts import column, part_name
 from tailrl.runtime.errors import StudyError
 
 
@@ -23,17 +24,12 @@ def write_harm(folders: Sequence[Path], out: Path) -> None:
     Raises:
         StudyError: no part is finished, no arm has a control, or a table is missing or cannot be read.
     """
-    if not folders:
-        raise StudyError("no part is finished: run one, such as `make causes_1`")
-    parts = [
-        Part(_numbers(folder / "policies.csv", "avg_mean"), _numbers(folder / "first_k3.csv", "k3"))
-        for folder in folders
-    ]
-    if not (found := harms(parts)):
+    found = harms(column(folders, "policies.csv", "avg_mean"), column(folders, "first_k3.csv", "k3"))
+    if not found:
         raise StudyError(f"{folders[0]}: no arm has a matched control, <arm>_control")
     write_csv(out / "harm.csv", flat_rows(found))
     save_svg(harm_figure(found), out / "harm.svg")
-    names = [(folder.parent if folder.name == "tables" else folder).name for folder in folders]
+    names = list(map(part_name, folders))
     (out / "harm.md").write_text(render("harm.md.j2", found=found, parts=names), encoding="utf-8")
 
 
@@ -59,14 +55,3 @@ def harm_figure(found: Sequence[Harm]) -> Figure:
         ax.set_ylabel("avg@k less the control's, points")
         arm_legend(figure, causes)
     return figure
-
-
-def _numbers(path: Path, column: str) -> Numbers:
-    """A column of a part's table by arm; raises StudyError for a table that is none."""
-    found = dict[str, list[float]]()
-    try:
-        for row in read_csv(path, ("arm", column)):
-            found.setdefault(row["arm"], []).append(float(row[column] or "nan"))
-    except ValueError:
-        raise StudyError(f"{path}: a line's {column} is not a number") from None
-    return found
