@@ -7,13 +7,13 @@ import pytest
 from claims_fixture import DVP, EXACT, NAIVE, STEPS, made, results_of
 from scipy import stats
 
-from tailrl.analysis.first_steps import FIRST, FirstK3, first_k3, k3_ratios, ratios_across
+from tailrl.analysis.first_steps import FIRST_STEPS, FirstK3, first_k3, k3_ratios, ratios_across
 
 
 def test_the_first_ten_steps_count_and_no_other() -> None:
     early = [0.1] * 5 + [0.3] * 5
     results = results_of(
-        a=made(NAIVE, unmasked=[early + [9.0] * (STEPS - FIRST), [0.5] * STEPS]),
+        a=made(NAIVE, unmasked=[early + [9.0] * (STEPS - FIRST_STEPS), [0.5] * STEPS]),
         gaps=made(DVP, unmasked=[[math.nan, 0.4] * (STEPS // 2)]),
         none=made(EXACT, unmasked=[[math.nan] * STEPS]),
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.analysis.harm import Harm, Part, harms
+from tailrl.analysis.harm import CausesPart, Harm, harms
 
 ARMS = ("int4", "both", "noise_int4", "noise_both", "stale_both")
 LOST = {
@@ -20,7 +20,7 @@ LOST = {
 K3 = {"int4": 3e-3, "both": 8e-3, "noise_int4": 5e-3, "noise_both": 1.7e-2, "stale_both": 9e-3}
 
 
-def parts_of(count: int = 3) -> list[Part]:
+def parts_of(count: int = 3) -> list[CausesPart]:
     """Two seeds a part; parts and seeds have levels of their own, which pairing takes out."""
     made = []
     for part in range(count):
@@ -30,11 +30,11 @@ def parts_of(count: int = 3) -> list[Part]:
             scores[f"{arm}_control"] = [level, level + 0.1]
             scores[arm] = [level + 0.1 - LOST[arm][part] / 100, level - LOST[arm][part] / 100]
         k3 = {arm: [0.5 * K3[arm] * 2**part, 1.5 * K3[arm] * 2**part] for arm in ARMS} | {"exact": [0.0, 0.0]}
-        made.append(Part(scores, k3 | {f"{arm}_control": [0.0, 0.0] for arm in ARMS}))
+        made.append(CausesPart(scores, k3 | {f"{arm}_control": [0.0, 0.0] for arm in ARMS}))
     return made
 
 
-def by_arm(parts: list[Part]) -> dict[str, Harm]:
+def by_arm(parts: list[CausesPart]) -> dict[str, Harm]:
     return {one.arm: one for one in harms(parts)}
 
 
@@ -83,12 +83,12 @@ def test_one_part_has_no_interval_and_a_missing_arm_leaves_its_part_out() -> Non
     (part,) = parts_of(1)
     assert math.isnan(by_arm([part])["both"].harm.low) and by_arm([part])["both"].harm.n == 1
     first, *others = parts_of()
-    short = Part({arm: own for arm, own in first.scores.items() if arm != "both"}, first.k3)
+    short = CausesPart({arm: own for arm, own in first.scores.items() if arm != "both"}, first.k3)
     found = by_arm([*others, short])
     assert (found["both"].harm.n, found["noise_both"].harm.n, found["noise_both"].beyond.n) == (2, 3, 2)
 
 
 def test_an_engine_without_a_mismatch_is_like_no_cause() -> None:
-    parts = [Part(part.scores, dict(part.k3) | {"int4": [0.0, 0.0]}) for part in parts_of()]
+    parts = [CausesPart(part.scores, dict(part.k3) | {"int4": [0.0, 0.0]}) for part in parts_of()]
     found = by_arm(parts)
     assert math.isnan(found["int4"].k3.mean) and not found["noise_int4"].alike

@@ -11,13 +11,13 @@ from tailrl.artifacts.results import Results
 from tailrl.stats.tests import Difference, arm_difference, difference_from
 from tailrl.tracking.metrics import K3_UNMASKED
 
-FIRST = 10
+FIRST_STEPS = 10
 """Steps that count as a run's first."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstK3:
-    """The mean k3 of the full policies over a run's first `FIRST` steps, nats; NaN where no step has one."""
+    """The mean k3 of the full policies over a run's first `FIRST_STEPS` steps, nats; NaN where no step has one."""
 
     arm: str
     seed: int
@@ -48,7 +48,7 @@ def first_k3(results: Results) -> list[FirstK3]:
     """The number of each run, arm by arm."""
     found = []
     for run in results.all_runs():
-        value_N = run.metric(K3_UNMASKED)[:FIRST]
+        value_N = run.metric(K3_UNMASKED)[:FIRST_STEPS]
         known_N = value_N[~np.isnan(value_N)]
         found.append(FirstK3(run.arm, run.seed, float(known_N.mean()) if known_N.size else math.nan))
     return found

@@ -16,13 +16,13 @@ from tailrl.stats.tests import NO_DIFFERENCE, Difference, difference_from, holm
 Numbers = Mapping[str, Sequence[float]]
 """A number of each arm's runs in one part, one for each seed."""
 
-CONTROL, ENGINE = "_control", "engine"
+CONTROL, REAL_ENGINE = "_control", "engine"
 WITHIN = 2.0
 """A dialled cause has its engine's k3 where the ratio of the two is at most this, either way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CausesPart:
     """One part: avg@k, a share of 1, and the mean k3 of the first steps, nats."""
 
     scores: Numbers
@@ -55,19 +55,19 @@ class Harm:
     alike: bool
 
 
-def harms(parts: Sequence[Part]) -> list[Harm]:
+def harms(parts: Sequence[CausesPart]) -> list[Harm]:
     """Every arm that has a control, in the parts' order; a difference is of the parts that have what it needs."""
     names = list(dict.fromkeys(arm for part in parts for arm in part.scores))
     arms = [arm for arm in names if arm + CONTROL in names]
     placed = {arm: _place(arm, arms) for arm in arms}
-    last = [engine for cause, engine in placed.values() if cause == ENGINE][-1:]
+    last = [engine for cause, engine in placed.values() if cause == REAL_ENGINE][-1:]
     sizes = {arm: _size(parts, arm) for arm in arms}
     lost = {arm: _less_control(parts, arm) for arm in arms}
     found = {arm: _over(lost[arm].values()) for arm in arms}
     beyond = {
         arm: _over(one - lost[engine][part] for part, one in lost[arm].items() if part in lost[engine])
         for arm, (cause, engine) in placed.items()
-        if cause != ENGINE
+        if cause != REAL_ENGINE
     }
     alike = {arm: _near(sizes[arm].mean, sizes[engine].mean) for arm, (_, engine) in placed.items()}
     primary, other = ({arm: found[arm] for arm in arms if (placed[arm][1] in last) == at} for at in (True, False))
@@ -94,10 +94,10 @@ def _place(arm: str, arms: Sequence[str]) -> tuple[str, str]:
     """The cause and the engine of an arm's name: the longest name of another arm that ends it is the engine."""
     others = [other for other in arms if arm.endswith(f"_{other}")]
     engine = max(others, key=len, default="")
-    return (arm.removesuffix(f"_{engine}"), engine) if engine else (ENGINE, arm)
+    return (arm.removesuffix(f"_{engine}"), engine) if engine else (REAL_ENGINE, arm)
 
 
-def _size(parts: Sequence[Part], arm: str) -> Interval:
+def _size(parts: Sequence[CausesPart], arm: str) -> Interval:
     means = [float(np.mean(part.k3[arm])) for part in parts if arm in part.k3]
     logs = mean_interval([log(mean) for mean in means if mean > 0])
     return Interval(exp(logs.mean), exp(logs.low), exp(logs.high), logs.n)
@@ -108,7 +108,7 @@ def _near(one: float, other: float) -> bool:
     return other > 0 and 1 / WITHIN <= one / other <= WITHIN
 
 
-def _less_control(parts: Sequence[Part], arm: str) -> dict[int, float]:
+def _less_control(parts: Sequence[CausesPart], arm: str) -> dict[int, float]:
     """The difference of each part that has both, by the part's number."""
     both = {number: part.scores for number, part in enumerate(parts) if {arm, arm + CONTROL} <= part.scores.keys()}
     return {number: float(np.mean(own[arm]) - np.mean(own[arm + CONTROL])) for number, own in both.items()}

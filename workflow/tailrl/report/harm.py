@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tailrl.analysis.harm import Harm, Numbers, Part, harms
+from tailrl.analysis.harm import CausesPart, Harm, Numbers, harms
 from tailrl.artifacts.tables import flat_rows, read_csv, write_csv
 from tailrl.report.axes import arm_legend, arm_styles, make_panels, save_svg, style
 from tailrl.report.page import render
@@ -26,7 +26,7 @@ def write_harm(folders: Sequence[Path], out: Path) -> None:
     if not folders:
         raise StudyError("no part is finished: run one, such as `make causes_1`")
     parts = [
-        Part(_numbers(folder / "policies.csv", "avg_mean"), _numbers(folder / "first_k3.csv", "k3"))
+        CausesPart(_numbers(folder / "policies.csv", "avg_mean"), _numbers(folder / "first_k3.csv", "k3"))
         for folder in folders
     ]
     if not (found := harms(parts)):
