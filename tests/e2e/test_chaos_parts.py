@@ -21,6 +21,8 @@ from rows import Rows
 from safetensors.numpy import save_file
 from small_study import SmallStudy
 
+from tailrl.config.load import read_study
+
 
 def test_a_difference_is_named() -> None:
     """Of a record, the fields too."""
@@ -273,3 +275,19 @@ def test_the_hub_serves_a_folder_as_a_model(tmp_path: Path) -> None:
     assert victims.downloading(tmp_path) == set()
     (Path(path).resolve().parent / "abc.incomplete").touch()
     assert {file.name for file in victims.downloading(tmp_path)} == {"abc.incomplete"}
+
+
+def test_a_study_with_one_engine_leaves_the_next_its_own(tmp_path: Path) -> None:
+    """The changes of one are not in the other's file, though both come from the same table."""
+    found = {}
+    for engine in ("exact", "vllm", "fp8", "moe"):
+        made = SmallStudy(tmp_path / engine, engine, "")
+        study = read_study(made.folder / made.study)
+        run = study.run("difficulty")
+        found[engine] = (run.sampler.engine, run.sampler.kv_cache_dtype, run.training.routing_replay)
+    assert found == {
+        "exact": ("exact", "auto", False),
+        "vllm": ("vllm", "auto", False),
+        "fp8": ("vllm", "fp8_e4m3", False),
+        "moe": ("vllm", "auto", True),
+    }

@@ -36,7 +36,10 @@ if len(members) > 1:
         output:
             page=f"{results}/across.md",
             figure=f"{results}/across.svg",
-            tables=[f"{results}/across.csv", f"{results}/across_claims.csv"],
+            tables=[
+                f"{results}/across{ending}.csv"
+                for ending in ("", "_claims", "_k3_ratios")
+            ],
         log:
             f"{results}/logs/across.log",
         conda:

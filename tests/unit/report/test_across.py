@@ -69,6 +69,9 @@ def test_arms_side_by_side(make_study: Make, tmp_path: Path) -> None:
         assert claim["verdict"] == (CHANGES if float(claim["p_holm"]) <= 0.05 else UNDECIDED)
         name = claim["claim"].removeprefix("across studies: ")
         assert name in QUANTITIES and claim["seen"].startswith(f"{name}, second less first: ")
+    with (tmp_path / "both_k3_ratios.csv").open(newline="", encoding="utf-8") as file:
+        ratios = [(row["first"], row["second"], row["n"]) for row in csv.DictReader(file)]
+    assert ratios == [(f"second: {arm}", f"first: {arm}", "3") for arm in ("naive", "dvp")]
     text = (tmp_path / "both.md").read_text(encoding="utf-8")
     assert text.startswith("# first, second\n\n- first, 3 seeds: ") and text.count("\n| naive | ") == len(QUANTITIES)
     assert "mis" not in text, "the second study has no such arm"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrl.artifacts.results import Results
-from tailrl.stats.tests import difference_from
+from tailrl.stats.tests import Difference, arm_difference, difference_from
 from tailrl.tracking.metrics import K3_UNMASKED
 
 FIRST_STEPS = 10
@@ -29,8 +29,8 @@ class K3Ratio:
     """`FirstK3` of arm `first` over that of arm `second`.
 
     Attributes:
-        ratio, low, high: of geometric means over the seeds that both arms have, with the t interval of the paired log
-            ratios; no interval from a single seed, or where all ratios agree.
+        ratio, low, high: of geometric means over seeds, with the t interval in logarithms. Within a study the seeds are
+            those of both arms, paired. A single seed has no interval.
         p: two-sided, that the ratio is 1.
         n: seeds.
     """
@@ -56,12 +56,34 @@ def first_k3(results: Results) -> list[FirstK3]:
 
 def k3_ratios(numbers: list[FirstK3]) -> Iterator[K3Ratio]:
     """Every pair of arms that have seeds in common with a k3 above 0 in both: the later over the earlier arm."""
+    for (earlier, below), (later, above) in itertools.combinations(_logarithms(numbers).items(), 2):
+        if seeds := sorted(below.keys() & above.keys()):
+            yield _ratio(later, earlier, difference_from([above[seed] - below[seed] for seed in seeds], 0.0))
+
+
+def ratios_across(names: tuple[str, str], first: list[FirstK3], second: list[FirstK3]) -> Iterator[K3Ratio]:
+    """Each arm of both studies with a k3 above 0: the second study's over the first's, unpaired (Welch over seeds).
+
+    Args:
+        names: of the studies, which stand before the arm's name.
+        first: the numbers of the first study.
+        second: the numbers of the second study.
+    """
+    one, other = _logarithms(first), _logarithms(second)
+    for arm in (arm for arm in one if arm in other):
+        found = arm_difference(list(other[arm].values()), list(one[arm].values()))
+        yield _ratio(f"{names[1]}: {arm}", f"{names[0]}: {arm}", found)
+
+
+def _logarithms(numbers: list[FirstK3]) -> dict[str, dict[int, float]]:
+    """By arm and seed, where there is a k3 above 0."""
     arms: dict[str, dict[int, float]] = {}
     for one in numbers:
         if one.k3 > 0:
             arms.setdefault(one.arm, {})[one.seed] = math.log(one.k3)
-    for (earlier, below), (later, above) in itertools.combinations(arms.items(), 2):
-        if seeds := sorted(below.keys() & above.keys()):
-            found = difference_from([above[seed] - below[seed] for seed in seeds], 0.0)
-            ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
-            yield K3Ratio(later, earlier, ratio, low, high, found.p, found.n)
+    return arms
+
+
+def _ratio(first: str, second: str, logs: Difference) -> K3Ratio:
+    ratio, low, high = (math.exp(end) for end in (logs.mean, logs.low, logs.high))
+    return K3Ratio(first, second, ratio, low, high, logs.p, logs.n)

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tailrl.analysis.across import GAIN, QUANTITIES, ArmQuantity, arm_quantities
+from tailrl.analysis.first_steps import first_k3, ratios_across
 from tailrl.analysis.format import p_value
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.evaluation import read_evaluation
@@ -31,7 +32,7 @@ from tailrl.runtime.errors import StudyError
 
 
 def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
-    """Write out.csv, out.svg, out.md and out_claims.csv: the arms that all studies have, side by side.
+    """Write out.csv, out.svg, out.md, out_claims.csv and out_k3_ratios.csv: the arms that all studies have.
 
     The seeds come from the results, since a command line may have changed those of the study files.
 
@@ -53,6 +54,9 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
     write_csv(out.with_suffix(".csv"), flat_rows(measured))
     write_verdicts(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
+    first, *others = ((study.name, first_k3(results)) for study, results in zip(studies, read, strict=True))
+    ratios = [one for name, own in others for one in ratios_across((first[0], name), first[1], own)]
+    write_csv(out.with_name(f"{out.name}_k3_ratios.csv"), flat_rows(ratios))
     save_svg(across_figure(measured, list(studies[0].arms)), out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
 

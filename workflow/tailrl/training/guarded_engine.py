@@ -19,7 +19,7 @@ from tailrl.runtime.timeouts import deadline, guarded, last_lines
 from tailrl.training.placement import is_sharded
 from tailrl.training.weight_sync import WeightSync
 
-TEST_REQUESTS = 4
+RETESTED = 4
 """Requests of a restarted engine's self-test."""
 
 
@@ -69,7 +69,7 @@ class GuardedEngine:
                 self.weight_sync.again(model)
             if requests:
                 with deadline(self.timeout, "the engine's self-test"):
-                    self.sampler.self_test(requests[:TEST_REQUESTS], decoding)
+                    self.sampler.self_test(requests[:RETESTED], decoding)
                 # Drops what the engine cached in its test.
                 with deadline(self.timeout, "the hand-over of the weights"):
                     self.weight_sync.again(model)
