@@ -82,7 +82,6 @@ SPECS = (
     Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
     Spec("lengths_192", "settle", "lengths", "llama", 41, hidden=192, layers=3, vocabulary=1300, vllm=True),
     Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
-    Spec("initials_160", "judge", "initials", "llama", 51, hidden=160, layers=4, vocabulary=1100, vllm=True),
     Spec("numbers_96", "judge", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
     Spec("initials_mixture", "judge", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
     Spec("smollm2", "pretrained", "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, longest=16),

@@ -186,7 +186,7 @@ def test_evidence_has_numbers() -> None:
 def test_evidence_says_what_16_bits_give() -> None:
     """The median of |Δ|/(1 − p) beside the largest of a 16-bit format, and the patterns that rounding lacks."""
     small, large = (EVIDENCE["precision"](measured(rows(noise=noise))) for noise in (0.003, 0.3))
-    assert "16 bits give as much." in small[0] and "16 bits gave at most 0.02" in large[0]
+    assert "16 bits give as much." in small[0] and "16 bits gave at most 0.02:" in large[0]
     (pattern,) = EVIDENCE["unknown"](measured(rows(trainer=lambda z: 1.3 * z)))[1:]
     share = float(pattern.split(" %")[0])
     assert share > 30 and "the token's probability" in pattern

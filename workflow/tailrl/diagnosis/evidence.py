@@ -153,14 +153,14 @@ def _noise(measured: Measured) -> list[str]:
     signals = measured.signals
     shape, sums = features(signals), signals.sums
     sixteen = (
-        "16 bits give as much"
+        "16 bits give as much."
         if 10 ** shape["size"] <= SIXTEEN_BITS
-        else f"16 bits gave at most {SIXTEEN_BITS:g} on logs of known cause: look for weights or a cache of fewer "
-        "bits, or for a mistake inside a model"
+        else f"On logs of known cause 16 bits gave at most {SIXTEEN_BITS:g}: look for weights or a cache of fewer "
+        "bits, or for a mistake inside a model."
     )
     sentences = [
         f"|Δ|/(1 − p) has the median {10 ** shape['size']:.2g} nats, {10 ** shape['spread']:.2g} times that at 90 % "
-        f"and {10 ** shape['tail']:.2g} times at 99 %. {sixteen[0].upper()}{sixteen[1:]}.",
+        f"and {10 ** shape['tail']:.2g} times at 99 %. {sixteen}",
         _structure(measured),
         f"{_percent(ratio(sums['positive'], sums['squared'], 0.5))} of Σ Δ² lies above 0: noise has no side.",
         f"Certain tokens have {10 ** shape['law']:.2g} times the |Δ|/(1 − p) of rare ones.",
