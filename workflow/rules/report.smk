@@ -55,6 +55,7 @@ rule summarise:
                 "arms",
                 "first_k3",
                 "k3_ratios",
+                "flips",
                 *(
                     figure
                     for figure in FIGURES

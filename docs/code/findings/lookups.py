@@ -27,7 +27,7 @@ from tailrl.stats.intervals import mean_interval
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs/results"
 Row = Mapping[str, str]
-ENDPOINT = re.compile(r"(?:Primary endpoint|Endpoints?), fixed before the first result: (.*?)\.(?= [A-Z]|$)")
+ENDPOINT = re.compile(r"(?:Primary endpoint|Endpoints?), fixed before the first (?:result|run): (.*?)\.(?= [A-Z]|$)")
 
 
 def score(study: str, arm: str) -> Number:
@@ -79,7 +79,14 @@ def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
         raise StudyError(f"docs/results/{table}: {len(rows)} rows have {where}")
     if f"{column}_mean" in rows[0]:
         return _number(rows[0], column, unit)
-    return Number(float(_cell(rows[0], column, table)), unit=unit)
+    ends = ("low", "high", "p") if column == "ratio" else ()
+    return Number(*(float(_cell(rows[0], name, table)) for name in (column, *ends)), unit=unit)
+
+
+def flips(arm: str, column: str) -> Number:
+    """A metric of a mixture's flips, the mean over the arm's runs."""
+    own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
+    return Number(mean_interval(own).mean, unit="share" if column.endswith("fraction") else "")
 
 
 def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
@@ -133,8 +140,7 @@ def over_one_minus_p(folder: str, engine: str) -> list[tuple[float, Number, floa
     found = []
     for row in _read(RESULTS / folder / "probability.csv"):
         if row["engine"] == engine and row["nats_to"] != "inf":
-            middle = (float(row["nats_from"]) + float(row["nats_to"])) / 2
-            size = _number(row, "size", "")
+            middle, size = (float(row["nats_from"]) + float(row["nats_to"])) / 2, _number(row, "size", "")
             found.append((middle, size, size.mean / -math.expm1(-middle)))
     if not found:
         raise StudyError(f"docs/results/{folder}/probability.csv: no row is of {engine}")
@@ -220,7 +226,21 @@ def _as_number(value: Number | float) -> Number:
 
 
 LOOKUPS: tuple[Callable[..., object], ...] = (
-    *(score, gain, difference, collapsed, k3, rejected, cell, claim, contradicted, effect, pooled, over_one_minus_p),
+    *(
+        score,
+        gain,
+        difference,
+        collapsed,
+        k3,
+        rejected,
+        cell,
+        flips,
+        claim,
+        contradicted,
+        effect,
+        pooled,
+        over_one_minus_p,
+    ),
     *(run_of, rate, steps, samples, endpoints, floor, seeds, ran, command, smallest, largest, ratio),
 )
 """What a template calls, by the functions' own names."""

@@ -3,17 +3,19 @@
 import csv
 import itertools
 import math
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from claims_fixture import NAIVE, made, results_of
 
 from tailrl.analysis.scores import PolicyScore
 from tailrl.analysis.tables import (
     NATS,
     curve,
     delta_bins,
+    flip_rows,
     mean_of,
     moving_mean,
     time_shares,
@@ -24,6 +26,7 @@ from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
+from tailrl.tracking.metrics import ROUTING
 
 NAN = math.nan
 
@@ -223,3 +226,16 @@ def test_csv(tmp_path: Path) -> None:
     assert path.read_text() == "a,b,c\n0.333333333,7,inf\n"
     write_csv(path, [])
     assert path.read_text().strip() == ""
+
+
+def test_flips_are_means_over_a_run_that_has_routes() -> None:
+    both = results_of(mixed=made(NAIVE, reward=[0.5]), dense=made(NAIVE, reward=[0.5]))
+    (mixed,) = both.runs["mixed"]
+    routes = {key: np.array([0.1, math.nan, 0.3]) for key in ROUTING}
+    routes["routing/flipped_k3_kl"] = np.full(3, math.nan)
+    (row,) = flip_rows(
+        replace(both, runs={**both.runs, "mixed": (replace(mixed, metrics={**mixed.metrics, **routes}),)})
+    )
+    assert (row.pop("arm"), row.pop("seed")) == ("mixed", 0)
+    assert math.isnan(float(str(row.pop("flipped_k3_kl"))))
+    assert len(row) == len(ROUTING) - 1 and set(row.values()) == {0.2}

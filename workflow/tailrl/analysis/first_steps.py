@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
+from tailrl.analysis.tables import known_mean
 from tailrl.artifacts.results import Results
 from tailrl.stats.tests import Difference, arm_difference, difference_from
 from tailrl.tracking.metrics import K3_UNMASKED
@@ -48,9 +47,7 @@ def first_k3(results: Results) -> list[FirstK3]:
     """The number of each run, arm by arm."""
     found = []
     for run in results.all_runs():
-        value_N = run.metric(K3_UNMASKED)[:FIRST_STEPS]
-        known_N = value_N[~np.isnan(value_N)]
-        found.append(FirstK3(run.arm, run.seed, float(known_N.mean()) if known_N.size else math.nan))
+        found.append(FirstK3(run.arm, run.seed, known_mean(run.metric(K3_UNMASKED)[:FIRST_STEPS])))
     return found
 
 

@@ -15,7 +15,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
 from tailrl.stats.intervals import cluster_interval
-from tailrl.tracking.metrics import PHASES, REWARD, STEP, STEP_SECONDS, TIME, in_group
+from tailrl.tracking.metrics import PHASES, REWARD, ROUTING, STEP, STEP_SECONDS, TIME, in_group
 
 SMOOTHING = 0.05
 """The window of a training curve's moving mean, as a share of the steps."""
@@ -214,3 +214,17 @@ def mean_of(runs: Sequence[TrainedRun], key: str, *, last: float = 1.0) -> Float
         known = values[~np.isnan(values)]
         means.append(float(known.mean()) if known.size else math.nan)
     return np.array(means)
+
+
+def flip_rows(results: Results) -> Iterator[Row]:
+    """The means over steps of the metrics `routing/*`, a row for each run of a mixture that has routes."""
+    for run in results.all_runs():
+        if ROUTING.keys() <= run.metrics.keys():
+            means = {key.removeprefix("routing/"): known_mean(run.metric(key)) for key in ROUTING}
+            yield {"arm": run.arm, "seed": run.seed, **means}
+
+
+def known_mean(value_N: FloatArray) -> float:
+    """The mean of what is not NaN; NaN where nothing is."""
+    known_N = value_N[~np.isnan(value_N)]
+    return float(known_N.mean()) if known_N.size else math.nan

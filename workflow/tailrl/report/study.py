@@ -78,6 +78,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     first = first_k3(read)
     write_csv(out / "tables" / "first_k3.csv", flat_rows(first))
     write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))
+    write_csv(out / "tables" / "flips.csv", tables.flip_rows(read))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
     comparisons = scores.compare_arms(read, arm_kinds.references(read))
     _write_evaluation(read, gains, policies, comparisons, out)
