@@ -79,8 +79,8 @@ def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
         raise StudyError(f"docs/results/{table}: {len(rows)} rows have {where}")
     if f"{column}_mean" in rows[0]:
         return _number(rows[0], column, unit)
-    ends = ("low", "high", "p") if column == "ratio" else ()
-    return Number(*(float(_cell(rows[0], name, table)) for name in (column, *ends)), unit=unit)
+    ends = [float(rows[0][end]) if column == "ratio" else math.nan for end in ("low", "high", "p")]
+    return Number(float(_cell(rows[0], column, table)), ends[0], ends[1], ends[2], unit)
 
 
 def flips(arm: str, column: str) -> Number:
