@@ -149,3 +149,11 @@ def test_claims_compare_a_quantised_engine_with_its_twin_by_mismatch_alone() -> 
         "vexact.a.score": [("bf16", "exact"), ("fp8", "exact")],
         "vexact.a.score.matched": [("fp8", "twin")],
     }
+
+
+def test_a_policy_in_words() -> None:
+    size = {"policy.source": "scratch", "policy.layers": 4, "policy.hidden_size": 128, "policy.vocabulary_size": 2048}
+    assert arm_kinds.policy_name(size | {"policy.experts": None}) == "from scratch, 4 layers of 128, V = 2048"
+    mixture = "from scratch, 4 layers of 128 with 16 experts, V = 2048"
+    assert arm_kinds.policy_name(size | {"policy.experts": 16}) == mixture
+    assert arm_kinds.policy_name({"policy.source": "pretrained", "policy.path": "x/y"}) == "x/y"

@@ -224,7 +224,9 @@ def policy_name(settings: Mapping[str, Any]) -> str:
     """The policy in words."""
     if settings.get("policy.source") == "scratch":
         size = [settings.get(f"policy.{name}") for name in ("layers", "hidden_size", "vocabulary_size")]
-        return "from scratch, {} layers of {}, V = {}".format(*size)
+        experts = settings.get("policy.experts")
+        mixture = f" with {experts} experts" if experts else ""
+        return "from scratch, {} layers of {}{mixture}, V = {}".format(*size, mixture=mixture)
     return str(settings.get("policy.path", "not recorded"))
 
 
