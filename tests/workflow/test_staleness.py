@@ -199,7 +199,6 @@ def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None
 # --- a name that two files give ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
     workflow, problems = copy_workflow(tmp_path), tmp_path / "results/tiny/data/train.jsonl"
     command = ("snakemake", "--cores", "1", "problems", "--configfile")

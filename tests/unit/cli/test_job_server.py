@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from outcome import content
 from step_fixture import run_of
 
-from tailrl.cli import job_client
+from tailrl.cli import job_client, job_server
 from tailrl.cli.job_server import MODULES
 from tailrl.config.jobs import Evaluation
 from tailrl.tasks.problem import Problem, write_problems
@@ -270,6 +271,7 @@ def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
     ("library", "shell", "words"),
     [
         ("PROCESS = os.getpid()", "ulimit -v 100000000;", ()),
+        ("PROCESS = os.getpid()", "exec 2>&-;", ()),
         ("PROCESS = os.getpid()", "", ("--ranks", "2")),
         (
             "import threading as t\nPROCESS = os.getpid()\nt.Thread(target=t.Event().wait, daemon=True).start()",
@@ -278,7 +280,7 @@ def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
         ),
         ("import sys\nPROCESS = os.getpid()\nif 'job_server' in sys.argv[0]: raise OSError", "", ()),
     ],
-    ids=["limited memory", "ranks", "a thread", "no import"],
+    ids=["limited memory", "a closed file", "ranks", "a thread", "no import"],
 )
 def test_where_a_fork_would_not_do_the_job_runs_in_its_own_process(
     study: Study, library: str, shell: str, words: tuple[str, ...]
@@ -288,6 +290,24 @@ def test_where_a_fork_would_not_do_the_job_runs_in_its_own_process(
     said = client.said()
     assert said["server"] == said["process"] == client.process.pid
     assert client.end() == (5, "")
+
+
+def test_another_container_is_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ends of a pair are this process; its namespaces are made to differ from one look to the next."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        assert job_server.is_trusted(one)
+        looks = iter(("mnt:[1]", "mnt:[2]"))
+        monkeypatch.setattr(job_server, "namespaces", lambda _: [next(looks)])
+        assert not job_server.is_trusted(one)
+
+
+def test_the_libraries_start_no_thread() -> None:
+    """Else no job would fork."""
+    script = "import os; from tailrl.cli.job_server import import_all; import_all(['torch']); "
+    script += "print(len(os.listdir('/proc/self/task')))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split()[-1] == "1"
 
 
 def test_the_job_alone_has_the_name_of_its_command(study: Study) -> None:

@@ -53,7 +53,7 @@ def interrupted(runs: Runs, *arguments: Any, **others: Any) -> None:
 # --- to the bit ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", slow_but(("stale", "budget", "minibatches"), ARMS))
+@pytest.mark.parametrize("arm", slow_but(("stale", "budget", "difficulty", "minibatches"), ARMS))
 def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Before its first checkpoint, after one, once more without any progress, and in its last step."""
     run = runs.settings(ARMS[arm])

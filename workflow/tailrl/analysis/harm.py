@@ -30,7 +30,7 @@ class Harm:
         harm: the mean over parts of the differences within a part, with a paired t interval.
         family: `primary` at the last engine, else `other`; harm_p_holm: p by Holm over the family.
         beyond: harm less that of the engine, likewise; of a dialled cause alone.
-        beyond_p_holm: by Holm over the dialled causes that are `alike`.
+        beyond_p_holm: by Holm over all dialled causes, those that are not `alike` too.
         alike: whether k3 is within a factor of `WITHIN` of the engine's.
     """
 
@@ -68,7 +68,7 @@ def harms(scores: Sequence[Numbers], k3: Sequence[Numbers]) -> list[Harm]:
     alike = {arm: _near(sizes[arm].mean, sizes[engine].mean) for arm, (_, engine) in placed.items()}
     primary, other = ({arm: found[arm] for arm in arms if (placed[arm][1] in last) == at} for at in (True, False))
     adjusted = _adjusted(primary) | _adjusted(other)
-    compared = _adjusted({arm: one for arm, one in beyond.items() if alike[arm]})
+    compared = _adjusted(beyond)
     return [
         Harm(
             arm=arm,

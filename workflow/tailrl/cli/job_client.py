@@ -47,6 +47,8 @@ def ask() -> None:
     if interrupted == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback
     try:
+        for number in (0, 1, 2):  # one that is closed would be the socket
+            os.fstat(number)
         server = _connected("\0tailrl-" + _likeness())
         request = {"argv": sys.argv, "path": sys.path}
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
@@ -59,10 +61,16 @@ def ask() -> None:
     _end_like(_awaited(server))
 
 
-def of_this_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's: the address of a server is open to all users."""
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end; of a server's end, the process that made its address, a client."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+    process, user, _ = struct.unpack("3i", credentials)
+    return int(process), int(user)
+
+
+def namespaces(process: int) -> list[str]:
+    """Where a process lives: a container may share the machine's network, and so all addresses."""
+    return [str(namespace.readlink()) for namespace in sorted(Path(f"/proc/{process}/ns").iterdir())]
 
 
 def _is_served(words: list[str]) -> bool:
@@ -86,8 +94,7 @@ def _likeness() -> str:
         [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
         [signal.getsignal(number) == signal.SIG_IGN for number in FORWARDED],
         [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)), mask],
-        # A container may share its network, and so all addresses, with another one.
-        [str(namespace.readlink()) for namespace in sorted(Path("/proc/self/ns").iterdir())],
+        namespaces(os.getpid()),
         Path("/proc/self/cgroup").read_text(encoding="utf-8"),
         [str(Path.cwd()), sys.executable, _libraries()],
         [str(version) for folder in sys.path for version in sorted(Path(folder).glob("*.dist-info"))],
@@ -112,7 +119,7 @@ def _connected(address: str) -> socket.socket:
                 listener.listen(socket.SOMAXCONN)
                 _start(listener)
                 server.connect(address)
-        if of_this_user(server):
+        if peer(server)[1] == os.getuid():
             return server
         break
     raise ConnectionRefusedError

@@ -22,7 +22,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from tailrl.cli.job_client import TAKEN, UNUSED, of_this_user
+from tailrl.cli.job_client import TAKEN, UNUSED, namespaces, peer
 from tailrl.cli.job_title import set_title
 from tailrl.runtime.imports import without
 
@@ -52,7 +52,7 @@ def main() -> None:
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     set_title([sys.executable, "tailrl-server"])
-    _import(sys.argv[2].split(","))
+    import_all(sys.argv[2].split(","))
     guardians: dict[tuple[str, ...], int] = {}
     while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
         connection, _ = listener.accept()
@@ -83,10 +83,25 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     except OSError:
         return {}, []
     connection.settimeout(None)
-    return json.loads(text) if text and of_this_user(connection) else {}, files
+    if not text or not is_trusted(connection):
+        return {}, files
+    try:
+        return json.loads(text), files
+    except ValueError:  # cut off
+        return {}, files
 
 
-def _import(libraries: Sequence[str]) -> None:
+def is_trusted(connection: socket.socket) -> bool:
+    """Whether the client is this user's, and in no other container: all can see the address."""
+    process, user = peer(connection)
+    try:
+        return user == os.getuid() and namespaces(process) == namespaces(os.getpid())
+    except OSError:  # its process cannot be seen from here
+        return False
+
+
+def import_all(libraries: Sequence[str]) -> None:
+    """Imports what jobs with these libraries import."""
     with without(UNUSED):
         for name in (name for library in libraries for name in MODULES[library]):
             importlib.import_module(name)
