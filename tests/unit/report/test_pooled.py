@@ -44,6 +44,14 @@ def test_one_part_says_that_it_is_one(tmp_path: Path) -> None:
     assert read_csv(tmp_path / "out/differences.csv")[0]["difference_p"] == ""
 
 
+def test_a_trial_is_no_part(tmp_path: Path) -> None:
+    whole, trial = (part(tmp_path / f"remedies_k3_{n}", 0.4, LIFTS) for n in (1, 2))
+    lines = (trial / "policies.csv").read_text(encoding="utf-8").splitlines()
+    (trial / "policies.csv").write_text("\n".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(StudyError, match=r"remedies_k3_1: floor_control has 2 seeds, but 1 in .*2: was one a trial\?$"):
+        write_pooled([whole, trial], tmp_path / "out")
+
+
 def test_no_part_and_a_table_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"^no part is finished: "):
         write_pooled([], tmp_path)

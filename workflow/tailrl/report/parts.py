@@ -12,11 +12,20 @@ def column(folders: Sequence[Path], table: str, name: str) -> list[Numbers]:
     """A column of each part's table by arm, in the order of its lines; an empty cell is NaN.
 
     Raises:
-        StudyError: no part, or a table is missing or none.
+        StudyError: no part, a table is missing or none, or an arm's number of seeds differs between parts.
     """
     if not folders:
         raise StudyError("no part is finished: `snakemake -n` with the name of a part says what it takes")
-    return [_numbers(folder / table, name) for folder in folders]
+    found = [_numbers(folder / table, name) for folder in folders]
+    seeds = {
+        arm: (len(values), folder) for folder, part in zip(folders, found, strict=True) for arm, values in part.items()
+    }
+    for folder, part in zip(folders, found, strict=True):
+        for arm, values in part.items():
+            count, other = seeds[arm]
+            if len(values) != count:
+                raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
+    return found
 
 
 def part_name(folder: Path) -> str:
