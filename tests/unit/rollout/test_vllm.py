@@ -295,13 +295,13 @@ def test_the_self_test_passes(engine: VllmSampler, rule: str, number: float) -> 
 
 def test_the_self_test_refuses_raw_log_probs(engine32: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that returns log-probs from before the mask is off by log Z', without any other sign of it."""
-    generate = VllmSampler.generate
+    generate = VllmSampler._generate
 
     def raw(self: VllmSampler, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         rollouts = generate(self, requests, decoding)
         return [replace(r, logp_infer_T=r.logp_infer_T + r.log_kept_infer_T) for r in rollouts]
 
-    monkeypatch.setattr(VllmSampler, "generate", raw)
+    monkeypatch.setattr(VllmSampler, "_generate", raw)
     assert engine32.self_test(random_requests(8), PLAIN) < 1e-5, "without a mask both are the same"
     with pytest.raises(StudyError, match=r"not those of the distribution it samples from: .* nats"):
         engine32.self_test(random_requests(8, threshold=-1.0), MIN_P)
@@ -589,7 +589,7 @@ def test_the_self_test_keeps_the_logits_of_few_tokens(
         logits = tuple(np.zeros(4, np.float32) for _ in range(length))
         return [Rollout(r.prompt_tokens, (0,) * length, *numbers, False, logits) for r in requests]
 
-    monkeypatch.setattr(VllmSampler, "generate", generate)
+    monkeypatch.setattr(VllmSampler, "_generate", generate)
     assert VllmSampler.__new__(VllmSampler).self_test(random_requests(3), Decoding(1.0, longest)) < 1e-6
     assert kept == [tested] * 3
 

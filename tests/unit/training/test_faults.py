@@ -317,10 +317,9 @@ def test_every_call_of_an_engine_has_a_deadline(runs: Runs, monkeypatch: pytest.
     responses = run.training.prompts * run.training.group_size
     start, weights, batch = "the engine's start", "the hand-over of the weights", f"a batch of {responses} responses"
     sleep = "the engine's sleep"
-    again = ["the end of the engine that failed", start, weights, batch]
-    assert [what for _, what in limits] == [
-        start, weights, "the engine's self-test", batch, sleep, weights, batch, *again, sleep, weights
-    ]  # fmt: skip
+    test = "the engine's self-test"
+    again = ["the end of the engine that failed", start, weights, test, weights, batch]
+    assert [what for _, what in limits] == [start, weights, test, batch, sleep, weights, batch, *again, sleep, weights]
 
 
 @pytest.mark.parametrize("block", ["training", "evaluation"])
