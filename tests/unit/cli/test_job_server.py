@@ -84,7 +84,9 @@ class Study:
         self.snakemake.wait()
 
     def start(self, *words: str, shell: str = "", variables: dict[str, str] | None = None, **does: Any) -> "Client":
-        script = "import sys; sys.argv[0] = 'tailrl'; from tailrl.cli import main; main()"
+        # A test in the background of a shell ignores the signal.
+        script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        script += "import sys; sys.argv[0] = 'tailrl'; from tailrl.cli import main; main()"
         client = subprocess.Popen(
             [
                 "bash",

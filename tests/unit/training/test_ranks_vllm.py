@@ -74,7 +74,8 @@ def test_two_ranks_sample_as_one(
         with np.load(tmp_path / out / "tokens.npz") as arrays:
             results.append(([json.loads(line) for line in lines], dict(arrays)))
     (one, tokens), (two, other_tokens) = results
-    rounding = 1e-9 if together == 1 else 1e-5
+    # An expert's rows come from the whole micro-batch: in the products of fewer, sums round otherwise.
+    rounding = 1e-9 if together == 1 and not replay else 1e-5
     assert [line["train/grad_norm"] > 0 for line in one] == [True] * 3
     for before, after in zip(one, two, strict=True):
         for name, value in before.items():

@@ -220,7 +220,7 @@ def flip_rows(results: Results) -> Iterator[Row]:
     """The means over steps of the metrics `routing/*`, a row for each run of a mixture that has routes."""
     for run in results.all_runs():
         if ROUTING.keys() <= run.metrics.keys():
-            means = {key.removeprefix("routing/"): known_mean(run.metric(key)) for key in ROUTING}
+            means = {key.partition("/")[2]: known_mean(run.metric(key)) for key in ROUTING}
             yield {"arm": run.arm, "seed": run.seed, **means}
 
 

@@ -222,7 +222,7 @@ def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFi
 
 @app.command()
 def causes_harm(out: Out, part: PartTables = None) -> None:
-    """Write the harm of each cause of a mismatch against its k3, over the parts of `causes`."""
+    """Write the harm of each cause of a mismatch against its k3, over the finished parts of causes."""
     from tailrl.report.study import write_harm
 
     write_harm(part or [], out)
