@@ -260,14 +260,15 @@ def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
         study.start(shell="ulimit -Sn 100;").said(),
         study.start(shell="renice -n 15 $$ > /dev/null;").said(),
     ]
-    study.write("tailrl/cli/command_line.py", JOB.replace('"folder"', '"edited"'))
+    # Of another length: Python takes a file of the same length and second for the one that it compiled.
+    study.write("tailrl/cli/command_line.py", JOB.replace('"folder"', '"was edited"'))
     edited = study.start().said()
     every = [first, *others, edited]
     assert len({one["server"] for one in every}) == 5
     assert {one["server"] for one in every}.isdisjoint(one["process"] for one in every)
     assert others[0]["environment"]["VLLM_X"] == "1"
     assert others[1]["limit"][0] == 100
-    assert "edited" in edited
+    assert "was edited" in edited
 
 
 @pytest.mark.parametrize(
