@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_but
 from step_fixture import run_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
@@ -63,11 +64,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"quantization": "int8", "kv_cache_dtype": "fp8_e4m3"},
 }
 FAST = (("llama", "int8 and cache"), ("qwen2", "int4"))
-CASES = [
-    pytest.param((kind, name), id=f"{kind} {name}", marks=() if (kind, name) in FAST else pytest.mark.slow)
-    for name in FORMATS
-    for kind in CONFIGS
-]
+CASES = slow_but(FAST, [(kind, name) for name in FORMATS for kind in CONFIGS], " ".join)
 
 
 def random_model(kind: str, seed: int) -> PreTrainedModel:

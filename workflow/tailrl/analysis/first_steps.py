@@ -45,10 +45,7 @@ class K3Ratio:
 
 def first_k3(results: Results) -> list[FirstK3]:
     """The number of each run, arm by arm."""
-    found = []
-    for run in results.all_runs():
-        found.append(FirstK3(run.arm, run.seed, known_mean(run.metric(K3_UNMASKED)[:FIRST_STEPS])))
-    return found
+    return [FirstK3(run.arm, run.seed, known_mean(run.metric(K3_UNMASKED)[:FIRST_STEPS])) for run in results.all_runs()]
 
 
 def k3_ratios(numbers: list[FirstK3]) -> Iterator[K3Ratio]:
