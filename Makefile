@@ -84,6 +84,7 @@ bench: venv  ## time and memory beside other libraries; wants an idle machine fo
 		OMP_NUM_THREADS=1 python benchmarks/remedies.py --memory --out docs/results/centering_memory.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/step.py --out docs/results/step.csv && \
 		python benchmarks/rollout.py --out docs/results/rollout.csv && \
+		OMP_NUM_THREADS=1 python benchmarks/rollout_profile.py --out docs/results/rollout_profile.csv && \
 		OMP_NUM_THREADS=1 python benchmarks/plan.py --out docs/results/plan.csv
 
 # Log-probs and the plan are left to `bench`: their shortest rounds take minutes.
@@ -106,8 +107,8 @@ lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
 
 # What a page of findings says comes from docs/results; tests compare.
-pages: venv  ## write what is made of the docs: findings, figures, performance, the tables of how-to/gpu.md
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes
+pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m decisions
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(ADD) envs/docs.txt

@@ -4,7 +4,7 @@
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,16 +26,21 @@ def rows(file: str, **wanted: str | int) -> list[dict[str, str]]:
         return [row for row in found if all(row[key] == str(value) for key, value in wanted.items())]
 
 
-def value(file: str, column: str, **wanted: str | int) -> float:
-    """One number of a published file.
+def one(file: str, **wanted: str | int) -> dict[str, str]:
+    """The one row of a published file that has these values.
 
     Raises:
-        MissingRowError: no row has these values, or more than one.
+        MissingRowError: no row has them, or more than one.
     """
     found = rows(file, **wanted)
     if len(found) != 1:
         raise MissingRowError(f"{file}: {len(found)} rows have {wanted}")
-    return float(found[0][column])
+    return found[0]
+
+
+def value(file: str, column: str, **wanted: str | int) -> float:
+    """One number of a published file; raises as `one`."""
+    return float(one(file, **wanted)[column])
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
@@ -44,14 +49,22 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, rule, *lines))
 
 
+def ratio(row: Mapping[str, str], column: str) -> str:
+    """A ratio's median over the rounds, and its range where it has one: `0.56 (0.53 to 0.60)`."""
+    median, least, most = (f"{float(row[f'{column}{end}']):.2f}" for end in ("", "_min", "_max"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
 def logprobs() -> str:
     """Time and memory of the constrained log-probs beside the peers'."""
 
     def lines() -> Iterator[list[object]]:
-        for row in rows("logprobs.csv", tokens=2048, vocabulary=49152):
-            at = [partial(value, "logprobs.csv", tokens=n, vocabulary=49152, case=row["case"]) for n in (2048, 8192)]
-            cells = [f"{find(column):,.{digits}f}" for find in at for column, digits in (("ratio", 2), ("peak_mib", 0))]
-            yield [row["case"], *cells]
+        for row in rows("logprobs.csv", tokens=8192, vocabulary=49152):
+            at = [one("logprobs.csv", tokens=n, vocabulary=49152, case=row["case"]) for n in (2048, 8192)]
+            yield [
+                row["case"],
+                *(cell for found in at for cell in (ratio(found, "ratio"), f"{int(found['peak_mib']):,}")),
+            ]
 
     return table(("", "2,048 tokens: time", "MiB", "8,192 tokens: time", "MiB"), lines())
 
@@ -68,24 +81,37 @@ def memory() -> str:
 def update() -> str:
     """An update beside TRL's."""
     found = rows("update.csv")
-    lines = [[row["case"], *(f"{float(row[c]):.2f}" for c in ("cpu_seconds", "ratio_to_trl"))] for row in found]
+    lines = [[row["case"], f"{float(row['cpu_seconds']):.2f}", ratio(row, "ratio_to_trl")] for row in found]
     return table(("", "CPU seconds", "over TRL"), lines)
 
 
 def step() -> str:
     """A whole step beside TRL's."""
-    columns = ("cpu_seconds", "ratio_to_trl", "rollout_cpu_seconds")
-    lines = [[row["case"], *(f"{float(row[c]):.2f}" for c in columns)] for row in rows("step.csv")]
+
+    def line(row: dict[str, str]) -> list[object]:
+        whole, sampled = (f"{float(row[column]):.2f}" for column in ("cpu_seconds", "rollout_cpu_seconds"))
+        return [row["case"], whole, ratio(row, "ratio_to_trl"), sampled]
+
+    lines = map(line, rows("step.csv"))
     return table(("", "CPU seconds", "over TRL", "of it rollouts"), lines)
 
 
 def rollout() -> str:
-    """Tokens a second by engine and policy."""
-    policies = dict.fromkeys(row["policy"] for row in rows("rollout.csv"))
-    engines = dict.fromkeys(row["engine"] for row in rows("rollout.csv"))
-    find = partial(value, "rollout.csv", "tokens_per_second")
-    lines = [[engine, *(f"{find(policy=policy, engine=engine):,.0f}" for policy in policies)] for engine in engines]
-    return table(("tokens a second", *policies), lines)
+    """Tokens a second by policy and engine, and the exact engine's over each."""
+
+    def line(row: dict[str, str]) -> list[object]:
+        return [row["policy"], row["engine"], f"{int(row['tokens_per_second']):,}", ratio(row, "exact_over_this")]
+
+    return table(("policy", "engine", "tokens a second", "exact over it"), map(line, rows("rollout.csv")))
+
+
+def profile() -> str:
+    """Seconds of the exact engine by part and policy."""
+    found = rows("rollout_profile.csv")
+    policies, parts = (dict.fromkeys(row[column] for row in found) for column in ("policy", "part"))
+    find = partial(value, "rollout_profile.csv", "seconds")
+    lines = [[part, *(f"{find(policy=policy, part=part):.2f}" for policy in policies)] for part in parts]
+    return table(("", *policies), lines)
 
 
 def plan() -> str:
@@ -124,8 +150,18 @@ def page() -> str:
     """The page's Markdown."""
     template = Path(__file__).with_name("performance.md.j2").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    tables = {made.__name__: made() for made in (logprobs, memory, update, step, rollout, plan, soak)}
-    return environment.from_string(template).render(value=value, **tables)
+    tables = {made.__name__: made() for made in (logprobs, memory, update, step, rollout, profile, plan, soak)}
+    training = one("study_time.csv", part="training")
+    working = float(training["working_seconds"]) / float(training["seconds"])
+    others = one("rollout_profile.csv", policy="default study", part="all other operators")["calls"]
+    products = value("update.csv", "cpu_seconds", case="matmuls alone")
+    sampling = value("step.csv", "rollout_cpu_seconds", case="ours, vLLM bfloat16, compiled")
+    texts = {
+        "working": working,
+        "others": f"{int(others):,}",
+        "least": (products + sampling) / value("step.csv", "cpu_seconds", case="TRL"),
+    }
+    return environment.from_string(template).render(value=value, **texts, **tables)
 
 
 if __name__ == "__main__":

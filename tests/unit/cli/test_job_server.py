@@ -74,7 +74,7 @@ class Study:
             self.write(f"{'/'.join(parts)}.py", "import os\nPROCESS = os.getpid()")
         self.snakemake = subprocess.Popen(["sleep", str(LONG)])
         stack.callback(self.end_snakemake)
-        self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: str(self.snakemake.pid)}
+        self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: f"{self.snakemake.pid} torch"}
 
     def write(self, name: str, text: str) -> None:
         (self.folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,9 @@ class Study:
         self.snakemake.kill()
         self.snakemake.wait()
 
-    def start(self, *words: str, shell: str = "", variables: dict[str, str] | None = None, **does: Any) -> "Client":
+    def start(
+        self, *words: str, job: str = "train", shell: str = "", variables: dict[str, str] | None = None, **does: Any
+    ) -> "Client":
         # A test in the background of a shell ignores the signal.
         script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         script += "import sys; sys.argv[0] = 'tailrl'; from tailrl.cli import main; main()"
@@ -98,7 +100,7 @@ class Study:
                 "-c",
                 script,
                 "job",
-                "train",
+                job,
                 json.dumps(does),
                 *words,
             ],
@@ -296,6 +298,17 @@ def test_where_a_fork_would_not_do_the_job_runs_in_its_own_process(
     assert client.end() == (5, "")
 
 
+def test_a_server_imports_while_the_job_before_the_others_runs(study: Study) -> None:
+    """That job itself runs in its own process, and a second one of its kind finds the server there."""
+    for _ in range(2):
+        said = study.start(job="policy").said()
+        assert said["server"] == said["process"]
+    servers = [
+        process for process in psutil.process_iter(["cmdline"]) if "tailrl-server" in (process.info["cmdline"] or [])
+    ]
+    assert study.start().said()["server"] in [process.pid for process in servers]
+
+
 def test_another_container_is_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ends of a pair are this process; its namespaces are made to differ from one look to the next."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -362,7 +375,7 @@ def test_results_have_the_same_bits_alone_and_forked(
         return int(lock.split()[0]) != client, [content(out / one) for one in compared]
 
     with subprocess.Popen(["sleep", str(LONG)]) as snakemake:
-        offer = {job_client.OFFER: str(snakemake.pid)}
+        offer = {job_client.OFFER: f"{snakemake.pid} torch,vllm"}
         found = [bits(name, offer if name != "alone" else {}) for name in ("first", "second", "alone")]
         snakemake.kill()
     assert [forked for forked, _ in found] == [True, True, False]

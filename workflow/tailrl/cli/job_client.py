@@ -24,9 +24,11 @@ from typing import NoReturn
 from tailrl.cli.job_title import PADDING, set_title
 
 OFFER = "TAILRL_JOB_SERVER"
-"""Set by the Snakefile to the id of Snakemake's process, with which a server ends."""
+"""Set by the Snakefile: the id of Snakemake's process, with which a server ends, and what jobs import (see there)."""
 SERVED = ("train", "evaluate", "compare")
 """The jobs that import torch and of which a study has several."""
+BEFORE = "policy"
+"""The job that they wait for, on one core: meanwhile a server imports."""
 UNUSED = "sklearn"
 """transformers imports it, with SciPy and pandas, for assisted generation, which no job does: 0.9 CPU seconds."""
 OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
@@ -49,7 +51,11 @@ def ask() -> None:
     try:
         for number in (0, 1, 2):  # one that is closed would be the socket
             os.fstat(number)
-        server = _connected("\0tailrl-" + _likeness())
+        address = "\0tailrl-" + _likeness()
+        if sys.argv[2] == BEFORE:
+            _serve(address)
+            return
+        server = _connected(address)
         request = {"argv": sys.argv, "path": sys.path}
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
         if server.recv(1) != TAKEN:
@@ -77,12 +83,8 @@ def _is_served(words: list[str]) -> bool:
     """Whether a fork would do for this command: not for several ranks, nor where its memory is limited."""
     ranks = words[words.index("--ranks") + 1 :][:1] if "--ranks" in words else ["1"]
     limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in MEMORY_LIMITS)
-    return words[:1] == ["job"] and words[1:2] in [[name] for name in SERVED] and ranks == ["1"] and not limited
-
-
-def _libraries() -> str:
-    """What the job will import, by the names in `job_server`."""
-    return "torch,vllm" if any('"engine":"vllm"' in word for word in sys.argv) else "torch"
+    served = [[name] for name in (*SERVED, BEFORE)]
+    return words[:1] == ["job"] and words[1:2] in served and ranks == ["1"] and not limited
 
 
 def _likeness() -> str:
@@ -96,7 +98,7 @@ def _likeness() -> str:
         [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)), mask],
         namespaces(os.getpid()),
         Path("/proc/self/cgroup").read_text(encoding="utf-8"),
-        [str(Path.cwd()), sys.executable, _libraries()],
+        [str(Path.cwd()), sys.executable],
         [str(version) for folder in sys.path for version in sorted(Path(folder).glob("*.dist-info"))],
         [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))],
     ]
@@ -107,32 +109,33 @@ def _connected(address: str) -> socket.socket:
     """A connection to the server of this address, which is started where there is none; raises OSError."""
     for _ in range(TRIES):
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            server.connect(address)
+        except ConnectionRefusedError:
             try:
-                server.connect(address)
-            except ConnectionRefusedError:
-                try:
-                    listener.bind(address)
-                except OSError:  # another client was first
-                    time.sleep(BETWEEN_TRIES)
-                    continue
-                listener.listen(socket.SOMAXCONN)
-                _start(listener)
-                server.connect(address)
+                _serve(address)
+            except OSError:  # another client was first
+                time.sleep(BETWEEN_TRIES)
+                continue
+            server.connect(address)
         if peer(server)[1] == os.getuid():
             return server
         break
     raise ConnectionRefusedError
 
 
-def _start(listener: socket.socket) -> None:
-    subprocess.Popen(
-        [sys.executable, "-P", "-m", "tailrl.cli.job_server", os.environ[OFFER], _libraries(), PADDING],
-        stdin=listener.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _serve(address: str) -> None:
+    """Starts a server, to which clients can connect at once; raises OSError where the address is in use."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "tailrl.cli.job_server", *os.environ[OFFER].split(), PADDING],
+            stdin=listener.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def _awaited(server: socket.socket) -> int:

@@ -1,0 +1,30 @@
+"""The seconds of a study's jobs, and the share that is training itself."""
+
+import json
+import os
+from pathlib import Path
+
+import study_time
+
+
+def test_seconds_are_summed_by_kind_of_job(tmp_path: Path) -> None:
+    def write(name: str, *lines: dict[str, float | None]) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+    write("benchmarks/policy.jsonl", {"s": 7.0})
+    write("benchmarks/evaluate/a.jsonl", {"s": 3.0}, {"s": 4.0})
+    step = {"time/rollout": 2.0, "time/forward": 1.0, "time/backward": 0.5, "time/optimizer": 0.25, "time/metrics": 9.0}
+    for seed in range(2):
+        write(f"benchmarks/train/a/seed{seed}.jsonl", {"s": 20.0})
+        write(f"train/a/seed{seed}/metrics.jsonl", step, step | {"time/backward": None})
+    for name, seconds in (("data/train.jsonl", 100), ("report.html", 175)):
+        write(name)
+        os.utime(tmp_path / name, (seconds, seconds))
+    rows = {row["part"]: (row["jobs"], row["seconds"], row["working_seconds"]) for row in study_time.time_of(tmp_path)}
+    assert rows == {
+        "warm start": (1, 7.0, ""),
+        "training": (2, 40.0, 14.0),
+        "evaluation": (2, 7.0, ""),
+        "whole": (5, 75.0, ""),
+    }
