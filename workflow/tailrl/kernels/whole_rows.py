@@ -15,6 +15,7 @@ from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.centering import expected_score
 from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
+from tailrl.runtime.heap import give_back_freed
 
 LOGITS_AT_ONCE = 2**21
 """Logits in a chunk: 8 MiB of float32, of which the backward holds some ten."""
@@ -69,6 +70,7 @@ def _rows(
     correction: Correction,
 ) -> tuple[Tensor, ...]:
     """The fields of `TokenLogprobs` of some rows, and their expected score."""
+    give_back_freed()  # what the chunks before this one held
     logits_RV = (hidden_RH.float() @ weight_VH.float().T) / temperature
     infer_RV = infer_RV.to(logits_RV)
     drawn_RV = safe_set(infer_RV, vocabulary.sampler_rule, threshold_R1)
