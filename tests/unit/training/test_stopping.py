@@ -27,7 +27,7 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
-    whole = runs.train(runs.settings(), name="whole")
+    whole = runs.undisturbed(runs.settings())
     ended = runs.train(runs.settings(stop_when=RULE))
     assert len(whole.lines) == SIZES["steps"] == 7 and len(ended.lines) == 6
     assert ended.lines == whole.lines[:6]
@@ -49,7 +49,7 @@ def test_an_interrupted_run_ends_at_the_same_alarm(
     """Before the step of the alarm; and after it, the alarm's own checkpoint being the last, before the results."""
     runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
     run = runs.settings(stop_when=RULE)
-    undisturbed = runs.train(run, name="undisturbed")
+    undisturbed = runs.undisturbed(run)
     with monkeypatch.context() as patched:
         if interrupted_in == 5:
             interrupt_at(patched, 5)
