@@ -87,7 +87,7 @@ def test_a_librarys_own_draws_are_repeated(runs: Runs, monkeypatch: pytest.Monke
         return own(*arguments) + 0.1 * (torch.rand(1).item() + np.random.rand() + random.random())
 
     monkeypatch.setattr(loop, "rewards", noisy)
-    undisturbed = runs.undisturbed(runs.settings())
+    undisturbed = runs.train(runs.settings(), name="undisturbed")
     interrupt_at(monkeypatch, 5)
     interrupted(runs, runs.settings())
     assert runs.train(runs.settings()).same(undisturbed)
