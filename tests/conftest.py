@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests that want W&B say so.
 os.environ["WANDB_MODE"] = "disabled"
-# While the modules of all tests are imported, a quarter of the time went into looking for garbage.
-gc.disable()
 
 import pytest
 from sampler_fixture import PlainSampler
@@ -36,8 +34,13 @@ def freeze() -> None:
     gc.freeze()
 
 
+def pytest_configure() -> None:
+    """While the modules of all tests are imported, a quarter of the time went into looking for garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Before the first test, with all modules imported."""
+    """Before the first test."""
     freeze()
     gc.enable()
 

@@ -240,7 +240,8 @@ def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair) -> None:
 # --- the distribution --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "threshold"), [pytest.param("full", 0.0, marks=pytest.mark.slow), ("min_p", -2.0)])
+@pytest.mark.slow  # `test_transformers.py` has it of the same draws
+@pytest.mark.parametrize(("rule", "threshold"), [("full", 0.0), ("min_p", -2.0)])
 def test_pairs_of_tokens_follow_the_policys_distribution(pair: Pair, rule: str, threshold: float) -> None:
     """Two tokens in a row against the enumerated distribution of pairs, at a false alarm of 1e-4 each.
 

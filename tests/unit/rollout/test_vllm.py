@@ -1,6 +1,6 @@
 """The vLLM engine against plain arithmetic on its own logits, against vLLM's min-p, and against the trainer.
 
-Three engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
+Two engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
 the others with it.
 """
 # Long because the engines are started once: every test that needs one lives here.
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from definitions import safe_tokens, softmax
+from slow_cases import slow_but
 from step_fixture import run_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -111,22 +112,29 @@ def folder(
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
-    """One engine for each dtype, and one in float32 whose small cache preempts sequences; a test may add its own."""
+    """One engine for each dtype; a test may add its own."""
     made: dict[str, VllmSampler] = {}
     for dtype in DTYPES:
         sampler = make_sampler(SamplerSettings(dtype=dtype), folder, MAX_LENGTH, seed=0)
         assert isinstance(sampler, VllmSampler)
         made[dtype] = sampler
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
-        made["cramped"] = VllmSampler(folder, SamplerSettings(dtype="float32"), MAX_LENGTH, seed=0)
     yield made
     shut_down(made)
 
 
-@pytest.fixture(params=DTYPES)
+@pytest.fixture
+def cramped(engines: dict[str, VllmSampler], folder: Path) -> VllmSampler:
+    """An engine in float32 whose small cache preempts sequences, and whose short blocks are cached."""
+    if "cramped" not in engines:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
+            engines["cramped"] = VllmSampler(folder, SamplerSettings(dtype="float32"), MAX_LENGTH, seed=0)
+    return engines["cramped"]
+
+
+@pytest.fixture(params=slow_but(("bfloat16",), DTYPES))
 def engine(request: pytest.FixtureRequest, engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSampler:
-    """Both engines in turn, with the policy's weights."""
+    """Both engines in turn, with the policy's weights; that in float32, which `engine32` tests have too, slowly."""
     sampler = engines[request.param]
     sampler.load_weights(named_weights(policy))
     return sampler
@@ -329,8 +337,9 @@ def test_a_request_gives_the_same_response_in_any_batch(engine32: VllmSampler, d
         np.testing.assert_allclose(left.log_kept_infer_T, right.log_kept_infer_T, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow  # sequences that wait: `test_more_requests_than_the_engine_runs_at_once`
 def test_a_preempted_sequence_resumes(
-    engines: dict[str, VllmSampler],
+    cramped: VllmSampler,
     engine32: VllmSampler,
     policy: PreTrainedModel,
     captured: Logits,
@@ -344,7 +353,6 @@ def test_a_preempted_sequence_resumes(
         return preempt(self, request, *args, **kwargs)
 
     monkeypatch.setattr(Scheduler, "_preempt_request", spy)
-    cramped = engines["cramped"]
     cramped.load_weights(named_weights(policy))
     requests, decoding = random_requests(60, threshold=-3.0), Decoding(1.0, 60, "min_p")
     rollouts = cramped.generate(requests, decoding)
@@ -761,15 +769,14 @@ def test_a_float32_engine_agrees_with_the_trainer(
         np.testing.assert_allclose(log_kept[same_set], train.log_kept_T[same_set], atol=1e-4, rtol=0)
 
 
-def test_a_cache_of_other_weights_is_not_used(
-    engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast
-) -> None:
+@pytest.mark.slow  # the cache is reset: `test_an_engine_alone_or_on_a_cpu_stays_awake`
+def test_a_cache_of_other_weights_is_not_used(cramped: VllmSampler, tokenizer: PreTrainedTokenizerFast) -> None:
     """The cramped engine's blocks are short enough for these prompts to fill some, and so to be cached."""
     requests = random_requests(8, seed=3) + [Request(tuple(range(s, s + 100)), s) for s in range(8)]
     for seed in (1, 2):
         policy = random_policy(tokenizer, seed)
-        engines["cramped"].load_weights(named_weights(policy))
-        rollouts = engines["cramped"].generate(requests, PLAIN)
+        cramped.load_weights(named_weights(policy))
+        rollouts = cramped.generate(requests, PLAIN)
         train = trained(policy, rollouts, 1.0)
         np.testing.assert_allclose(concatenated(rollouts, "logp_infer_T"), train.logp_full_T, atol=1e-4, rtol=0)
 

@@ -1,6 +1,7 @@
 """A mixture of experts in vLLM: hand-overs, the prepack that vLLM forgets, and the experts of every token.
 
-One engine in float32, and for the slow tests one in bfloat16, without recorded routes.
+One engine in float32, and one in bfloat16 without recorded routes. What starts them is slow: `test_exact.py` has
+experts to the bit, `test_vllm.py` hand-overs, `training/test_routes.py` the replay.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from moe_fixture import mixture
-from slow_cases import slow_but
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from vllm_fixture import shut_down
 
@@ -30,7 +30,7 @@ from tailrl.runtime.errors import StudyError
 pytestmark = pytest.mark.vllm
 
 DECODING = Decoding(temperature=1.0, max_new_tokens=20)
-DTYPES = slow_but(("float32",), ("float32", "bfloat16"))
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,7 @@ def sampled(rollouts: Sequence[Rollout]) -> np.ndarray:
     return np.concatenate([rollout.logp_infer_T for rollout in rollouts])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_after_each_hand_over_log_probs_are_the_trainers(
     started: Callable[[str], VllmSampler], policies: list[PreTrainedModel], dtype: str
@@ -102,6 +103,7 @@ def test_after_each_hand_over_log_probs_are_the_trainers(
         assert engine.self_test(requests(4), DECODING) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_prepack_that_vllm_forgets_is_noticed(
     started: Callable[[str], VllmSampler],
@@ -128,6 +130,7 @@ def one_expert_elsewhere(name: str, weight: torch.Tensor) -> torch.Tensor:
     return weight[[0, 2, 1, *range(3, 8)]] if name.endswith("0.mlp.experts.down_proj") else weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "layer"), [(swapped, 1), (one_expert_elsewhere, 0)])
 def test_weights_in_the_wrong_place_are_noticed(
     engine32: VllmSampler,
@@ -147,12 +150,14 @@ def test_weights_in_the_wrong_place_are_noticed(
         engine32.load_weights(named_weights(policies[0]))
 
 
+@pytest.mark.slow
 def test_experts_that_are_not_handed_over_are_named(engine32: VllmSampler, policies: list[PreTrainedModel]) -> None:
     name = "model.layers.1.mlp.experts.gate_up_proj"
     with pytest.raises(StudyError, match=f"a policy that lacks {name}"):
         engine32.load_weights((own, weight) for own, weight in named_weights(policies[0]) if own != name)
 
 
+@pytest.mark.slow
 def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
     engine32: VllmSampler, policies: list[PreTrainedModel]
 ) -> None:
@@ -168,7 +173,7 @@ def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
     assert len(np.unique(used)) == 8
 
 
-@pytest.mark.slow  # starts the second engine; `test_vllm.py` has engines without routes
+@pytest.mark.slow
 def test_without_the_setting_there_are_none(
     started: Callable[[str], VllmSampler], policies: list[PreTrainedModel]
 ) -> None:
@@ -185,7 +190,7 @@ def test_a_token_without_experts_is_an_error() -> None:
         list(record.of([Request((5, 6), 0)], [2]))
 
 
-@pytest.mark.slow  # `test_vllm.py` asks an engine that is there
+@pytest.mark.slow
 def test_a_dense_policy_has_no_routes(policy_folder: Path) -> None:
     sampler = SamplerSettings(dtype="float32", routes=True)
     with pytest.raises(StudyError, match=r"sampler\.routes: .* is no mixture of experts: leave it out"):

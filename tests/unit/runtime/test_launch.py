@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from step_fixture import run_of
 
 from tailrl.tasks.problem import Problem, write_problems
@@ -143,7 +144,7 @@ def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "error.json").read_text(encoding="utf-8") == "of another program"
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("count", slow_but(("0",), ("0", "-1", "two", "1.5")))
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
     ended = tailrl("job", "train", f"--ranks={count}")
     assert (ended.returncode, ended.stdout) == (1, "")

@@ -204,7 +204,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *calls: int) -> l
     return made
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", slow_but((1,), (0, 1)))
 def test_an_engine_that_fails_is_restarted_and_the_step_repeated(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], staleness: int
 ) -> None:

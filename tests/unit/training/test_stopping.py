@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from run_fixture import SIZES, Interrupted, interrupt_at, make_runs
+from slow_cases import slow_but
 
 from tailrl.config.training import Training
 from tailrl.tasks.problem import Problem
@@ -38,7 +39,7 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     assert ended.policy == six.policy  # nothing else was done to it
 
 
-@pytest.mark.parametrize("interrupted_in", [5, 6])
+@pytest.mark.parametrize("interrupted_in", slow_but((6,), (5, 6)))
 def test_an_interrupted_run_ends_at_the_same_alarm(
     policy_folder: Path,
     problems: list[Problem],
