@@ -55,12 +55,12 @@ figure1: venv
 	$(IN_VENV) tailrl plan studies/paper.yaml --gpus $(GPUS) --memory $(MEMORY) && tailrl unlock && \
 		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
-# A process on each core, which take file after file; the workflow's tests, a third of the time, go first.
+# A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
 test: venv  ## the tests, one tiny whole study among them: nine minutes
-	$(TWO_WORKERS) -m "not slow" tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes, 40 in all; the last line says what did not run
-	$(TWO_WORKERS) -m slow tests/workflow tests/e2e tests/docs tests/unit $(ARGS)
+	$(TWO_WORKERS) -m slow tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
 	$(ADD) envs/slurm.txt

@@ -1,5 +1,6 @@
 """Shared by the tests: a policy small enough to build in a second, and an engine that samples from it plainly."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TINY = ScratchPolicy(vocabulary_size=600, hidden_size=64, layers=2, heads=2, intermediate_size=96, max_length=64)
+
+
+def freeze() -> None:
+    """What is there stays: a collector that goes through all tests and libraries takes most of a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure() -> None:
+    """While the modules of all tests are imported, a quarter of the time went into looking for garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test."""
+    freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After a file with vLLM, whose end thaws everything."""
+    if item.get_closest_marker("vllm") and (nextitem is None or nextitem.path != item.path):
+        freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

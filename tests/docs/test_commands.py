@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pages_fixture import PAGES, additions, blocks, commands, lines_of, studies, write_studies
+from slow_cases import slow_but
 from study_fixture import ROOT, TINY, Workflow, copy_workflow
 
 from tailrl.cli import commands as cli
@@ -46,7 +47,11 @@ def planned(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return Workflow(folder).run(*shlex.split(command), "--dry-run")
 
 
-@pytest.mark.parametrize("page", PAGES)
+PLANS_MUCH = ("tutorials/reproduce.md", "how-to/gpu.md", "tutorials/add-an-arm.md", "quickstart.md")
+"""Their commands take 16 s, those of all other pages 4 s."""
+
+
+@pytest.mark.parametrize("page", slow_but([page for page in PAGES if page not in PLANS_MUCH], PAGES))
 def test_its_commands_are_there(page: str, workflow: Workflow) -> None:
     for command in [part for line in commands(page) for part in line.split(" && ")]:
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=\S*", word)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pages_fixture
 import pytest
 from pages_fixture import DOCS, PAGES, blocks
-from study_fixture import ROOT, copy_workflow
+from study_fixture import ROOT, Workflow, copy_workflow
 
 from tailrl.config.load import merged, parse_study, read_config, read_study
 from tailrl.config.study import Study
@@ -78,13 +78,26 @@ def test_a_line_of_problems_can_be_read(tmp_path: Path) -> None:
 # --- code ----------------------------------------------------------------------------------------------
 
 
-def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> None:
-    copy = copy_workflow(tmp_path)
+def with_the_task_and_the_remedy(folder: Path) -> Workflow:
+    """A copy of the workflow with what the page adds to it."""
+    copy = copy_workflow(folder)
     for patch in blocks(TASK, "diff"):
-        (tmp_path / "patch").write_text(patch, encoding="utf-8")
-        applied = subprocess.run(["git", "apply", "patch"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        (folder / "patch").write_text(patch, encoding="utf-8")
+        applied = subprocess.run(["git", "apply", "patch"], cwd=folder, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, applied.stderr
-    pages_fixture.write_studies(tmp_path, TASK)
+    pages_fixture.write_studies(folder, TASK)
+    return copy
+
+
+def test_the_task_and_the_remedy_can_be_added(tmp_path: Path) -> None:
+    """The patches fit, and the study of the page is planned with what they add."""
+    copy = with_the_task_and_the_remedy(tmp_path)
+    assert "base policy" in copy.plan(study="studies/back.yaml")
+
+
+@pytest.mark.slow  # the test above
+def test_the_task_and_the_remedy_work_where_they_are_added(tmp_path: Path) -> None:
+    copy = with_the_task_and_the_remedy(tmp_path)
     script = """
 import json, torch
 from tailrl.objective.corrections import correct

@@ -6,9 +6,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from study_fixture import TINY, copy_workflow
 
 
+@pytest.mark.slow  # the fixture of `tests/e2e/` sees it of the tiny study
 def test_a_call_ends_with_where_to_look(tmp_path: Path) -> None:
     workflow = copy_workflow(tmp_path)
     ended = workflow.run("snakemake", "--cores", "1", "overview", "--configfile", TINY)
@@ -18,6 +20,7 @@ def test_a_call_ends_with_where_to_look(tmp_path: Path) -> None:
     assert f"\ntailrl: look at {pages}; next: snakemake --cores all --configfile {TINY}\n" in ended.stderr
 
 
+@pytest.mark.slow  # `unit/test_cli.py` has it of one job
 def test_ctrl_c_is_one_sentence(tmp_path: Path) -> None:
     workflow = copy_workflow(tmp_path)
     with (tmp_path / "said").open("w") as said:

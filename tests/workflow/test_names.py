@@ -6,6 +6,7 @@ import subprocess
 from collections import Counter
 
 import pytest
+from slow_cases import slow_but
 from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
 
 from tailrl.claims.catalogue import STATEMENTS
@@ -107,8 +108,9 @@ def counts(ended: subprocess.CompletedProcess[str]) -> list[dict[str, int]]:
     return [{rule: int(count) for rule, count in table.items()} for table in found[::2]]
 
 
-def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow) -> None:
-    study = STUDIES["ablate_rho"]
+@pytest.mark.parametrize("name", slow_but(("tiny",), ("tiny", "ablate_rho")))
+def test_a_name_plans_the_report_and_every_ablation(workflow: Workflow, name: str) -> None:
+    study = STUDIES[name]
     (planned,) = counts(workflow.run("snakemake", "--dry-run", study.name))
     assert planned["train"] == len(study.all_arms()) * len(study.seeds)
     assert {f"ablation_{ablation}" for ablation in study.ablations} | {
@@ -151,13 +153,15 @@ def test_figure_1_is_of_the_papers_study(workflow: Workflow) -> None:
     assert (planned["train"], planned["figure1"], planned.get("html")) == (3, 1, None)
 
 
-def test_studies_side_by_side_are_planned_one_after_another(workflow: Workflow) -> None:
+@pytest.mark.parametrize("compared", slow_but(("ablate_domain",), COMPARED))
+def test_studies_side_by_side_are_planned_one_after_another(workflow: Workflow, compared: str) -> None:
     """Each by a Snakemake of its own, with the options of the first; the last one plans the comparison too."""
-    planned = counts(workflow.run("snakemake", "--dry-run", "ablate_length", "--config", "seeds=[1,2]"))
-    assert [table["train"] for table in planned] == [2 * len(STUDIES[name].arms) for name in COMPARED["ablate_length"]]
-    assert [table.get("across") for table in planned] == [None, None, 1]
+    planned = counts(workflow.run("snakemake", "--dry-run", compared, "--config", "seeds=[1,2]"))
+    assert [table["train"] for table in planned] == [2 * len(STUDIES[name].arms) for name in COMPARED[compared]]
+    assert [table.get("across") for table in planned] == [*(None for _ in planned[1:]), 1]
 
 
+@pytest.mark.slow  # the test above
 def test_the_comparison_is_made_of_what_the_others_left(workflow: Workflow) -> None:
     """Else a run more of theirs would not make it again."""
     run = "results/ablate_domain_arithmetic/train/dvp/seed220/run.json"
@@ -172,6 +176,10 @@ def test_only_a_target_names_a_study(workflow: Workflow) -> None:
     """The same word may be an option's value."""
     (planned,) = counts(workflow.run("snakemake", "--dry-run", "--directory", "stress", "tiny"))
     assert planned["train"] == len(STUDIES["tiny"].all_arms()) * len(STUDIES["tiny"].seeds)
+
+
+@pytest.mark.slow  # the test above
+def test_only_a_target_names_studies_side_by_side(workflow: Workflow) -> None:
     planned = counts(workflow.run("snakemake", "--dry-run", "ablate_domain", "--directory", "ablate_domain"))
     assert [table["train"] for table in planned] == [
         len(STUDIES[name].arms) * len(STUDIES[name].seeds) for name in COMPARED["ablate_domain"]

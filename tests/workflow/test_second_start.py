@@ -35,6 +35,7 @@ def workflow(tmp_path: Path) -> Workflow:
     return copy_workflow(tmp_path)
 
 
+@pytest.mark.slow  # `test_devices.py` has a job that is killed and started once more
 def test_what_cannot_succeed_is_not_repeated(workflow: Workflow) -> None:
     folder = workflow.folder
     (folder / "bin").mkdir()

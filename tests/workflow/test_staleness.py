@@ -17,6 +17,14 @@ TARGETS = ("all", "gradients", "distributions", "equal_mass")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """Empty outputs with Snakemake's own records of them, which it writes for `--touch`."""
     workflow = copy_workflow(tmp_path_factory.mktemp("study"))
+    make_finished(workflow, "all")
+    return workflow
+
+
+@pytest.fixture(scope="module")
+def finished_whole(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    """Likewise, with the probes."""
+    workflow = copy_workflow(tmp_path_factory.mktemp("study"))
     make_finished(workflow, *TARGETS)
     return workflow
 
@@ -43,7 +51,7 @@ def make_finished(workflow: Workflow, *targets: str, study: str = TINY) -> None:
         elif not path.exists():
             path.write_text('{"outputs": {}}', encoding="utf-8")
     (workflow.folder / "results/tiny/benchmarks").mkdir(exist_ok=True)
-    for benchmark in ("equal_mass", "gradients"):
+    for benchmark in {"equal_mass", "gradients"} & {*targets}:
         (workflow.folder / f"results/tiny/benchmarks/{benchmark}.jsonl").touch()
     touched = workflow.run("snakemake", "--touch", "--forceall", "--cores", "1", *targets, "--configfile", study)
     assert touched.returncode == 0, touched.stdout + touched.stderr
@@ -76,9 +84,14 @@ OPERATIONAL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow  # the test below
+def test_operational_settings_make_no_probe_stale(finished_whole: Workflow) -> None:
+    assert finished_whole.plan(*TARGETS, study=finished_whole.write_study(OPERATIONAL)) == []
+
+
 def test_operational_settings_make_nothing_stale(finished: Workflow) -> None:
     study = finished.write_study(OPERATIONAL)
-    assert finished.plan(*TARGETS, study=study) == []
+    assert finished.plan(study=study) == []
     study = finished.write_study({**OPERATIONAL, "arms.naive": {"training": {"warmup_steps": 4}}})
     assert set(trained("naive")) <= set(finished.plan(study=study)), "beside them any other setting still counts"
 
@@ -99,13 +112,19 @@ def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> Non
 # --- what is said of it --------------------------------------------------------------------------------
 
 
+RUN_AGAIN = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 html, 1 summarise)"
+
+
 def test_what_runs_again_and_why_is_said_before_it_does(finished: Workflow) -> None:
-    assert sentences(finished) == []
-    counted = "finished jobs run again, 8 in all (4 train, 2 evaluate, 1 html, 1 summarise)"
     with finished.edited("workflow/tailrl/objective/loss.py", '"""The loss of an arm', '"""A loss of an arm'):
-        assert sentences(finished) == [f"{counted}: workflow/tailrl/objective/loss.py changed"]
+        assert sentences(finished) == [f"{RUN_AGAIN}: workflow/tailrl/objective/loss.py changed"]
+
+
+@pytest.mark.slow  # the tests above and below
+def test_several_reasons_are_said(finished: Workflow) -> None:
+    assert sentences(finished) == []
     with finished.edited(TINY, "steps: 3", "steps: 4"):
-        assert sentences(finished) == [f"{counted}: the study's training.steps changed"]
+        assert sentences(finished) == [f"{RUN_AGAIN}: the study's training.steps changed"]
     counted = "finished jobs run again, 9 in all (4 train, 3 evaluate, 1 html, 1 summarise)"
     with finished.edited(TINY, "steps: 3", "steps: 4"), finished.edited(TINY, "  samples: 2", "  samples: 3"):
         (sentence,) = sentences(finished)
@@ -132,6 +151,11 @@ def planned_online(workflow: Workflow, **more: str) -> list[str]:
     return sorted(PLANNED.findall(result.stdout + result.stderr))
 
 
+def test_online_a_study_has_its_dashboard(finished: Workflow) -> None:
+    assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
+
+
+@pytest.mark.slow  # the test above
 def test_online_a_study_has_its_dashboard_once_and_offline_never(finished: Workflow) -> None:
     assert planned_online(finished) == [DASHBOARD], "and nothing of a finished study runs again"
     made = finished.folder / "results/tiny/wandb_dashboard.json"
@@ -170,6 +194,7 @@ def test_an_added_task_and_remedy_make_no_other_run_stale(tmp_path: Path) -> Non
 # --- an edit while a job runs --------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # `training/test_results.py` and `artifacts/test_manifest.py` have it without Snakemake
 def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None:
     """By the job, at the end of Snakemake, and at its next start, which makes the result again."""
     workflow, folder = copy_workflow(tmp_path), tmp_path / "workflow/tailrl/tasks"
@@ -199,6 +224,20 @@ def test_a_source_file_edited_while_its_job_runs_is_seen(tmp_path: Path) -> None
 # --- a name that two files give ------------------------------------------------------------------------
 
 
+def test_another_study_of_the_same_name_is_refused(finished: Workflow) -> None:
+    mine = finished.write_study({"training.steps": 7}, name="mine.yaml")
+    note = finished.folder / "results/tiny/study_file"
+    note.write_text(f"{TINY}\n", encoding="utf-8")
+    refused = finished.refuse("--cores", "1", "problems", "--forcerun", "problems", "--configfile", mine)
+    note.unlink()
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr and "Execute" not in refused.stderr
+    assert (
+        f"tailrl: mine.yaml and {TINY} both name their study 'tiny', but differ in training.steps: "
+        f"results/tiny holds the results of {TINY}; give mine.yaml another name\n"
+    ) in refused.stderr
+
+
+@pytest.mark.slow  # the test above
 def test_a_second_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
     workflow, problems = copy_workflow(tmp_path), tmp_path / "results/tiny/data/train.jsonl"
     command = ("snakemake", "--cores", "1", "problems", "--configfile")

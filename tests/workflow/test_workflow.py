@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from study_fixture import TINY, Workflow, copy_workflow
 
 PREPARED = ["base policy", "problems of the study results/tiny"]
@@ -148,6 +149,7 @@ def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("remedies_pooled") == ["remedies over warm starts"]
 
 
+@pytest.mark.slow  # `test_staleness.py` plans and counts jobs of engines
 def test_the_distributions_need_the_base_policy_and_one_job_an_engine(workflow: Workflow) -> None:
     one = workflow.write_study(
         {"distributions": {"engines": {"fp16": {"sampler": {"dtype": "float16"}}}}}, name="a.yaml"
@@ -191,6 +193,7 @@ def test_a_job_depends_on_its_own_engine_alone(tmp_path: Path) -> None:
     assert workflow.run("snakemake", "--dry-run", "train_transformers", "--configfile", study).returncode != 0
 
 
+@pytest.mark.slow  # `e2e/test_tiny_study.py` edits templates of a finished study
 def test_a_template_is_source_of_the_pages_and_of_nothing_else(tmp_path: Path) -> None:
     """In a study that is finished by the look of its files."""
     workflow = copy_workflow(tmp_path)
@@ -230,52 +233,58 @@ def test_braces_in_text_are_no_wildcards(tmp_path: Path, policy_folder: Path) ->
 
 
 def test_the_workflow_is_used_from_another_folder(workflow: Workflow) -> None:
-    """Its own files lie beside the Snakefile; results and further studies, in the folder."""
+    """Its own files lie beside the Snakefile; results, in the folder."""
+    (workflow.folder / "elsewhere").mkdir()
+    shown = workflow.run("snakemake", "--dry-run", "--directory", "elsewhere")
+    assert "input: results/default/report.html" in shown.stdout, shown.stderr
+
+
+@pytest.mark.slow  # the test above
+def test_further_studies_lie_in_another_folder(workflow: Workflow) -> None:
     folder = workflow.folder / "other"
     (folder / "studies").mkdir(parents=True)
     (folder / "studies/ablate_domain_zoo.yaml").write_text("name: ablate_domain_zoo\narms: {a: {}}\n")
     shown = workflow.run("snakemake", "--dry-run", "--directory", "other", "ablate_domain", "overview")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "comparison of ablate_domain_arithmetic, ablate_domain_words, ablate_domain_zoo" in shown.stdout
-    shown = workflow.run("snakemake", "--dry-run", "--directory", "other")
-    assert "input: results/default/report.html" in shown.stdout
 
 
 # --- what is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"seedz": [0]}, "seedz is not a known key (did you mean 'seeds'?)"),
-        ({"training.stpes": 3}, "training.stpes is not a known key (did you mean 'steps'?)"),
-        ({"arms.dvp_mis.vocabulary.roh": "e-8"}, "arms.dvp_mis.vocabulary.roh is not a known key"),
-        ({"arms.naive": {"training": {"stpes": 3}}}, "arms.naive.training"),
-        ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "rule: min_p needs rho"),
-        (
-            {"arms.dvp_mis.vocabulary.rho": "e+3"},
-            "rho: write e-13, 1e-6 or 0.34/V, with a value in (0, 1] (given: 'e+3')",
-        ),
-        ({"arms.dvp_mis.vocabulary.outside": "paper_fill"}, "paper_fill has no effect beside a correction"),
-        ({"arms": {"base": {}}, "ablations": {}}, "'base' cannot name an arm"),
-        ({"arms": {"a b": {}}, "ablations": {}}, "'a b' cannot name an arm"),
-        ({"ablations.rho.base": "dvp"}, "there is no arm 'dvp'"),
-        ({"ablations.rho.field": "vocabulary.roh"}, "an arm has no field 'vocabulary.roh'"),
-        ({"ablations.rho.values": ["e-13", "big"]}, "'big'"),
-        ({"policy.heads": 3}, "hidden_size / heads must be 32, 64 or 128"),
-        ({"training.steps": "many"}, "training.steps"),
-        ({"gradient_quality": {"vocabulary_size": 24, "length": 5}}, "responses each are too many to enumerate"),
-        (
-            {"distributions": {"engines": {"a": {"dtype": "float16"}}}},
-            "distributions.engines.a.dtype is not a known key",
-        ),
-        ({"seeds": [0, 0]}, "the same seed is given twice"),
-        ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "task.path: there is no data file nowhere.parquet"),
-    ],
-)
-def test_an_impossible_study_is_refused_in_one_sentence(
-    workflow: Workflow, changes: dict[str, Any], sentence: str
-) -> None:
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"seedz": [0]}, "seedz is not a known key (did you mean 'seeds'?)"),
+    ({"training.stpes": 3}, "training.stpes is not a known key (did you mean 'steps'?)"),
+    ({"arms.dvp_mis.vocabulary.roh": "e-8"}, "arms.dvp_mis.vocabulary.roh is not a known key"),
+    ({"arms.naive": {"training": {"stpes": 3}}}, "arms.naive.training"),
+    ({"arms.naive": {"vocabulary": {"rule": "min_p"}}}, "rule: min_p needs rho"),
+    (
+        {"arms.dvp_mis.vocabulary.rho": "e+3"},
+        "rho: write e-13, 1e-6 or 0.34/V, with a value in (0, 1] (given: 'e+3')",
+    ),
+    ({"arms.dvp_mis.vocabulary.outside": "paper_fill"}, "paper_fill has no effect beside a correction"),
+    ({"arms": {"base": {}}, "ablations": {}}, "'base' cannot name an arm"),
+    ({"arms": {"a b": {}}, "ablations": {}}, "'a b' cannot name an arm"),
+    ({"ablations.rho.base": "dvp"}, "there is no arm 'dvp'"),
+    ({"ablations.rho.field": "vocabulary.roh"}, "an arm has no field 'vocabulary.roh'"),
+    ({"ablations.rho.values": ["e-13", "big"]}, "'big'"),
+    ({"policy.heads": 3}, "hidden_size / heads must be 32, 64 or 128"),
+    ({"training.steps": "many"}, "training.steps"),
+    ({"gradient_quality": {"vocabulary_size": 24, "length": 5}}, "responses each are too many to enumerate"),
+    (
+        {"distributions": {"engines": {"a": {"dtype": "float16"}}}},
+        "distributions.engines.a.dtype is not a known key",
+    ),
+    ({"seeds": [0, 0]}, "the same seed is given twice"),
+    ({"task": {"name": "aime25", "path": "nowhere.parquet"}}, "task.path: there is no data file nowhere.parquet"),
+]
+FAST = [IMPOSSIBLE[0], IMPOSSIBLE[9], IMPOSSIBLE[-1]]
+"""A key, a rule between two places, and what lies on the disk; the sentences are `config/test_refusals.py`'s."""
+
+
+@pytest.mark.parametrize("case", slow_but(FAST, IMPOSSIBLE, lambda case: ", ".join(case[0])))
+def test_an_impossible_study_is_refused_in_one_sentence(workflow: Workflow, case: tuple[dict[str, Any], str]) -> None:
+    changes, sentence = case
     study = workflow.write_study(changes)
     assert sentence in refusal(workflow.refuse("--cores", "1", "--configfile", study))
     assert not (workflow.folder / "results").exists()

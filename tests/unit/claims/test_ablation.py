@@ -58,6 +58,7 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
     assert text.count("\n- dvp, naive: 0.0") == 2
 
 
+@pytest.mark.slow  # `report/test_study.py` has the collapses of an ablation
 def test_values_that_shorten_runs(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     """Welch's tests on the steps that the runs were made to last, by Holm over those of all base arms; an arm of which
     none collapses is not tested."""

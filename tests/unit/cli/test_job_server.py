@@ -234,6 +234,7 @@ def test_a_killed_job_or_guardian_kills_the_client(study: Study) -> None:
         assert gone(job)
 
 
+@pytest.mark.slow  # `test_a_server_ends_with_its_snakemake_and_jobs_go_on`
 def test_a_killed_server_ends_no_job_and_is_replaced(study: Study) -> None:
     client = study.start(sleeps=2, code=4)
     first = client.said()
@@ -319,6 +320,7 @@ def test_another_container_is_another_user(monkeypatch: pytest.MonkeyPatch) -> N
         assert not job_server.is_trusted(one)
 
 
+@pytest.mark.slow  # the tiny study's jobs fork; where one could not, it would have its own process
 def test_the_libraries_start_no_thread() -> None:
     """Else no job would fork."""
     script = "import os; from tailrl.cli.job_server import import_all; import_all(['torch']); "

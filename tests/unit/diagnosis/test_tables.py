@@ -142,6 +142,7 @@ STUDY = {
 """Modules of the extra `study`, of vLLM and of TRL."""
 
 
+@pytest.mark.slow  # `test_architecture.py` blocks torch
 def test_without_the_libraries_of_a_study(tmp_path: Path) -> None:
     path = str(write_lines(tmp_path / "log.jsonl", ROWS))
     script = BLOCKED.format(names=STUDY, path=path)

@@ -197,6 +197,7 @@ def test_sharded_policies_are_read(tmp_path: Path) -> None:
     assert [sample.responses for sample in evaluated.samples] == list(expected_replies(2).values())
 
 
+@pytest.mark.slow  # every other test here loads the task
 def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
     """In a process of its own, so that nothing is cached in memory; the caches lie where nothing can be written."""
     write_problems(PROBLEMS, tmp_path / "problems.jsonl")

@@ -146,6 +146,7 @@ if "NOTES" in os.environ:
 """
 
 
+@pytest.mark.slow  # `test_processes_share_the_policies` has the halves in this process
 def test_two_devices_evaluate_halves_at_once(tmp_path: Path) -> None:
     """From the command line; each process sees one device and no group."""
     (tmp_path / "sitecustomize.py").write_text(FAKE)

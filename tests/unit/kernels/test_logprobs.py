@@ -275,7 +275,7 @@ def test_twice_in_one_graph_and_a_coefficient_made_from_the_log_probs() -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("paper_fill", [False, True])
-@pytest.mark.parametrize("log_rho", [None, -1.0, -5.0])
+@pytest.mark.parametrize("log_rho", [-1.0, *(pytest.param(rho, marks=pytest.mark.slow) for rho in (None, -5.0))])
 def test_finite_differences(log_rho: float | None, paper_fill: bool) -> None:
     case = make_case(rows=20, vocabulary=30, width=3)
     logits = (case.hidden_TH @ case.weight_VH.T).detach()

@@ -55,7 +55,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("a loop without end", "a text of 10^11 letters"), HOSTILE))
+@pytest.mark.parametrize("name", slow_but((), HOSTILE))
 def test_what_is_hostile_is_one_sentence(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_trial, "SECONDS", 4.0)
     change, words = HOSTILE[name]
@@ -67,7 +67,7 @@ def test_what_is_hostile_is_one_sentence(name: str, folder: Path, monkeypatch: p
 
 
 def test_a_base_policy_is_made_from_a_tokenizer_that_was_tried(folder: Path, tmp_path: Path) -> None:
-    """The trial comes first: the template would end no sooner in this process."""
+    """The trial comes first: the template would end no sooner in this process. It is the fast hostile one, too."""
     template("{{ 'a' * 10**11 }}")(folder)
     with pytest.raises(StudyError, match="chat template fails on a prompt"):
         write_base_policy(PretrainedPolicy(source="pretrained", path=str(folder)), tmp_path / "none", tmp_path / "out")

@@ -72,6 +72,7 @@ def test_numbers_are_finite_float32(draw: str) -> None:
         assert values.min() > 0 and values.max() < 1
 
 
+@pytest.mark.slow  # the tail of the normal below
 def test_the_deep_tail_of_the_exponential_race() -> None:
     """P(E < x) = 1 − exp(−x) down to x of 1e-7, among 1e8 numbers; a Poisson test at LEVEL for each x."""
     edges = [1e-5, 1e-6, 1e-7]

@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from slow_cases import slow_but
 
 from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.scores import Gain, PolicyScore
@@ -177,10 +178,15 @@ def hidden(figure: Figure, ax: Axes, arms: Sequence[str], least: int = 10) -> li
     return [colour for colour, own in colours.items() if (abs(inside - own).max(axis=-1) < 8).sum() < least]
 
 
-@pytest.mark.parametrize("steps", [1, 5, 40, 200])
-@pytest.mark.parametrize("arms", [ARMS, tuple(f"arm{number}" for number in range(9))], ids=len)
-def test_equal_curves_all_show(arms: tuple[str, ...], steps: int) -> None:
+NINE = tuple(f"arm{number}" for number in range(9))
+CURVES = [(arms, steps) for arms in (ARMS, NINE) for steps in (1, 5, 40, 200)]
+FEW = [(NINE, 1), (ARMS, 5), (NINE, 200)]
+
+
+@pytest.mark.parametrize("case", slow_but(FEW, CURVES, lambda case: f"{len(case[0])}-{case[1]}"))
+def test_equal_curves_all_show(case: tuple[tuple[str, ...], int]) -> None:
     """Exact zeros, for example: the panel has each arm's colour, and each arm its own steps for markers."""
+    arms, steps = case
     table = [flat_curve(arm, metric, 0.0, steps) for arm in arms for metric in figures.TRAINING]
     figure = figures.training_figure(table, arms)
     assert hidden(figure, figure.axes[1], arms) == []
@@ -189,7 +195,7 @@ def test_equal_curves_all_show(arms: tuple[str, ...], steps: int) -> None:
         assert len(set(itertools.chain(*places))) == sum(map(len, places))
 
 
-@pytest.mark.parametrize("bases", [ARMS[:2], ARMS, tuple(f"arm{number}" for number in range(7))], ids=len)
+@pytest.mark.parametrize("bases", slow_but((ARMS[:2], ARMS), (ARMS[:2], ARMS, NINE[:7]), lambda bases: str(len(bases))))
 def test_equal_values_of_an_ablation_all_show(bases: tuple[str, ...]) -> None:
     zero = Interval(0.0, 0.0, 0.0, 3)
     gain = paired_difference([1, 0.5], [0, 0.4])

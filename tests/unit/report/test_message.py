@@ -82,6 +82,7 @@ def test_without_a_naive_arm_the_first_one_is_the_reference() -> None:
     assert first.endswith("(vllm in bfloat16, undisturbed).")
 
 
+@pytest.mark.slow  # the tests beside it, with fewer arms
 def test_the_other_differences_are_named_or_counted() -> None:
     doses = {f"floor{n}": {**EXACT, "disturbance": {"floor": 0.1 * n}} for n in range(1, 4)}
     arms: dict[str, Made] = {}

@@ -23,6 +23,7 @@ from exact_fixture import (
     sampler_of,
 )
 from scipy.stats import chisquare
+from slow_cases import slow_but
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers_fixture import DTYPES, GQA, close, engine_of
 
@@ -61,12 +62,16 @@ def whole_logits(sampler: TransformersSampler, name: str, tokens: Sequence[int])
 # --- what is recorded --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", CONFIGS)
+CASES = [(name, temperature) for name in CONFIGS for temperature in (1.0, 0.7)]
+FAST = [(name, (1.0, 0.7)[place % 2]) for place, name in enumerate(CONFIGS)]
+
+
+@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: f"{case[0]} at {case[1]}"))
 def test_records_are_those_of_a_whole_forward_in_float64(
-    engines: dict[str, TransformersSampler], name: str, temperature: float
+    engines: dict[str, TransformersSampler], case: tuple[str, float]
 ) -> None:
     """Prompts of 1 to 50 tokens share a padded batch; float32 holds log π'^mp and log Z' to 1e-4 nats."""
+    name, temperature = case
     for rule, threshold in RULES:
         requests = random_requests(6, threshold=threshold)
         rollouts = engines[name].generate(requests, Decoding(temperature, 12, rule))

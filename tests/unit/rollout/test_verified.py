@@ -11,6 +11,7 @@ import pytest
 import torch
 from exact_fixture import MAX_LENGTH, STOP_TOKENS, V, random_policy, random_requests, same_bits, sampler_of
 from scipy.stats import chisquare
+from slow_cases import slow_but
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -87,11 +88,16 @@ def verified_by(trainer: PreTrainedModel, proposer: Sampler) -> VerifiedSampler:
     return VerifiedSampler(proposer, trainer, STOP_TOKENS, MAX_LENGTH)
 
 
-@pytest.mark.parametrize("name", DECODINGS)
-@pytest.mark.parametrize("proposer", ["same", "near", "far", "nonsense"])
+PROPOSERS = ("same", "near", "far", "nonsense")
+CASES = [(proposer, name) for proposer in PROPOSERS for name in DECODINGS]
+FAST = [case for case in CASES if case[0] in ("same", "nonsense") or case == ("near", "min_p")]
+
+
+@pytest.mark.parametrize("case", slow_but(FAST, CASES, "-".join))
 def test_a_response_is_the_trainers_with_any_proposer(
-    trainer: PreTrainedModel, exact: ExactSampler, proposers: dict[str, Sampler], proposer: str, name: str
+    trainer: PreTrainedModel, exact: ExactSampler, proposers: dict[str, Sampler], case: tuple[str, str]
 ) -> None:
+    proposer, name = case
     decoding, threshold = DECODINGS[name]
     requests = random_requests(40, threshold=threshold)
     expected = exact.generate(requests, decoding)
@@ -129,6 +135,7 @@ def next_probs(model: PreTrainedModel, prompt: Sequence[int], rule: str, thresho
     return logits_TV.masked_fill(~safe_set(logits_TV, rule, threshold), -torch.inf).softmax(-1)[0]
 
 
+@pytest.mark.slow  # the exact engine's bits, which a response has by the test above, are tested in `test_exact.py`
 @pytest.mark.parametrize("proposer", ["far", "nonsense"])
 def test_it_samples_the_trainers_distribution(
     trainer: PreTrainedModel, proposers: dict[str, Sampler], proposer: str
@@ -169,10 +176,13 @@ def test_the_proposers_own_disturbance_is_not_the_trainers(trainer: PreTrainedMo
 
 def test_a_continued_response_is_the_same(exact: ExactSampler) -> None:
     """With `Request.start`, noise and limits follow positions in the whole response."""
-    for request, whole in zip(random_requests(10), exact.generate(random_requests(10), Decoding(1.0, 12)), strict=True):
+    requests, rests, expected = random_requests(10), [], []
+    for request, whole in zip(requests, exact.generate(requests, Decoding(1.0, 12)), strict=True):
         for start in range(len(whole.tokens)):
-            rest = replace(request, prompt_tokens=(*request.prompt_tokens, *whole.tokens[:start]), start=start)
-            assert exact.generate([rest], Decoding(1.0, 12))[0].tokens == whole.tokens[start:]
+            tokens = (*request.prompt_tokens, *whole.tokens[:start])
+            rests.append(replace(request, prompt_tokens=tokens, start=start))
+            expected.append(whole.tokens[start:])
+    assert [rollout.tokens for rollout in exact.generate(rests, Decoding(1.0, 12))] == expected
 
 
 def test_shared_noise_agrees_as_often_as_the_bound_says() -> None:

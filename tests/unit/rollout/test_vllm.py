@@ -1,11 +1,10 @@
 """The vLLM engine against plain arithmetic on its own logits, against vLLM's min-p, and against the trainer.
 
-Four engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
+Two engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
 the others with it.
 """
 # Long because the engines are started once: every test that needs one lives here.
 
-import gc
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from definitions import safe_tokens, softmax
+from slow_cases import slow_but
 from step_fixture import run_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -31,6 +31,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm_fixture import shut_down
 
 from tailrl.config.load import parse_study
 from tailrl.config.policy import ScratchPolicy
@@ -48,6 +49,7 @@ from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.verified import VerifiedSampler
 from tailrl.rollout.vllm import engine as engine_module
 from tailrl.rollout.vllm.engine import VllmSampler
+from tailrl.rollout.vllm.experts import record_routes
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.recorder import SafeSetRecord
@@ -110,29 +112,29 @@ def folder(
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[dict[str, VllmSampler]]:
-    """One engine for each dtype, and two in float32: one with an 8-bit cache, and one whose small cache preempts
-    sequences."""
+    """One engine for each dtype; a test may add its own."""
     made: dict[str, VllmSampler] = {}
     for dtype in DTYPES:
         sampler = make_sampler(SamplerSettings(dtype=dtype), folder, MAX_LENGTH, seed=0)
         assert isinstance(sampler, VllmSampler)
         made[dtype] = sampler
-    eight_bits = make_sampler(SamplerSettings(dtype="float32", kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
-    assert isinstance(eight_bits, VllmSampler)
-    made["eight_bits"] = eight_bits
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
-        made["cramped"] = VllmSampler(folder, SamplerSettings(dtype="float32"), MAX_LENGTH, seed=0)
     yield made
-    for sampler in made.values():
-        sampler.llm.llm_engine.engine_core.shutdown()
-    made.clear()
-    gc.collect()
+    shut_down(made)
 
 
-@pytest.fixture(params=DTYPES)
+@pytest.fixture
+def cramped(engines: dict[str, VllmSampler], folder: Path) -> VllmSampler:
+    """An engine in float32 whose small cache preempts sequences, and whose short blocks are cached."""
+    if "cramped" not in engines:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "LLM", partial(LLM, block_size=32, num_gpu_blocks_override=40))
+            engines["cramped"] = VllmSampler(folder, SamplerSettings(dtype="float32"), MAX_LENGTH, seed=0)
+    return engines["cramped"]
+
+
+@pytest.fixture(params=slow_but(("bfloat16",), DTYPES))
 def engine(request: pytest.FixtureRequest, engines: dict[str, VllmSampler], policy: PreTrainedModel) -> VllmSampler:
-    """Both engines in turn, with the policy's weights."""
+    """Both engines in turn, with the policy's weights; that in float32, which `engine32` tests have too, slowly."""
     sampler = engines[request.param]
     sampler.load_weights(named_weights(policy))
     return sampler
@@ -161,11 +163,18 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Logits:
 
 
 def test_an_eager_engine_compiles_nothing(engine32: VllmSampler) -> None:
-    """But its results are the compiled one's: what was compiled is an integer that nobody reads."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert len(engine32.generate(random_requests(3), PLAIN)) == 3
+    assert not torch._dynamo.utils.counters["frames"]
+
+
+@pytest.mark.slow  # the test above
+def test_what_an_eager_engine_leaves_uncompiled_changes_no_bits(engine32: VllmSampler) -> None:
+    """It is an integer that nobody reads."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     eager = engine32.generate(random_requests(3), PLAIN)
-    assert not torch._dynamo.utils.counters["frames"]
     engine32.compiles = True
     try:
         compiled = engine32.generate(random_requests(3), PLAIN)
@@ -328,8 +337,9 @@ def test_a_request_gives_the_same_response_in_any_batch(engine32: VllmSampler, d
         np.testing.assert_allclose(left.log_kept_infer_T, right.log_kept_infer_T, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow  # sequences that wait: `test_more_requests_than_the_engine_runs_at_once`
 def test_a_preempted_sequence_resumes(
-    engines: dict[str, VllmSampler],
+    cramped: VllmSampler,
     engine32: VllmSampler,
     policy: PreTrainedModel,
     captured: Logits,
@@ -343,7 +353,6 @@ def test_a_preempted_sequence_resumes(
         return preempt(self, request, *args, **kwargs)
 
     monkeypatch.setattr(Scheduler, "_preempt_request", spy)
-    cramped = engines["cramped"]
     cramped.load_weights(named_weights(policy))
     requests, decoding = random_requests(60, threshold=-3.0), Decoding(1.0, 60, "min_p")
     rollouts = cramped.generate(requests, decoding)
@@ -380,6 +389,12 @@ def test_a_response_ends_where_the_policy_can_hold_no_more(engine32: VllmSampler
     rollouts = engine32.generate([Request(prompt, seed) for seed in range(20)], PLAIN)
     assert max(len(rollout.tokens) for rollout in rollouts) == 3
     assert not any(rollout.stopped for rollout in rollouts if rollout.tokens[-1] not in STOP_TOKENS)
+
+
+def test_a_dense_policy_has_no_routes(engine32: VllmSampler, folder: Path) -> None:
+    """What a start with `sampler.routes` asks the engine."""
+    with pytest.raises(StudyError, match=rf"sampler\.routes: {folder} is no mixture of experts: leave it out"):
+        record_routes(engine32.llm, False, folder)
 
 
 def test_no_request_no_rollout(engine32: VllmSampler) -> None:
@@ -754,15 +769,14 @@ def test_a_float32_engine_agrees_with_the_trainer(
         np.testing.assert_allclose(log_kept[same_set], train.log_kept_T[same_set], atol=1e-4, rtol=0)
 
 
-def test_a_cache_of_other_weights_is_not_used(
-    engines: dict[str, VllmSampler], tokenizer: PreTrainedTokenizerFast
-) -> None:
+@pytest.mark.slow  # the cache is reset: `test_an_engine_alone_or_on_a_cpu_stays_awake`
+def test_a_cache_of_other_weights_is_not_used(cramped: VllmSampler, tokenizer: PreTrainedTokenizerFast) -> None:
     """The cramped engine's blocks are short enough for these prompts to fill some, and so to be cached."""
     requests = random_requests(8, seed=3) + [Request(tuple(range(s, s + 100)), s) for s in range(8)]
     for seed in (1, 2):
         policy = random_policy(tokenizer, seed)
-        engines["cramped"].load_weights(named_weights(policy))
-        rollouts = engines["cramped"].generate(requests, PLAIN)
+        cramped.load_weights(named_weights(policy))
+        rollouts = cramped.generate(requests, PLAIN)
         train = trained(policy, rollouts, 1.0)
         np.testing.assert_allclose(concatenated(rollouts, "logp_infer_T"), train.logp_full_T, atol=1e-4, rtol=0)
 
@@ -777,11 +791,14 @@ def test_a_bfloat16_engine_differs_from_the_trainer_a_little(
     assert abs(delta.mean()) < 0.02
 
 
+@pytest.mark.slow  # `test_vllm_quantized.py` has an 8-bit cache beside int8 weights
 def test_a_cache_of_eight_bits_is_a_mismatch_of_its_own(
-    engines: dict[str, VllmSampler], policy: PreTrainedModel, captured: Logits
+    engines: dict[str, VllmSampler], folder: Path, policy: PreTrainedModel, captured: Logits
 ) -> None:
     """Its records match its own logits; it differs from the trainer by more than float32's rounding."""
-    sampler = engines["eight_bits"]
+    sampler = make_sampler(SamplerSettings(dtype="float32", kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
+    assert isinstance(sampler, VllmSampler)
+    engines["eight bits"] = sampler
     sampler.load_weights(named_weights(policy))
     rollouts = sampler.generate(random_requests(100, threshold=-3.0), MIN_P)
     check_records(rollouts, captured, -3.0)

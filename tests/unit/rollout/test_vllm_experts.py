@@ -1,10 +1,10 @@
 """A mixture of experts in vLLM: hand-overs, the prepack that vLLM forgets, and the experts of every token.
 
-One engine in float32 and one in bfloat16, the latter without recorded routes.
+One engine in float32, and one in bfloat16 without recorded routes. What starts them is slow: `test_exact.py` has
+experts to the bit, `test_vllm.py` hand-overs, `training/test_routes.py` the replay.
 """
 
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from moe_fixture import mixture
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from vllm_fixture import shut_down
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.packing import pack_batch
@@ -29,6 +30,7 @@ from tailrl.runtime.errors import StudyError
 pytestmark = pytest.mark.vllm
 
 DECODING = Decoding(temperature=1.0, max_new_tokens=20)
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +39,27 @@ def policies(tokenizer: PreTrainedTokenizerFast) -> list[PreTrainedModel]:
 
 
 @pytest.fixture(scope="module")
-def engines(
+def started(
     policies: list[PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, VllmSampler]]:
-    folder = tmp_path_factory.mktemp("policy")
+) -> Iterator[Callable[[str], VllmSampler]]:
+    """Starts the engine of a dtype, or gives the one that was started."""
+    folder, made = tmp_path_factory.mktemp("policy"), dict[str, VllmSampler]()
     save_policy(policies[0], tokenizer, folder)
-    made = {}
-    for dtype, routes in (("float32", True), ("bfloat16", False)):
-        sampler = make_sampler(SamplerSettings(dtype=dtype, routes=routes), folder, 128, seed=0)
-        assert isinstance(sampler, VllmSampler)
-        made[dtype] = sampler
-    yield made
-    for sampler in made.values():
-        sampler.llm.llm_engine.engine_core.shutdown()
-    made.clear()
-    gc.collect()
+
+    def start(dtype: str) -> VllmSampler:
+        if dtype not in made:
+            sampler = make_sampler(SamplerSettings(dtype=dtype, routes=dtype == "float32"), folder, 128, seed=0)
+            assert isinstance(sampler, VllmSampler)
+            made[dtype] = sampler
+        return made[dtype]
+
+    yield start
+    shut_down(made)
+
+
+@pytest.fixture
+def engine32(started: Callable[[str], VllmSampler]) -> VllmSampler:
+    return started("float32")
 
 
 def requests(count: int = 40) -> list[Request]:
@@ -78,30 +86,37 @@ def sampled(rollouts: Sequence[Rollout]) -> np.ndarray:
     return np.concatenate([rollout.logp_infer_T for rollout in rollouts])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_after_each_hand_over_log_probs_are_the_trainers(
-    engines: dict[str, VllmSampler], policies: list[PreTrainedModel], dtype: str, tolerance: float
+    started: Callable[[str], VllmSampler], policies: list[PreTrainedModel], dtype: str
 ) -> None:
     """The engine's dummy weights are its first load, so that two hand-overs are its second and third."""
+    engine, tolerance = started(dtype), {"float32": 1e-3, "bfloat16": 0.3}[dtype]
     for model in (*policies, policies[0]):
-        engines[dtype].load_weights(named_weights(model))
-        rollouts = engines[dtype].generate(requests(), DECODING)
+        engine.load_weights(named_weights(model))
+        rollouts = engine.generate(requests(), DECODING)
         differences = np.abs(scored(model, rollouts)[0] - sampled(rollouts))
         # In half precision few tokens flip their experts, and differ by more.
         assert np.quantile(differences, 0.9) < tolerance
         assert dtype != "float32" or differences.max() < tolerance
-        assert engines[dtype].self_test(requests(4), DECODING) < 1e-4
+        assert engine.self_test(requests(4), DECODING) < 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_prepack_that_vllm_forgets_is_noticed(
-    engines: dict[str, VllmSampler], policies: list[PreTrainedModel], dtype: str, monkeypatch: pytest.MonkeyPatch
+    started: Callable[[str], VllmSampler],
+    policies: list[PreTrainedModel],
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    engine = started(dtype)
     monkeypatch.setattr(worker_module, "renew_kernels", lambda _: None)
     with pytest.raises(StudyError, match="vLLM's experts of layer 0 do not compute with the weights that they were"):
-        engines[dtype].load_weights(named_weights(policies[1]))
+        engine.load_weights(named_weights(policies[1]))
     with pytest.raises(RuntimeError, match="no weights yet"):
-        engines[dtype].generate(requests(2), DECODING)
+        engine.generate(requests(2), DECODING)
 
 
 def swapped(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -115,9 +130,10 @@ def one_expert_elsewhere(name: str, weight: torch.Tensor) -> torch.Tensor:
     return weight[[0, 2, 1, *range(3, 8)]] if name.endswith("0.mlp.experts.down_proj") else weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "layer"), [(swapped, 1), (one_expert_elsewhere, 0)])
 def test_weights_in_the_wrong_place_are_noticed(
-    engines: dict[str, VllmSampler],
+    engine32: VllmSampler,
     policies: list[PreTrainedModel],
     fault: Any,
     layer: int,
@@ -128,27 +144,27 @@ def test_weights_in_the_wrong_place_are_noticed(
     def faulty(self: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         set_weights(self, ((name, fault(name, weight)) for name, weight in weights))
 
-    worker = engines["float32"].llm.llm_engine.model_executor.driver_worker.worker
+    worker = engine32.llm.llm_engine.model_executor.driver_worker.worker
     monkeypatch.setattr(type(worker), "set_weights", faulty, raising=False)
     with pytest.raises(StudyError, match=f"experts of layer {layer} do not compute"):
-        engines["float32"].load_weights(named_weights(policies[0]))
+        engine32.load_weights(named_weights(policies[0]))
 
 
-def test_experts_that_are_not_handed_over_are_named(
-    engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
-) -> None:
+@pytest.mark.slow
+def test_experts_that_are_not_handed_over_are_named(engine32: VllmSampler, policies: list[PreTrainedModel]) -> None:
     name = "model.layers.1.mlp.experts.gate_up_proj"
     with pytest.raises(StudyError, match=f"a policy that lacks {name}"):
-        engines["float32"].load_weights((own, weight) for own, weight in named_weights(policies[0]) if own != name)
+        engine32.load_weights((own, weight) for own, weight in named_weights(policies[0]) if own != name)
 
 
+@pytest.mark.slow
 def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
-    engines: dict[str, VllmSampler], policies: list[PreTrainedModel]
+    engine32: VllmSampler, policies: list[PreTrainedModel]
 ) -> None:
     """float32 on both sides: every token's experts are equal, prompts' included, in their order of weight."""
-    engines["float32"].load_weights(named_weights(policies[0]))
+    engine32.load_weights(named_weights(policies[0]))
     for _ in range(2):
-        rollouts = engines["float32"].generate(requests(300), DECODING)  # more than are in flight at once
+        rollouts = engine32.generate(requests(300), DECODING)  # more than are in flight at once
         for rollout, chosen_PLK in zip(rollouts, scored(policies[0], rollouts)[1], strict=True):
             assert rollout.routes_PLK is not None and rollout.routes_PLK.dtype == np.uint8
             assert rollout.routes_PLK.shape == (len(rollout.prompt_tokens) + len(rollout.tokens) - 1, 2, 2)
@@ -157,9 +173,13 @@ def test_routes_are_those_of_the_trainer_in_the_same_arithmetic(
     assert len(np.unique(used)) == 8
 
 
-def test_without_the_setting_there_are_none(engines: dict[str, VllmSampler], policies: list[PreTrainedModel]) -> None:
-    engines["bfloat16"].load_weights(named_weights(policies[0]))
-    assert all(rollout.routes_PLK is None for rollout in engines["bfloat16"].generate(requests(2), DECODING))
+@pytest.mark.slow
+def test_without_the_setting_there_are_none(
+    started: Callable[[str], VllmSampler], policies: list[PreTrainedModel]
+) -> None:
+    engine = started("bfloat16")
+    engine.load_weights(named_weights(policies[0]))
+    assert all(rollout.routes_PLK is None for rollout in engine.generate(requests(2), DECODING))
 
 
 def test_a_token_without_experts_is_an_error() -> None:
@@ -170,6 +190,7 @@ def test_a_token_without_experts_is_an_error() -> None:
         list(record.of([Request((5, 6), 0)], [2]))
 
 
+@pytest.mark.slow
 def test_a_dense_policy_has_no_routes(policy_folder: Path) -> None:
     sampler = SamplerSettings(dtype="float32", routes=True)
     with pytest.raises(StudyError, match=r"sampler\.routes: .* is no mixture of experts: leave it out"):

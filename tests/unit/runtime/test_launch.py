@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from step_fixture import run_of
 
 from tailrl.tasks.problem import Problem, write_problems
@@ -64,24 +65,26 @@ SCRIPTS = {
     "one has found a typo, another one fails for it": TOLD + "rank == '1' or told() or sys.exit(1)\n" + TELL,
     "both have found a typo": "rank = '0'\n" + TELL,
 }
-OUTCOMES = [
-    "all is well: ended",
-    "tailrl: rank 1 of 2 ended with 70",
-    "one ends: SystemExit 70",
-    "tailrl: rank 1 of 2 ended with -9",
-    "one is killed: SystemExit 137",
-    "one has found a typo: StudyError a.yaml: rank 1 found a typo",
-    "one has found a typo, another one fails for it: StudyError a.yaml: rank 1 found a typo",
-    "both have found a typo: StudyError a.yaml: rank 0 found a typo",
-]
+OUTCOMES = {
+    "all is well": ["all is well: ended"],
+    "one ends": ["tailrl: rank 1 of 2 ended with 70", "one ends: SystemExit 70"],
+    "one is killed": ["tailrl: rank 1 of 2 ended with -9", "one is killed: SystemExit 137"],
+    "one has found a typo": ["one has found a typo: StudyError a.yaml: rank 1 found a typo"],
+    "one has found a typo, another one fails for it": [
+        "one has found a typo, another one fails for it: StudyError a.yaml: rank 1 found a typo"
+    ],
+    "both have found a typo": ["both have found a typo: StudyError a.yaml: rank 0 found a typo"],
+}
+FEW = ("all is well", "one ends", "one has found a typo")
 
 
-def test_ranks_end_as_one_job() -> None:
+@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(SCRIPTS), marks=pytest.mark.slow)], ids=["few", "all"])
+def test_ranks_end_as_one_job(names: tuple[str, ...]) -> None:
     """A rank that waits for a failed one is ended too; a killed process differs from one that reported why."""
-    scripts = json.dumps({name: AFTER + script for name, script in SCRIPTS.items()})
+    scripts = json.dumps({name: AFTER + SCRIPTS[name] for name in names})
     command = [sys.executable, "-c", LAUNCH, scripts]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
-    assert ended.stderr.splitlines() == OUTCOMES
+    assert ended.stderr.splitlines() == [line for name in names for line in OUTCOMES[name]]
     assert sorted(ended.stdout.splitlines()) == ["0 0 2", "1 1 2"]
 
 
@@ -102,7 +105,7 @@ def tailrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.slow  # `test_ranks_runs.py` trains on two ranks, and the evaluation's command starts two in the fast tests
+@pytest.mark.slow  # `test_ranks_runs.py` trains on two ranks, and the tests above launch two
 def test_the_command_trains_with_two_ranks(tmp_path: Path, policy_folder: Path, problems: list[Problem]) -> None:
     """From the command line to the results; each rank is a process that knows nothing of this one."""
     write_problems(problems[:4], tmp_path / "problems.jsonl")
@@ -141,7 +144,7 @@ def test_a_stray_error_file_swallows_no_sentence(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "error.json").read_text(encoding="utf-8") == "of another program"
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("count", slow_but(("0",), ("0", "-1", "two", "1.5")))
 def test_a_number_of_ranks_is_a_number(count: str) -> None:
     ended = tailrl("job", "train", f"--ranks={count}")
     assert (ended.returncode, ended.stdout) == (1, "")

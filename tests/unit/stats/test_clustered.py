@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import special, stats
+from slow_cases import slow_but
 
 from tailrl.stats import clustered
 from tailrl.stats.clustered import clustered_median, clustered_share, shuffled_skill
@@ -60,9 +61,14 @@ def test_each_arm_counts_once_if_the_variance_is_unknown() -> None:
     assert math.isnan(nothing.mean) and math.isnan(nothing.low) and nothing.n == 0
 
 
-@pytest.mark.parametrize(("arms", "share", "alike"), [(8, 0.5, 0.5), (14, 0.7, 0.8), (42, 0.2, 0.9), (25, 0.1, 0.95)])
-def test_intervals_of_shares_cover(arms: int, share: float, alike: float) -> None:
+SHARES = [(8, 0.5, 0.5), (14, 0.7, 0.8), (42, 0.2, 0.9), (25, 0.1, 0.95)]
+MEDIANS = [(9, 0.7), (14, 0.8), (30, 0.8)]
+
+
+@pytest.mark.parametrize("case", slow_but(SHARES[1:2], SHARES))
+def test_intervals_of_shares_cover(case: tuple[int, float, float]) -> None:
     """Beta-binomial arms of 1 to 5 runs with the correlation `alike`. Wilson's interval would not cover."""
+    arms, share, alike = case
     rng, both = np.random.default_rng(arms), 1 / alike - 1  # of the beta distribution, its two parameters together
     held = np.zeros((TRIALS, 2))
     for trial in range(TRIALS):
@@ -108,10 +114,11 @@ def test_copies_of_a_run_within_an_arm_add_nothing() -> None:
     assert clustered_median([], []).n == 0
 
 
-@pytest.mark.parametrize(("arms", "alike"), [(9, 0.7), (14, 0.8), (30, 0.8)])
-def test_intervals_of_medians_cover(arms: int, alike: float) -> None:
+@pytest.mark.parametrize("case", slow_but(MEDIANS[1:2], MEDIANS))
+def test_intervals_of_medians_cover(case: tuple[int, float]) -> None:
     """Skewed leads of whole steps in arms of 1 to 5 runs, if there is an interval. Order statistics of independent runs
     would not cover."""
+    arms, alike = case
     rng = np.random.default_rng(arms)
     held = np.zeros((TRIALS, 2))
     for trial in range(TRIALS):

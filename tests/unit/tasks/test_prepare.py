@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_cases import slow_but
 
 from tailrl.artifacts.manifest import policy_digest
 from tailrl.config.jobs import Problems
@@ -101,6 +102,12 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_policy, "try_tokenizer", lambda _: None)
 
 
+@pytest.fixture
+def tried(request: pytest.FixtureRequest) -> None:
+    if not request.param:
+        request.getfixturevalue("untried")
+
+
 @pytest.mark.usefixtures("untried")
 def test_a_pretrained_policy_that_changes_while_it_is_read_is_refused(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +138,8 @@ def test_a_policy_from_scratch(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
+@pytest.mark.parametrize("tried", slow_but((False,), (False, True)), indirect=True)
+@pytest.mark.usefixtures("tried")
 def test_a_pretrained_policy_is_copied(policy_folder: Path, tmp_path: Path) -> None:
     settings = PretrainedPolicy(source="pretrained", path=str(policy_folder))
     write_base_policy(settings, tmp_path / "not needed", tmp_path / "base")

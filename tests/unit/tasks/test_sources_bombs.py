@@ -110,6 +110,7 @@ def test_a_bomb_is_one_sentence(tmp_path: Path, bomb: str) -> None:
     assert after.children_user + after.children_system - before.children_user - before.children_system < 120
 
 
+@pytest.mark.slow  # "one text repeated" above is counted in pieces
 def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
     """A row group of 300 MB, with 250 MB of memory."""
     file = tmp_path / "large.parquet"

@@ -50,11 +50,10 @@ def test_what_cannot_be_read_is_counted(shared: MathVerifier, answer: str) -> No
 
 
 @pytest.mark.parametrize("answer", ["a\nb", '"', "\x00", "\ud800", "𝔸" * MAX_LENGTH, "\\", "\ud800" * MAX_LENGTH])
-def test_no_text_breaks_the_pipe(answer: str) -> None:
-    with closing(MathVerifier()) as fresh:
-        assert not fresh.equal(answer, r"\frac12")
-        assert fresh.equal(r"\frac12", "0.5")
-        assert fresh.crashes == 0
+def test_no_text_breaks_the_pipe(shared: MathVerifier, answer: str) -> None:
+    assert not shared.equal(answer, r"\frac12")
+    assert shared.equal(r"\frac12", "0.5")
+    assert shared.crashes == 0
 
 
 def test_a_slow_answer_is_cut_off_and_the_next_one_is_answered() -> None:
@@ -67,6 +66,7 @@ def test_a_slow_answer_is_cut_off_and_the_next_one_is_answered() -> None:
         assert limited.equal(r"\frac12", "0.5")
 
 
+@pytest.mark.slow  # `test_what_the_worker_cannot_do` has the limit
 def test_memory_is_limited() -> None:
     big = r"2^{2^{40}}"
     with closing(MathVerifier(timeout=30, memory_bytes=300 << 20)) as limited:
@@ -160,6 +160,7 @@ def test_closing_ends_the_worker() -> None:
     ending.close()
 
 
+@pytest.mark.slow  # `test_closing_ends_the_worker`
 def test_a_worker_ends_with_its_caller() -> None:
     script = (
         "from tailrl.tasks.verifier import MathVerifier; import os, signal; v = MathVerifier(timeout=1.0);"

@@ -109,7 +109,7 @@ def test_a_stale_engine_gets_copies_of_earlier_weights(
         assert all(torch.equal(handed[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", slow_but((0,), (0, 1)))
 def test_staleness_zero_is_no_disturbance(
     files: Path, policy_folder: Path, plain_samplers: list[PlainSampler], staleness: int
 ) -> None:
@@ -167,7 +167,7 @@ def test_the_matched_control_of_staleness_delays_the_gradient(model: PreTrainedM
 
 
 @pytest.mark.parametrize("vocabulary", [{}, DVP], ids=["full", "min_p"])
-@pytest.mark.parametrize("cause", slow_but(("noise", "all"), CAUSES))
+@pytest.mark.parametrize("cause", slow_but(("all",), CAUSES))
 @pytest.mark.usefixtures("plain_samplers")
 def test_the_matched_control_has_no_mismatch(
     files: Path, policy_folder: Path, cause: str, vocabulary: dict[str, Any]
@@ -189,6 +189,7 @@ def test_the_matched_control_has_no_mismatch(
     assert one[0]["rollout_corr_unmasked/delta_abs_mean"] > least
 
 
+@pytest.mark.slow  # `test_vllm.py` has the same of the real engine
 @pytest.mark.usefixtures("plain_samplers")
 def test_noise_on_one_side_has_its_given_size(files: Path, policy_folder: Path) -> None:
     """K1 and K3 of sampled tokens of a nearly flat policy: σ²/2 each; an interval of 99.9 % over the tokens."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from run_fixture import Runs, make_runs
+from slow_cases import slow_but
 from step_fixture import make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -203,12 +204,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, *calls: int) -> l
     return made
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", slow_but((1,), (0, 1)))
 def test_an_engine_that_fails_is_restarted_and_the_step_repeated(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], staleness: int
 ) -> None:
     run = runs.settings({"disturbance": {"staleness": staleness}}, **FEW)
-    undisturbed = runs.train(run, name="undisturbed")
+    undisturbed = runs.undisturbed(run)
     # In the first step, which is then repeated, and in the last one.
     made = failing(monkeypatch, RuntimeError("the engine core died\nits last words\n"), 0, 4)
     assert runs.train(run).same(undisturbed)
@@ -281,7 +282,7 @@ def test_an_engine_that_fails_elsewhere_leaves_it_to_another_process(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, call: str, time: int
 ) -> None:
     """In its first call, or in a later one; what was done until then is kept."""
-    undisturbed, made = runs.train(runs.settings(**FEW), name="undisturbed"), itertools.count(1)
+    undisturbed, made = runs.undisturbed(runs.settings(**FEW)), itertools.count(1)
     own = getattr(ExactSampler, call)
 
     def fail(*arguments: Any, **others: Any) -> Any:
@@ -339,7 +340,7 @@ HANGING = {
 }
 
 
-@pytest.mark.parametrize("how", HANGING)
+@pytest.mark.parametrize("how", slow_but(("asleep",), HANGING))
 def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
     script = (
         "import ctypes, time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 1.0\n"
@@ -355,7 +356,7 @@ def test_an_engine_that_hangs_ends_the_process_in_time(how: str) -> None:
 def test_a_call_that_ends_in_time_is_left_alone() -> None:
     script = (
         "import time\nfrom tailrl.runtime import timeouts\ntimeouts.GRACE = 0.1\n"
-        "with timeouts.deadline(0.5, 'a batch'): pass\ntime.sleep(1.5)\nprint('done')\n"
+        "with timeouts.deadline(0.5, 'a batch'): pass\ntime.sleep(0.8)\nprint('done')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

@@ -53,7 +53,7 @@ def test_damage_while_a_run_goes_on_gets_into_no_result(
 
 def test_checkpoints_are_kept_where_all_of_them_rest_on_damage(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """To put the file back is the user's to do, and to train days again the user's to decide."""
-    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    undisturbed = runs.undisturbed(runs.settings())
     interrupt_at(monkeypatch, 5)
     with pytest.raises(Interrupted):
         runs.train(runs.settings())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from ranks_fixture import on_ranks
+from slow_cases import slow_but
 from step_fixture import DVP, make_rollouts, run_of, samples_of
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -92,8 +93,13 @@ def assert_close(found: Any, expected: Any, tolerance: float, where: str = "") -
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=where)
 
 
-@pytest.mark.parametrize(("arm", "dtype"), [*((arm, torch.float64) for arm in ARMS), ("naive", torch.float32)])
-def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path, arm: str, dtype: torch.dtype) -> None:
+CASES = [*((arm, torch.float64) for arm in ARMS), ("naive", torch.float32)]
+FAST = [("one micro-batch", torch.float64), ("kept", torch.float64), ("naive", torch.float32)]
+
+
+@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: f"{case[0]}-{case[1]}"))
+def test_two_ranks_update_as_one_process(model: PreTrainedModel, tmp_path: Path, case: tuple[str, torch.dtype]) -> None:
+    arm, dtype = case
     settings, training = ARMS[arm]
     run = run_of(settings, **training)
     model = model.to(dtype)

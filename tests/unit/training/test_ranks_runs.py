@@ -15,6 +15,7 @@ from ranks_fixture import on_ranks
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors.torch import load
 from sampler_fixture import PlainSampler
+from slow_cases import slow_but
 from transformers import PreTrainedModel
 
 from tailrl.config.jobs import Run
@@ -86,11 +87,16 @@ def assert_same(found: Result, expected: Result) -> None:
         close(*(np.frombuffer(data, dtype.get(name, np.float64)) for data in (found.tokens[name], array)), name)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+CASES = [(before, after, arm) for before, after in ((2, 1), (1, 2)) for arm in ARMS]
+
+
+@pytest.mark.parametrize(
+    "case", slow_but([(2, 1, "budget"), (1, 2, "stale")], CASES, lambda case: "-".join(map(str, case)))
+)
 def test_a_run_goes_on_with_another_number_of_ranks(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str, before: int, after: int
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, case: tuple[int, int, str]
 ) -> None:
+    before, after, arm = case
     run = settings(runs, arm)
     undisturbed = runs.train(run, name="undisturbed")
     with monkeypatch.context() as patched:
@@ -112,6 +118,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert not runs.saved()
 
 
+@pytest.mark.slow  # the test above; a half-written checkpoint is taken up in `test_checkpoint_files.py`
 @pytest.mark.parametrize("after", [1, 2])
 def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], after: int
@@ -139,6 +146,7 @@ def test_ranks_killed_as_they_write_a_checkpoint_go_on_from_the_one_before(
     assert (resumed.record["resumed_at_steps"], resumed.record["ranks"]) == ([2], after)
 
 
+@pytest.mark.slow  # `test_ranks.py` has one update of it
 def test_a_fault_on_one_rank_is_skipped_by_all(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch is kept, the whole step's; later steps equal those of a single process that skipped too."""
     forward = step.forward_logprobs

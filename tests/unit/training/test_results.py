@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
+from slow_cases import slow_but
 from transformers import PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import MANIFEST, read_manifest, write_manifest
@@ -235,11 +236,11 @@ def test_second_names_are_removed_only_without_a_holder_or_states(runs: Runs, mo
 # --- the moment of the end -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["save_policy", "sync", "give"])
+@pytest.mark.parametrize("moment", slow_but(("save_policy", "give"), ("save_policy", "sync", "give")))
 def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    undisturbed = runs.undisturbed(runs.settings())
 
     def die(*_: object) -> None:
         raise Interrupted
@@ -278,7 +279,7 @@ def test_the_results_are_on_the_disk_before_the_checkpoints_go(runs: Runs, monke
 
 
 def test_a_full_disk_at_the_end_leaves_the_checkpoints(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    undisturbed = runs.undisturbed(runs.settings())
 
     def full(*_: object, **__: object) -> None:
         raise Exception("No space left on device (os error 28)")  # as tokenizers says it
@@ -297,7 +298,7 @@ def test_a_full_disk_at_the_end_leaves_the_checkpoints(runs: Runs, monkeypatch: 
 
 def test_a_full_disk_under_the_metrics_is_named(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the file that one looks at while a run goes on; the state before is taken up."""
-    undisturbed = runs.train(runs.settings(), name="undisturbed")
+    undisturbed = runs.undisturbed(runs.settings())
     take_step, metrics = loop.take_step, runs.folder / "out" / "metrics.jsonl"
 
     def full(job: Any, state: Any, *others: Any) -> Any:

@@ -53,11 +53,11 @@ def interrupted(runs: Runs, *arguments: Any, **others: Any) -> None:
 # --- to the bit ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", slow_but(("stale", "budget", "difficulty", "minibatches"), ARMS))
+@pytest.mark.parametrize("arm", slow_but(("stale", "budget"), ARMS))
 def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Before its first checkpoint, after one, once more without any progress, and in its last step."""
     run = runs.settings(ARMS[arm])
-    undisturbed = runs.train(run, name="undisturbed")
+    undisturbed = runs.undisturbed(run)
     # The interrupted processes end in steps 1, 3, 3 and 6; a checkpoint is made after every second step.
     interrupt_at(monkeypatch, 1, 3, 3, 6)
     for _ in range(4):
@@ -116,7 +116,7 @@ def at_four(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 @pytest.fixture
 def undisturbed(runs: Runs) -> Result:
-    return runs.train(runs.settings(), name="undisturbed")
+    return runs.undisturbed(runs.settings())
 
 
 def test_the_last_checkpoints_are_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

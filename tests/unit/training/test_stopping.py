@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from run_fixture import SIZES, Interrupted, interrupt_at, make_runs
+from slow_cases import slow_but
 
 from tailrl.config.training import Training
 from tailrl.tasks.problem import Problem
@@ -27,7 +28,7 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
-    whole = runs.train(runs.settings(), name="whole")
+    whole = runs.undisturbed(runs.settings())
     ended = runs.train(runs.settings(stop_when=RULE))
     assert len(whole.lines) == SIZES["steps"] == 7 and len(ended.lines) == 6
     assert ended.lines == whole.lines[:6]
@@ -38,7 +39,7 @@ def test_a_run_ends_at_the_alarm_and_says_why(
     assert ended.policy == six.policy  # nothing else was done to it
 
 
-@pytest.mark.parametrize("interrupted_in", [5, 6])
+@pytest.mark.parametrize("interrupted_in", slow_but((6,), (5, 6)))
 def test_an_interrupted_run_ends_at_the_same_alarm(
     policy_folder: Path,
     problems: list[Problem],
@@ -49,7 +50,7 @@ def test_an_interrupted_run_ends_at_the_same_alarm(
     """Before the step of the alarm; and after it, the alarm's own checkpoint being the last, before the results."""
     runs = make_runs(tmp_path, policy_folder, problems, monkeypatch)
     run = runs.settings(stop_when=RULE)
-    undisturbed = runs.train(run, name="undisturbed")
+    undisturbed = runs.undisturbed(run)
     with monkeypatch.context() as patched:
         if interrupted_in == 5:
             interrupt_at(patched, 5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from slow_cases import slow_but
 
 from tailrl.config.arm import Arm
 from tailrl.objective.advantages import ESTIMATORS
@@ -90,10 +91,14 @@ def step_gradients(
     return np.array(probability), np.array(found)
 
 
+CASES = [(name, *sizes) for name in ARMS for sizes in ((1, 2, 2), (2, 1, 2))]
+FAST = [case for case in CASES if case[1] == 1 or case[0] in ("dvp_mis", "gspo")]
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("name", ARMS)
-@pytest.mark.parametrize(("prompts", "length", "group"), [(1, 2, 2), (2, 1, 2)])
-def test_every_step_there_is(name: str, estimator: str, prompts: int, length: int, group: int) -> None:
+@pytest.mark.parametrize("case", slow_but(FAST, CASES, lambda case: "-".join(map(str, case))))
+def test_every_step_there_is(case: tuple[str, int, int, int], estimator: str) -> None:
+    name, prompts, length, group = case
     arm = Arm(estimator=estimator, **ARMS[name])
     model, infer_SV = tiny(prompts, length)
     probability, gradients = step_gradients(model, infer_SV, arm, prompts, group)
