@@ -56,7 +56,7 @@ figure1: venv
 		snakemake --cores all figure1 --set-resources train:ranks=$(GPUS) evaluate:ranks=$(GPUS) $(ARGS)
 
 # A process on each core, which take file after file; the tiny study and the workflow's tests, the longest, go first.
-test: venv  ## the tests, one tiny whole study among them: nine minutes
+test: venv  ## the tests, one tiny whole study among them: five minutes
 	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
 
 test-slow: venv  ## the tests that take minutes, 40 in all; the last line says what did not run

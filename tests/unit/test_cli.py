@@ -178,6 +178,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sentence == f"{nowhere / 'quality.jsonl'}: is missing"
 
 
+@pytest.mark.slow  # `test_gradients`
 def test_distributions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy_folder: Path, problems: list[Problem]
 ) -> None:

@@ -56,6 +56,7 @@ match sys.argv[2]:
 """
 
 
+@pytest.mark.slow  # `unit/runtime/test_devices.py`
 @pytest.mark.parametrize("case", slow_but([("4", "")], [("3,5", ""), ("4", ""), ("0,1", "1234")], " ".join))
 def test_each_job_has_a_gpu_of_its_own(tmp_path: Path, case: tuple[str, str]) -> None:
     """With two GPUs two jobs run at once, one on each; with one they wait, also for a job that is killed."""

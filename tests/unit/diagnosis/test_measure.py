@@ -86,6 +86,7 @@ def test_a_cut_changes_nothing(measured: Measured) -> None:
         np.testing.assert_allclose(whole.bins[name], measured.bins[name], rtol=1e-12)
 
 
+@pytest.mark.slow  # its parts equal a whole
 def test_an_interval_holds_as_often_as_it_says() -> None:
     """Of 400 logs, whose sequences differ, the true mean lies in the interval of 95 %: 362 to 397 at 99.99 %."""
     random, hits = np.random.default_rng(0), 0

@@ -7,6 +7,7 @@ import pytest
 from slow_cases import slow_but
 
 
+@pytest.mark.slow  # `test_logprobs.py` counts the rows of a chunk
 @pytest.mark.parametrize("log_rho", slow_but((-13.0,), (None, -13.0)))
 def test_the_process_does_not_grow_with_the_rows(log_rho: float | None) -> None:
     """What stays of a chunk must lie in no hole that a large piece left: the next one would fit in no more.

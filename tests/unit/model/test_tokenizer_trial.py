@@ -66,6 +66,7 @@ def test_what_is_hostile_is_one_sentence(name: str, folder: Path, monkeypatch: p
     assert sentence.startswith(f"{folder}: its tokenizer") and words in sentence and "\n" not in sentence
 
 
+@pytest.mark.slow  # an ordinary tokenizer passes the same trial
 def test_a_base_policy_is_made_from_a_tokenizer_that_was_tried(folder: Path, tmp_path: Path) -> None:
     """The trial comes first: the template would end no sooner in this process. It is the fast hostile one, too."""
     template("{{ 'a' * 10**11 }}")(folder)

@@ -58,6 +58,7 @@ def test_an_arm_with_more_seeds_than_the_others(make_study: Callable[..., tuple[
     assert "2 or 4 seeds each" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow  # figures and tables by themselves
 def test_the_same_inputs_give_the_same_bytes(whole: tuple[Study, Path], report: Path, tmp_path: Path) -> None:
     write_report(*whole, tmp_path)
     for path in (p for p in report.rglob("*") if p.is_file()):

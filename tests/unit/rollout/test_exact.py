@@ -138,6 +138,7 @@ def test_a_shared_prompt_gives_the_same_bits_as_its_own_copy(pair: Pair) -> None
     assert len({rollout.tokens for rollout in together}) == 6
 
 
+@pytest.mark.slow  # `kernels/test_batch_invariant.py`
 @pytest.mark.parametrize("dtype", slow_but(("bfloat16",), ("float32", "bfloat16")))
 def test_sequences_longer_than_one_product_of_values(dtype: str, tmp_path: Path) -> None:
     longest = 2 * batch_invariant.VALUES + 100

@@ -227,6 +227,7 @@ def made(rng: np.random.Generator, arms: int, seeds: int) -> tuple[NDArray[np.fl
     )
 
 
+@pytest.mark.slow  # the others of this file
 def test_alarms_independent_of_collapses_have_no_skill(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 2.5 % are significant: half or less of those with a test that ignores the choice of the threshold, and a
     tenth of those with Fisher's test, which also assumes independent runs."""

@@ -17,6 +17,7 @@ def test_arm_contrast_of_two_arms_is_their_difference() -> None:
         assert astuple(found) == pytest.approx(astuple(expected), rel=1e-12)
 
 
+@pytest.mark.slow  # the contrast equals its formula
 def test_arm_contrast_covers_with_four_arms() -> None:
     """A difference of differences of unlike arms; the interval misses in 5 % of trials, and so does p."""
     rng, trials = np.random.default_rng(11), 4000

@@ -64,6 +64,7 @@ def titles(sections: list[dict[str, Any]]) -> list[str]:
 # --- a server that answers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # `test_tracker_online.py` has a server that answers
 def test_the_server_has_the_runs_their_scores_the_workspace_and_the_report(results: Path, server: Server) -> None:
     """All that training failed to send too: here no step was there."""
     done = job(results)

@@ -54,6 +54,7 @@ def test_an_interrupted_run_has_the_same_snapshots(runs: Runs, monkeypatch: pyte
     assert weights(runs.folder / "out/snapshots/step-00000005") == weights(first[0][1]), "given again"
 
 
+@pytest.mark.slow  # the other snapshots
 def test_a_bfloat16_run_leaves_policies_of_the_bits_that_it_computes_with(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def steps_of(out: Path, arm: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / arm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow  # training with the plain sampler, and `rollout/test_transformers.py`
 def test_two_steps_train(trained: tuple[Path, list[str]]) -> None:
     """float32 has the trainer's weights, but for one step of staleness; bfloat16's mismatch is there from the start."""
     fine, coarse = (steps_of(trained[0], arm) for arm in ("float32", "bfloat16"))
