@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tailrl.analysis.format import p_value, percent, points
 from tailrl.analysis.pooled import (
@@ -79,6 +81,7 @@ def pooled_figure(
                 ax.set_ylabel(", ".join(panel))
                 if found and all(low > 0 for _, (_, _, low, _) in found if not math.isnan(low)):
                     ax.set_yscale("log")
+                    _label_log(ax.yaxis, [mean for _, (_, mean, _, _) in found])
         arm_legend(made, names)
     return made
 
@@ -116,6 +119,14 @@ def _draw(ax: Axes, found: Sequence[tuple[str, PlacedMean]], looks: Mapping[str,
         )
     if found:
         ax.set_xscale("log")
+        _label_log(ax.xaxis, [x for _, (x, *_) in found])
+
+
+def _label_log(axis: Axis, values: Sequence[float]) -> None:
+    """Labels at powers of ten, and where they are few at twice and five times those."""
+    axis.set_major_locator(LogLocator(subs=(1.0,) if max(values) > 100 * min(values) else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _cells(pool: Pool, line: PooledLine) -> list[str]:
