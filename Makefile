@@ -31,7 +31,9 @@ ADD = $(VENV)/bin/python envs/install.py
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
 STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
-NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview remedies_pooled causes_harm
+# Pages over the parts of a study.
+POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
+NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
 .PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help

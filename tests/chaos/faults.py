@@ -35,7 +35,7 @@ _TENSORS = 'found = {f"model.{name}": tensor.detach() for name, tensor in _of_mo
 _REQUESTS = (
     "requests = step_requests([job.prompts[i] for i in chosen], thresholds, settings.group_size, {seed}, state.step)"
 )
-_ORDER = "order = islice(problem_order(len(job.problems), settings.prompts, job.seed), {step}, None)"
+_ORDER = "watch, order = Watch(settings, recorded), ProblemOrder(job.problems, run, job.seed, {recorded})"
 _RATE = 'group["lr"] = settings.learning_rate * min(1.0, ({step} + 1) / (settings.warmup_steps + 1))'
 _DIGESTS = "given = {int(step): str(digest) for step, digest in state}"
 _CHECK = 'numbers = distributed.in_step(lambda: check(file))["numbers"]'
@@ -111,7 +111,7 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
         Edit(LOOP, _REQUESTS.format(seed="job.seed"), (_REQUESTS.format(seed="job.seed + len(state.resumed)"),)),
     ),
     "the order of the problems begins anew": (
-        Edit(LOOP, _ORDER.format(step="state.step"), (_ORDER.format(step="0"),)),
+        Edit(LOOP, _ORDER.format(recorded="recorded"), (_ORDER.format(recorded="[]"),)),
     ),
     "the learning rate warms up anew": (
         Edit(LOOP, _RATE.format(step="step"), (_RATE.format(step="step - [0, *state.resumed][-1]"),)),

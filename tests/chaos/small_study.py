@@ -44,6 +44,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "exact": {"arms.difficulty.sampler": EXACT, "evaluation.sampler": EXACT},
     "vllm": {},
     "fp8": {"arms.difficulty.sampler": {"kv_cache_dtype": "fp8_e4m3"}},
+    "int8": {"arms.difficulty.sampler": {"quantization": "int8"}},
     "int4": {"arms.difficulty.sampler": {"quantization": "int4", "group_size": 32}},
     "moe": {"arms.difficulty.sampler": {"routes": True}, "arms.difficulty.training": {"routing_replay": True}},
 }

@@ -160,7 +160,9 @@ def test_the_tables_of_studies_are_those_of_the_files(table: str, pattern: str) 
     runs: dict[str, int] = {}
     for path in sorted((ROOT / "studies").glob(f"{pattern}.yaml")):
         study = read_study(path)
-        family = re.sub(r"^(ablate_(?:length|domain)|causes|long|remedies_k3|smollm2_fp8)_.*", r"\1", study.name)
+        family = re.sub(
+            r"^(ablate_(?:length|domain)|causes|horizon|long|remedies_k3|smollm2_fp8)_.*", r"\1", study.name
+        )
         runs[family] = runs.get(family, 0) + sum(map(len, study.arm_seeds().values()))
     if table == "Comparison":
         study = read_study(ROOT / "config.yaml")

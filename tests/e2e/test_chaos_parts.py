@@ -19,7 +19,7 @@ from kills import TWO_JOBS, Kill
 from learning import demand_learning
 from rows import Rows
 from safetensors.numpy import save_file
-from small_study import SmallStudy
+from small_study import ENGINES, SmallStudy
 
 from tailrl.config.load import read_study
 
@@ -280,14 +280,17 @@ def test_the_hub_serves_a_folder_as_a_model(tmp_path: Path) -> None:
 def test_a_study_with_one_engine_leaves_the_next_its_own(tmp_path: Path) -> None:
     """The changes of one are not in the other's file, though both come from the same table."""
     found = {}
-    for engine in ("exact", "vllm", "fp8", "moe"):
+    for engine in ENGINES:
         made = SmallStudy(tmp_path / engine, engine, "")
         study = read_study(made.folder / made.study)
         run = study.run("difficulty")
-        found[engine] = (run.sampler.engine, run.sampler.kv_cache_dtype, run.training.routing_replay)
+        sampler = run.sampler
+        found[engine] = (sampler.engine, sampler.kv_cache_dtype, sampler.quantization, run.training.routing_replay)
     assert found == {
-        "exact": ("exact", "auto", False),
-        "vllm": ("vllm", "auto", False),
-        "fp8": ("vllm", "fp8_e4m3", False),
-        "moe": ("vllm", "auto", True),
+        "exact": ("exact", "auto", None, False),
+        "vllm": ("vllm", "auto", None, False),
+        "fp8": ("vllm", "fp8_e4m3", None, False),
+        "int8": ("vllm", "auto", "int8", False),
+        "int4": ("vllm", "auto", "int4", False),
+        "moe": ("vllm", "auto", None, True),
     }

@@ -9,6 +9,7 @@ import pytest
 from slow_cases import slow_but
 from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
 
+from tailrl.analysis.pools import pools
 from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import COMMANDS
 from tailrl.config.load import read_study
@@ -24,9 +25,12 @@ COMPARED = {
     "ablate_length": ["ablate_length_3", "ablate_length_4", "ablate_length_6"],
 }
 RULES = [
-    name
-    for file in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
-    for name in re.findall(r"^ *rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
+    *pools(),
+    *(
+        name
+        for file in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
+        for name in re.findall(r"^ *rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
+    ),
 ]
 
 
@@ -74,7 +78,7 @@ def test_a_study_is_called_what_its_file_is() -> None:
 def test_results_over_all_studies_lie_in_no_studys_folder() -> None:
     text = (ROOT / "workflow/rules/report.smk").read_text(encoding="utf-8")
     shared = set(re.findall(r'"results/(\w+)/', text))
-    assert shared == {"early_warning", "overview", "remedies_pooled", "causes_harm"} and not shared & STUDIES.keys()
+    assert shared == {"early_warning", "overview"} and not {*shared, *pools()} & STUDIES.keys()
 
 
 def test_every_command_of_a_page_is_a_name() -> None:
@@ -87,8 +91,10 @@ def test_every_command_of_a_page_is_a_name() -> None:
 
 def test_make_knows_every_name() -> None:
     made = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert {*NAMES, *COMPARED, "figure1", "early_warning", "distributions", "gradients", "overview"} <= set(made)
-    for name in ("stress", "ablate_length", "early_warning"):
+    assert {*NAMES, *COMPARED, "figure1", "early_warning", "distributions", "gradients", "overview", *pools()} <= set(
+        made
+    )
+    for name in ("stress", "ablate_length", "early_warning", "long_growth"):
         command = ["make", "--no-print-directory", "-n", name]
         # Not what a make that runs these tests was given, ARGS among it.
         own = {key: value for key, value in os.environ.items() if "MAKE" not in key and key not in ("ARGS", "MFLAGS")}

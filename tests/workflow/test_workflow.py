@@ -12,6 +12,8 @@ import pytest
 from slow_cases import slow_but
 from study_fixture import TINY, Workflow, copy_workflow
 
+from tailrl.analysis.pools import pools
+
 PREPARED = ["base policy", "problems of the study results/tiny"]
 REPORTED = ["report.html", "tables, figures and summary"]
 
@@ -146,7 +148,8 @@ def test_the_gradients_need_neither_policy_nor_training(workflow: Workflow) -> N
 def test_what_looks_at_all_studies_computes_none(workflow: Workflow) -> None:
     assert workflow.plan("overview") == ["page over all studies"]
     assert workflow.plan("early_warning") == ["early warnings of a collapse"]
-    assert workflow.plan("remedies_pooled") == ["remedies over warm starts"]
+    for name in pools():
+        assert workflow.plan(name) == [f"finished parts of {name}"]
 
 
 @pytest.mark.slow  # `test_staleness.py` plans and counts jobs of engines

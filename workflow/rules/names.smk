@@ -118,9 +118,9 @@ if named:
 
 
 # The tables of each part that is finished, here or else published.
-def finished_parts(name, *tables):
-    folders = []
-    for part in sorted(part for part in STUDIES if part.startswith(f"{name}_")):
+def finished_parts(pool):
+    folders, tables = [], pool.tables
+    for part in pool.parts:
         places = (Path("results", part, "tables"), home / "docs/results" / part)
         folders += [
             place

@@ -1,5 +1,7 @@
 # Tables, figures, the summary, and one HTML page of them; one target for each ablation.
 
+from tailrl.analysis.pools import pools
+
 FIGURES = ["evaluation", "training", "survival", "mismatch", "delta", "kept", "time"]
 FIGURES += ["figure1"] if has_snapshots else []
 
@@ -56,6 +58,7 @@ rule summarise:
                 "first_k3",
                 "k3_ratios",
                 "flips",
+                "responses",
                 *(
                     figure
                     for figure in FIGURES
@@ -190,53 +193,31 @@ rule overview:
         "tailrl job overview {params.roots:q} --out {params.out:q} 2> {log:q}"
 
 
-# Over the parts of a study, each of which has a warm start of its own.
-rule causes_harm:
-    input:
-        tables=finished_parts("causes", "policies.csv", "first_k3.csv"),
-        code=REPORT_FILES,
-    output:
-        page="results/causes_harm/harm.md",
-        figure="results/causes_harm/harm.svg",
-        table="results/causes_harm/harm.csv",
-    log:
-        "results/causes_harm/harm.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        parts=part_options,
-        sources=sources(REPORT_FILES),
-        out=subpath(output.page, parent=True),
-    message:
-        "harm by cause over warm starts\nlog: {log}"
-    shell:
-        "tailrl job causes-harm {params.parts:q} --out {params.out:q} 2> {log:q}"
+# Over the parts of a study, as `analysis/pools.yaml` says.
+for target, pool in pools().items():
 
-
-rule remedies_pooled:
-    input:
-        tables=finished_parts("remedies_k3", "policies.csv"),
-        code=REPORT_FILES,
-    output:
-        page="results/remedies_pooled/pooled.md",
-        tables=[
-            f"results/remedies_pooled/{table}.csv"
-            for table in ("differences", "scores")
-        ],
-    log:
-        "results/remedies_pooled/pooled.log",
-    localrule: True
-    conda:
-        conda_env
-    params:
-        parts=part_options,
-        sources=sources(REPORT_FILES),
-        out=subpath(output.page, parent=True),
-    message:
-        "remedies over warm starts\nlog: {log}"
-    shell:
-        "tailrl job remedies-pooled {params.parts:q} --out {params.out:q} 2> {log:q}"
+    rule:
+        name:
+            target
+        input:
+            tables=finished_parts(pool),
+            code=REPORT_FILES,
+        output:
+            [f"results/{target}/{file}" for file in pool.outputs],
+        log:
+            f"results/{target}/pooled.log",
+        localrule: True
+        conda:
+            conda_env
+        params:
+            name=target,
+            parts=part_options,
+            sources=sources(REPORT_FILES),
+            out=f"results/{target}",
+        message:
+            "finished parts of {params.name}\nlog: {log}"
+        shell:
+            "tailrl job pooled --name {params.name:q} {params.parts:q} --out {params.out:q} 2> {log:q}"
 
 
 for ablation in study.ablations:

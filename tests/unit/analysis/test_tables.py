@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from claims_fixture import NAIVE, made, results_of
+from numpy.typing import NDArray
 
 from tailrl.analysis.scores import PolicyScore
 from tailrl.analysis.tables import (
@@ -18,23 +19,30 @@ from tailrl.analysis.tables import (
     flip_rows,
     mean_of,
     moving_mean,
+    response_means,
     time_shares,
     window_of,
 )
+from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import TrainedRun
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
-from tailrl.tracking.metrics import ROUTING
+from tailrl.tracking.metrics import CURRICULUM_LEVEL, DELTA_SEQUENCE_UNMASKED, LENGTH, ROUTING, SAMPLE_SIZE_RAW, STEP
 
 NAN = math.nan
+
+
+def kept(step_T: NDArray[np.int32], train_T: FloatArray, infer_T: FloatArray) -> Tokens:
+    """Tokens of one response a step."""
+    return Tokens(step_T, train_T, infer_T, np.zeros(len(step_T), dtype=np.int32))
 
 
 def run(metrics: dict[str, list[float]], seed: int = 0, tokens: Tokens | None = None) -> TrainedRun:
     empty = np.zeros(1)
     arrays = {key: np.array(values, dtype=np.float64) for key, values in metrics.items()}
-    return TrainedRun("arm", seed, arrays, tokens or Tokens(np.zeros(1, dtype=np.int32), empty, empty), {})
+    return TrainedRun("arm", seed, arrays, tokens or kept(np.zeros(1, dtype=np.int32), empty, empty), {})
 
 
 @pytest.mark.parametrize("window", [1, 3, 5, 9])
@@ -76,7 +84,7 @@ def test_delta_bins_against_a_loop() -> None:
     train, infer = -rng.exponential(4, 500), -rng.exponential(4, 500)
     train[:3], train[3] = [1e-7, 0.0, -20.0], -math.inf
     step = rng.integers(0, 5, 500).astype(np.int32)
-    half = [run({}, seed, Tokens(step[p], train[p], infer[p])) for seed, p in enumerate((slice(250), slice(250, 500)))]
+    half = [run({}, seed, kept(step[p], train[p], infer[p])) for seed, p in enumerate((slice(250), slice(250, 500)))]
     bins = delta_bins(half)
     assert [(b.nats_from, b.nats_to) for b in bins] == list(itertools.pairwise(NATS))
     assert sum(b.tokens for b in bins) == 499
@@ -91,7 +99,7 @@ def test_delta_bins_against_a_loop() -> None:
 
 
 def test_delta_bin_without_tokens() -> None:
-    tokens = Tokens(np.zeros(2, dtype=np.int32), np.array([-0.05, -0.05]), np.array([-0.05, -0.05]))
+    tokens = kept(np.zeros(2, dtype=np.int32), np.array([-0.05, -0.05]), np.array([-0.05, -0.05]))
     bins = delta_bins([run({}, 0, tokens)])
     assert (bins[0].tokens, bins[0].size) == (2, 0.0)
     assert math.isnan(bins[0].size_low)  # one step is one cluster
@@ -125,7 +133,7 @@ def test_predictions_from_sampled_tokens_are_those_of_the_whole_states() -> None
             drawn += [(p, size, a, probs), (p, -size, a, probs)] * round(100 * p)
     train, delta = np.log([p for p, *_ in drawn]), np.array([d for _, d, *_ in drawn])
     steps = np.arange(len(drawn), dtype=np.int32)
-    bins = [b for b in delta_bins([run({}, 0, Tokens(steps, train, train - delta))]) if b.tokens]
+    bins = [b for b in delta_bins([run({}, 0, kept(steps, train, train - delta))]) if b.tokens]
     assert len(bins) == 5
     for b in bins:
         inside = [item for item in drawn if b.nats_from <= -math.log(item[0]) < b.nats_to]
@@ -150,7 +158,7 @@ def test_predictions_agree_with_simulated_noise_on_the_logits() -> None:
         token = (np.exp(infer).cumsum(1) < rng.random((count, 1))).sum(1).clip(max=len(probs) - 1)
         parts.append((logits[token], infer[np.arange(count), token]))
     train, infer = np.concatenate(parts, axis=1)
-    tokens = Tokens(np.arange(len(train), dtype=np.int32), train, infer)
+    tokens = kept(np.arange(len(train), dtype=np.int32), train, infer)
     for b in delta_bins([run({}, 0, tokens)]):
         if not b.tokens:
             continue
@@ -167,17 +175,17 @@ def test_epsilon_is_that_of_the_worst_case() -> None:
     e = 0.2
     probs = np.array([0.999, 0.7, 0.3, 0.05, 1e-3, 1e-6])
     delta = np.log(probs + (1 - probs) * math.exp(2 * e))
-    tokens = Tokens(np.arange(6, dtype=np.int32), np.log(probs), np.log(probs) - delta)
+    tokens = kept(np.arange(6, dtype=np.int32), np.log(probs), np.log(probs) - delta)
     bins = delta_bins([run({}, 0, tokens)])
     assert [b.epsilon for b in bins if b.tokens == 1] == pytest.approx([e] * 6, rel=1e-9)
-    collapsed = Tokens(np.zeros(1, dtype=np.int32), np.array([-0.05]), np.array([-5000.0]))
+    collapsed = kept(np.zeros(1, dtype=np.int32), np.array([-0.05]), np.array([-5000.0]))
     assert delta_bins([run({}, 0, collapsed)])[0].epsilon == pytest.approx(
         (4999.95 - math.log(1 - math.exp(-0.05))) / 2
     )
 
 
 def test_predictions_without_tokens_or_for_certain_ones() -> None:
-    sure = delta_bins([run({}, 0, Tokens(np.zeros(2, dtype=np.int32), np.zeros(2), np.zeros(2)))])
+    sure = delta_bins([run({}, 0, kept(np.zeros(2, dtype=np.int32), np.zeros(2), np.zeros(2)))])
     assert all(math.isnan(x) for x in (sure[0].epsilon, sure[0].sigma, sure[0].signed_corrected))
     assert (sure[0].size, sure[0].signed_paper) == (0.0, 0.0)
     assert all(math.isnan(x) for x in (sure[1].epsilon, sure[1].signed_paper))
@@ -239,3 +247,37 @@ def test_flips_are_means_over_a_run_that_has_routes() -> None:
     assert (row.pop("arm"), row.pop("seed")) == ("mixed", 0)
     assert math.isnan(float(str(row.pop("flipped_k3_kl"))))
     assert len(row) == len(ROUTING) - 1 and set(row.values()) == {0.2}
+
+
+def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> None:
+    rng = np.random.default_rng(0)
+    step_T, sequence_T = rng.integers(0, 3, 200).astype(np.int32), rng.integers(0, 5, 200).astype(np.int32)
+    train_T, infer_T = -rng.exponential(size=(2, 200))
+    metrics = {
+        STEP: [0.0, 1.0],
+        CURRICULUM_LEVEL: [0.0, 2.0],
+        LENGTH: [10.0, 14.0],
+        DELTA_SEQUENCE_UNMASKED: [0.5, NAN],
+        SAMPLE_SIZE_RAW: [0.2, 0.4],
+    }
+    one = run(metrics, 3, Tokens(step_T, train_T, infer_T, sequence_T))
+    both = results_of(mixed=made(NAIVE, reward=[0.5]))
+    (found,) = response_means(replace(both, arms=("arm",), runs={"arm": (one,)}))
+    sums = dict.fromkeys(set(zip(step_T.tolist(), sequence_T.tolist(), strict=True)), 0.0)
+    for step, sequence, train, infer in zip(step_T, sequence_T, train_T, infer_T, strict=True):
+        sums[int(step), int(sequence)] += train - infer
+    assert (found.arm, found.seed, found.tokens, found.delta_abs) == ("arm", 3, 12.0, 0.5)
+    assert found.level == 2.0
+    assert found.sample_size == pytest.approx(0.3)
+    assert found.delta_sd == pytest.approx(float(np.std(list(sums.values()), ddof=1)))
+
+
+def test_a_response_whose_delta_is_not_finite_has_no_part_in_its_spread() -> None:
+    infer_T = np.array([-1.0, -2.0, -math.inf, -5.0])
+    tokens = Tokens(np.zeros(4, dtype=np.int32), np.full(4, -1.0), infer_T, np.arange(4, dtype=np.int32))
+    both = results_of(mixed=made(NAIVE, reward=[0.5]))
+    (found,) = response_means(replace(both, arms=("arm",), runs={"arm": (run({STEP: [0.0]}, 0, tokens),)}))
+    assert found.delta_sd == pytest.approx(np.std([0.0, 1.0, 4.0], ddof=1))
+    assert math.isnan(found.tokens) and math.isnan(found.level) and math.isnan(found.sample_size)
+    (alone,) = response_means(replace(both, arms=("arm",), runs={"arm": (run({STEP: [0.0]}),)}))
+    assert math.isnan(alone.delta_sd)

@@ -5,16 +5,16 @@ import re
 from pathlib import Path
 
 from tailrl.report.metrics import ALIASES, metrics_page
-from tailrl.tracking.metrics import METRICS, ROUTING, VERIFICATION
+from tailrl.tracking.metrics import CURRICULUM, METRICS, ROUTING, VERIFICATION
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
 
 def test_every_metric_has_a_line_and_every_link_a_file() -> None:
     page = metrics_page().split("## Names in other frameworks")[0]
-    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == [*METRICS, *VERIFICATION, *ROUTING]
+    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == [*METRICS, *VERIFICATION, *ROUTING, *CURRICULUM]
     links = re.findall(r"\]\(([^)]+)\)", page)
-    assert len(links) == len(METRICS) + len(VERIFICATION) + len(ROUTING)
+    assert len(links) == len(METRICS) + len(VERIFICATION) + len(ROUTING) + len(CURRICULUM)
     assert all(Path(os.path.normpath(REFERENCE / link)).is_file() for link in links)
 
 

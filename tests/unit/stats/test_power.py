@@ -1,12 +1,13 @@
 """Seeds needed and least effects: against Cohen's table, and against simulated power."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tailrl.stats.power import MOST, POWER, least_effect, seeds_needed, welch_power
+from tailrl.stats.power import MOST, POWER, least_effect, paired_power, seeds_needed, welch_power
 
 
 @pytest.mark.parametrize(("d", "n"), [(0.2, 394), (0.5, 64), (0.8, 26), (1.0, 17)])
@@ -52,6 +53,41 @@ def test_the_power_is_the_simulated_one(squares: tuple[float, float], sizes: tup
         powers.append(welch_power(effect, squares, sizes))
         assert abs(powers[-1] - simulated(effect, spread, sizes, trials)) < near(powers[-1], trials) + 0.003
     assert powers == sorted(powers)
+
+
+@pytest.mark.parametrize(("effect", "spread", "pairs"), [(0.0, 1.0, 3), (1.0, 1.0, 3), (2.0, 1.5, 5), (-3.0, 2.0, 4)])
+def test_the_power_of_pairs_is_the_simulated_one_and_that_of_the_noncentral_t(
+    effect: float, spread: float, pairs: int
+) -> None:
+    found, trials = paired_power(effect, spread, pairs), 20_000
+    drawn = effect + spread * np.random.default_rng(0).normal(size=(pairs, trials))
+    assert abs(found - np.mean(stats.ttest_1samp(drawn, 0.0).pvalue <= 0.05)) < near(found, trials)
+    reach, shift = stats.t.ppf(0.975, pairs - 1), effect / spread * math.sqrt(pairs)
+    exact = stats.nct.sf(reach, pairs - 1, shift) + stats.nct.cdf(-reach, pairs - 1, shift)
+    assert found == pytest.approx(exact, abs=1e-3)
+
+
+HEADERS = {
+    "smollm2_fp8": [(5, 1.0, 3, 1, 0.98), (5, 1.5, 3, 1, 0.81), (5, 2.0, 3, 1, 0.62), (5, 3.0, 3, 1, 0.37)],
+    "causes": [
+        *((5, spread, 5, 5, said) for spread, said in ((1.5, 0.95), (2.0, 0.76), (2.5, 0.55), (3.0, 0.39))),
+        *((5, spread, 5, 1, said) for spread, said in ((1.5, 1.0), (2.0, 0.98), (2.5, 0.91), (3.0, 0.79))),
+    ],
+    "horizon": [
+        *((5, spread, 5, 1, said) for spread, said in ((2.0, 0.98), (3.0, 0.79), (4.0, 0.56), (5.0, 0.40))),
+        *((10, spread, pairs, 1, said) for spread, pairs, said in ((4.0, 5, 0.98), (5.0, 5, 0.91))),
+        *((10, spread, pairs, 1, said) for spread, pairs, said in ((4.0, 3, 0.62), (5.0, 3, 0.47))),
+    ],
+}
+"""Effect, SD and number of parts, tests that share Holm's correction, and the power that the study's header says."""
+
+
+@pytest.mark.parametrize("study", HEADERS)
+def test_headers_say_the_power_of_their_paired_tests(study: str) -> None:
+    text = (Path(__file__).parents[3] / f"studies/shared/{study}.yaml").read_text(encoding="utf-8")
+    for effect, spread, pairs, tests, said in HEADERS[study]:
+        assert round(paired_power(effect, spread, pairs, tests), 2) == said
+        assert f"{said:.2f}" in text
 
 
 def test_edges() -> None:

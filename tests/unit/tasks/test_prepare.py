@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_evaluated_problems_are_not_trained_on(tmp_path: Path) -> None:
         assert read_problems(tmp_path / f"{name}.jsonl") == kept
         removed = len(source) - len(kept)
         assert report[name] == {"problems": len(kept), "removed_because_evaluated": removed, "skipped": {}}
+
+
+def test_harder_tasks_follow_with_their_levels_and_without_what_is_evaluated(tmp_path: Path) -> None:
+    harder = (ArithmeticTask(problems=70, terms=(3, 3), seed=4), ArithmeticTask(problems=90, terms=(2, 2), seed=1))
+    write_all_problems(Problems(train=TRAIN, harder=harder, evaluation=EVALUATION, warm_start=STAGES), tmp_path)
+    prompts = {problem.prompt for problem in load_task(EVALUATION).problems}
+    every = [
+        replace(one, level=level) for level, task in enumerate((TRAIN, *harder)) for one in load_task(task).problems
+    ]
+    kept = [problem for problem in every if problem.prompt not in prompts]
+    assert read_problems(tmp_path / "train.jsonl") == kept and {one.level for one in kept} == {0, 1, 2}
+    assert {one.level for one in read_problems(tmp_path / "warm_start.jsonl")} == {0}
 
 
 def test_rows_that_cannot_be_used_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

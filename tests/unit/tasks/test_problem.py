@@ -1,6 +1,6 @@
 """Problem files: written, read back, and refused with the line that is wrong."""
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,23 @@ def test_write_and_read(tmp_path: Path) -> None:
     assert read_problems(file) == PROBLEMS
     assert len(file.read_text(encoding="utf-8").split("\n")) == len(PROBLEMS) + 1
     assert "é" in file.read_text(encoding="utf-8")
+
+
+def test_a_level_is_written_where_there_is_one(tmp_path: Path) -> None:
+    """So the files of studies without a curriculum stay as they were."""
+    levels = [replace(PROBLEMS[0], level=level) for level in (0, 3)]
+    write_problems(levels, tmp_path / "file")
+    first, last = (tmp_path / "file").read_text(encoding="utf-8").splitlines()
+    assert "level" not in first and last.endswith(', "level": 3}')
+    assert read_problems(tmp_path / "file") == levels
+
+
+@pytest.mark.parametrize("level", ["-1", "true", "1.0", '"1"', "null"])
+def test_a_level_is_a_whole_number(tmp_path: Path, level: str) -> None:
+    line = f'{{"id": "a", "prompt": "p", "answer": "1", "level": {level}}}\n'
+    (tmp_path / "file").write_text(line, encoding="utf-8")
+    with pytest.raises(StudyError, match="line 1: not a problem: its level must be a whole number from 0"):
+        read_problems(tmp_path / "file")
 
 
 def test_the_same_problems_give_the_same_bytes(tmp_path: Path) -> None:

@@ -18,12 +18,23 @@ from tailrl.config.arm import Correction
 from tailrl.objective.diagnostics import advantage_skew, log_ratio_metrics, verl_metrics, weight_metrics
 from tailrl.report.metrics import ALIASES
 from tailrl.rollout.types import Rollout
-from tailrl.tracking.metrics import CORR, METRICS, PHASES, REWARD, ROUTING, TIME, VERIFICATION, Metric, in_group
+from tailrl.tracking.metrics import (
+    CORR,
+    CURRICULUM,
+    METRICS,
+    PHASES,
+    REWARD,
+    ROUTING,
+    TIME,
+    VERIFICATION,
+    Metric,
+    in_group,
+)
 from tailrl.training.step_record import response_metrics, reward_metrics
 
 ROOM = Path(tailrl.__file__).parent
 CATALOGUE = ROOM / "tracking" / "metrics.py"
-EVERY = METRICS | VERIFICATION | ROUTING
+EVERY = METRICS | VERIFICATION | ROUTING | CURRICULUM
 GROUPS = {key.split("/")[0] for key in EVERY}
 
 RATIOS = """kl k3_kl delta_abs_mean delta_abs_max rollout_is_ratio_fraction_high rollout_is_ratio_fraction_low
@@ -59,6 +70,7 @@ KEYS = [
     ("verification", "rounds agreement proposed_per_kept seconds"),
     ("routing", "flip_fraction layer_flip_fraction_mean layer_flip_fraction_first layer_flip_fraction_last"),
     ("routing", "layer_flip_fraction_max flipped_k3_kl unflipped_k3_kl flipped_k3_share"),
+    ("curriculum", "level"),
 ]
 
 LITERAL = re.compile(

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors import safe_open
 from slow_cases import slow_but
 
+from tailrl.config.curriculum import Curriculum
 from tailrl.model.policy import load_policy, load_tokenizer, save_policy
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
@@ -71,6 +73,24 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: 
     if arm in ("budget", "difficulty"):
         assert len({line["dvp/threshold"] for line in resumed.lines}) > 3, "the thresholds move"
     assert undisturbed.lines[-1]["train/grad_norm"]
+
+
+def test_a_run_that_has_reached_a_harder_task_goes_on_with_it(
+    tmp_path: Path, policy_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted before the task changes, at the change, and after it."""
+    levels = [replace(problem, level=place % 3) for place, problem in enumerate(problems[:9])]
+    runs = make_runs(tmp_path, policy_folder, levels, monkeypatch)
+    harder = {"harder": [{"name": "arithmetic"}] * 2, "above": 0.01, "window": 2}
+    run = runs.settings().model_copy(update={"curriculum": Curriculum.model_validate(harder)})
+    undisturbed = runs.train(run, name="undisturbed")
+    interrupt_at(monkeypatch, 1, 3, 5)
+    for _ in range(3):
+        interrupted(runs, run)
+    resumed = runs.train(run)
+    assert resumed.same(undisturbed)
+    assert [line["curriculum/level"] for line in resumed.lines] == [0, 0, 1, 1, 2, 2, 2]
+    assert resumed.record["resumed_at_steps"] == [2, 4]
 
 
 def test_checkpoints_change_nothing(runs: Runs) -> None:

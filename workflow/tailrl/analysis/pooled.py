@@ -1,103 +1,176 @@
-"""The parts of a study pooled: each remedy less a reference, with the warm start as the unit of repetition.
+"""The endpoints of a study in parts, as `pools` says them: differences, means and slopes of numbers by arm and seed."""
 
-A part is a study with a warm start of its own; its score of an arm is the mean over its seeds. An arm is called
-<cause>_<what>. The remedies of a cause are its arms but <cause>_naive and <cause>_control.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import exp, log, nan
 
 import numpy as np
 
-from tailrl.analysis.parts import CONTROL, NAIVE, Numbers, differences
+from tailrl.analysis.pools import Family, Pool, matching, named
 from tailrl.stats.intervals import Interval, mean_interval
-from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_difference, difference_from, holm
+from tailrl.stats.tests import NO_DIFFERENCE, Difference, arm_contrast, difference_from, holm
+
+Numbers = Mapping[str, Mapping[int, float]]
+"""A number of each arm's runs in one part, by seed."""
+
+PartNumbers = Mapping[str, Mapping[str, Numbers]]
+"""Each finished part's measures by name, `POOLED_SCORE` among them."""
+
+POOLED_SCORE = "avg@k"
+"""The measure whose differences are tested: the held-out score of the last policy, a share of 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
-    """avg@k of a remedy less that of a reference, shares of 1.
+class PooledLine:
+    """avg@k of an arm less a sum of others, shares of 1.
 
     Attributes:
-        less: `naive` (primary) and `control`, of the same cause, or `exact`.
-        difference: the mean over warm starts of the differences within a warm start, with a paired t interval. With one
-            warm start the interval is over its seeds (Welch), and there is no p.
-        p_holm: p by Holm over the remedies of the cause.
-        least, most: the smallest and the largest difference within a warm start.
+        part: the part whose seeds it is over; empty over parts. Between two parts both names.
+        less: the sum of arms.
+        difference: over parts, the mean of the differences within a part, with a paired t interval. Of a single part,
+            and within a part, it is Welch's over seeds. A single part that others shall repeat has no p.
+        p_holm: p by Holm over the family, or over the part's lines of the family.
+        least, most: the smallest and the largest difference within a part; NaN for one over seeds.
+        counts: False where the arm's measure is not near that of the arm it is compared with, or not known.
     """
 
-    cause: str
-    remedy: str
+    family: str
+    part: str
+    arm: str
     less: str
     difference: Difference
     p_holm: float
     least: float
     most: float
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
-class PooledScore:
-    """avg@k of an arm over warm starts, shares of 1; with one warm start the interval is over its seeds.
+class PooledMeasure:
+    """The mean of a measure of an arm: over parts, or (`part`) over the seeds of one; units are the interval's n."""
 
-    Attributes:
-        warm_starts, seeds: how many have the arm, and how many policies they have in all.
-    """
-
+    measure: str
+    part: str
     arm: str
-    score: Interval
-    warm_starts: int
-    seeds: int
+    value: Interval
 
 
-def pooled(parts: Sequence[Numbers]) -> list[Pooled]:
-    """Every remedy less each of its references, cause by cause, from avg@k by arm in each part.
+@dataclass(frozen=True, slots=True)
+class PooledSlope:
+    """The slope of a measure's logarithm against another's, by least squares over parts, one a seed; over seeds."""
 
-    A pair is of the parts that have both arms.
-    """
+    measure: str
+    against: str
+    arm: str
+    slope: Interval
+    parts: int
+
+
+def pooled_lines(pool: Pool, parts: PartNumbers) -> list[PooledLine]:
+    """Every family's lines, in the order of its arms; one that no part has is there without numbers."""
+    scores = {part: measures[POOLED_SCORE] for part, measures in parts.items()}
+    found: list[PooledLine] = []
+    for name, family in pool.families.items():
+        lines = list(_lines(pool, name, family, scores))
+        for group in dict.fromkeys(line.part if family.holm == "part" else "" for line in lines):
+            own = [place for place, line in enumerate(lines) if family.holm != "part" or line.part == group]
+            adjusted = holm([lines[place].difference.p for place in own]).tolist()
+            for place, p in zip(own, adjusted, strict=True):
+                lines[place] = replace(lines[place], p_holm=p)
+        if family.near is not None:
+            measure, factor = family.near.measure, family.near.factor
+            size = {one.arm: one.value.mean for one in pooled_measures(pool, parts) if one.measure == measure}
+            others = {line.arm: named(family.near.of, line.arm) for line in lines}
+            lines = [replace(x, counts=_near(size.get(x.arm), size.get(others[x.arm]), factor)) for x in lines]
+        found += lines
+    return found
+
+
+def pooled_measures(pool: Pool, parts: PartNumbers) -> list[PooledMeasure]:
+    """The score and every measure of every arm that has it, measure by measure."""
     found = []
-    for cause, remedies in _causes(parts).items():
-        own = {less: f"{cause}_{less}" for less in (NAIVE, CONTROL)}
-        for less, reference in {**own, "exact": "exact"}.items():
-            rows = [_less(parts, f"{cause}_{remedy}", reference) for remedy in remedies]
-            adjusted = holm([difference.p for difference, *_ in rows]).tolist()
-            found += [
-                Pooled(cause, remedy, less, difference, p, *ends)
-                for remedy, (difference, *ends), p in zip(remedies, rows, adjusted, strict=True)
+    for name in (POOLED_SCORE, *pool.measures):
+        numbers = {part: measures[name] for part, measures in parts.items()}
+        geometric = name in pool.measures and pool.measures[name].geometric
+        for arm in _arms(numbers.values()):
+            own = {part: list(number[arm].values()) for part, number in numbers.items() if arm in number}
+            if pool.unit == "seed":
+                found += [PooledMeasure(name, part, arm, _mean(seeds, geometric)) for part, seeds in own.items()]
+            else:
+                means = [float(np.mean(seeds)) for seeds in own.values()]
+                (seeds,) = own.values() if len(own) == 1 and not geometric else (means,)
+                found.append(PooledMeasure(name, "", arm, _mean(seeds, geometric)))
+    return found
+
+
+def pooled_slopes(pool: Pool, parts: PartNumbers) -> list[PooledSlope]:
+    """How measures grow over the parts, of every seed that all finished parts have; nothing with a single part."""
+    found = []
+    for slope in pool.slopes if len(parts) > 1 else ():
+        pairs = [(measures[slope.against], measures[slope.of]) for measures in parts.values()]
+        for arm in matching(_arms(y for _, y in pairs), slope.arms):
+            seeds = set.intersection(*(set(x.get(arm, {})) & set(y.get(arm, {})) for x, y in pairs))
+            slopes = [
+                _slope([x[arm][seed] for x, _ in pairs], [y[arm][seed] for _, y in pairs]) for seed in sorted(seeds)
             ]
+            found.append(PooledSlope(slope.of, slope.against, arm, mean_interval(slopes), len(parts)))
     return found
 
 
-def pooled_scores(parts: Sequence[Numbers]) -> list[PooledScore]:
-    """Every arm's score, in the parts' order."""
-    found = []
-    for arm in _arms(parts):
-        own = [part[arm] for part in parts if arm in part]
-        units = [float(np.mean(score_S)) for score_S in own] if len(own) > 1 else own[0]
-        found.append(PooledScore(arm, mean_interval(units), len(own), sum(map(len, own))))
-    return found
+def _lines(pool: Pool, name: str, family: Family, scores: Mapping[str, Numbers]) -> Iterator[PooledLine]:
+    """A family's lines, before Holm."""
+    for compared in family.of:
+        for arm in compared.chosen(_arms(scores.values())):
+            less, weights = named(compared.less, arm), compared.weights(arm)
+            whole = {part: own for part, own in scores.items() if weights.keys() <= own.keys()}
+            if pool.unit == "part":
+                yield PooledLine(name, "", arm, less, *_over(list(whole.values()), weights), True)
+            elif family.between is None:
+                for part, own in whole.items():
+                    yield PooledLine(name, part, arm, less, _within([(own, weights)]), nan, nan, nan, True)
+            elif set(family.between) <= whole.keys():
+                first, second = family.between
+                both = [(whole[first], weights), (whole[second], {one: -weight for one, weight in weights.items()})]
+                yield PooledLine(name, f"{first} - {second}", arm, less, _within(both), nan, nan, nan, True)
 
 
-def _arms(parts: Sequence[Numbers]) -> Iterator[str]:
-    yield from dict.fromkeys(arm for part in parts for arm in part)
+def _over(parts: Sequence[Numbers], weights: Mapping[str, float]) -> tuple[Difference, float, float, float]:
+    """The mean over parts with its p, a place for Holm's, and the smallest and largest difference of a part."""
+    if not parts:
+        return NO_DIFFERENCE, nan, nan, nan
+    within = [
+        sum(weight * float(np.mean(list(part[arm].values()))) for arm, weight in weights.items()) for part in parts
+    ]
+    several = len(parts) > 1
+    found = difference_from(within, 0.0) if several else replace(_within([(parts[0], weights)]), p=nan)
+    return found, nan, float(min(within)), float(max(within))
 
 
-def _causes(parts: Sequence[Numbers]) -> dict[str, list[str]]:
-    """The remedies of each cause."""
-    arms = list(_arms(parts))
-    causes = [arm.removesuffix(f"_{NAIVE}") for arm in arms if arm.endswith(f"_{NAIVE}")]
-    own = {cause: [arm.removeprefix(f"{cause}_") for arm in arms if arm.startswith(f"{cause}_")] for cause in causes}
-    return {cause: [name for name in names if name not in (NAIVE, CONTROL)] for cause, names in own.items()}
+def _within(terms: Sequence[tuple[Numbers, Mapping[str, float]]]) -> Difference:
+    """Over the seeds of one part, or of two."""
+    pairs = [(list(own[arm].values()), weight) for own, weights in terms for arm, weight in weights.items() if weight]
+    return arm_contrast([seeds for seeds, _ in pairs], [weight for _, weight in pairs])
 
 
-def _less(parts: Sequence[Numbers], arm: str, reference: str) -> tuple[Difference, float, float]:
-    """The pooled difference, and the smallest and the largest within a warm start; NaN where no part has both."""
-    within = differences(parts, arm, reference)
-    if not within:
-        return NO_DIFFERENCE, nan, nan
-    if len(within) > 1:
-        found = difference_from(list(within.values()), 0.0)
-    else:
-        (part,) = (parts[place] for place in within)
-        found = replace(arm_difference(part[arm], part[reference]), p=nan)
-    return found, min(within.values()), max(within.values())
+def _mean(values: Sequence[float], geometric: bool) -> Interval:
+    """Of a geometric mean the interval is in logarithms, and values that are not above 0 do not count."""
+    if not geometric:
+        return mean_interval(values)
+    logs = mean_interval([log(value) for value in values if value > 0])
+    return Interval(exp(logs.mean), exp(logs.low), exp(logs.high), logs.n)
+
+
+def _slope(x_M: Sequence[float], y_M: Sequence[float]) -> float:
+    """NaN where a value is not above 0, or not known."""
+    if not all(value > 0 for value in (*x_M, *y_M)):
+        return nan
+    slope, _ = np.polyfit(np.log(x_M), np.log(y_M), 1)
+    return float(slope)
+
+
+def _near(one: float | None, other: float | None, factor: float) -> bool:
+    return bool(one and other) and 1 / factor <= one / other <= factor  # type: ignore[operator]
+
+
+def _arms(numbers: Iterable[Numbers]) -> list[str]:
+    return list(dict.fromkeys(arm for own in numbers for arm in own))

@@ -14,8 +14,21 @@ from numpy.typing import NDArray
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.artifacts.tables import Row
+from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import cluster_interval
-from tailrl.tracking.metrics import PHASES, REWARD, ROUTING, STEP, STEP_SECONDS, TIME, in_group
+from tailrl.tracking.metrics import (
+    CURRICULUM_LEVEL,
+    DELTA_SEQUENCE_UNMASKED,
+    LENGTH,
+    PHASES,
+    REWARD,
+    ROUTING,
+    SAMPLE_SIZE_RAW,
+    STEP,
+    STEP_SECONDS,
+    TIME,
+    in_group,
+)
 
 SMOOTHING = 0.05
 """The window of a training curve's moving mean, as a share of the steps."""
@@ -222,6 +235,45 @@ def flip_rows(results: Results) -> Iterator[Row]:
         if ROUTING.keys() <= run.metrics.keys():
             means = {key.partition("/")[2]: known_mean(run.metric(key)) for key in ROUTING}
             yield {"arm": run.arm, "seed": run.seed, **means}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseMeans:
+    """What a run's responses are like, as means over its steps; NaN where not recorded.
+
+    Attributes:
+        tokens: the length of a response.
+        delta_abs: |Δ_y| of a response, unmasked, nats.
+        delta_sd: the standard deviation of Δ_y over the responses of all kept steps, unmasked, nats.
+        sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
+        level: of the curriculum, in the last step.
+    """
+
+    arm: str
+    seed: int
+    tokens: float
+    delta_abs: float
+    delta_sd: float
+    sample_size: float
+    level: float
+
+
+def response_means(results: Results) -> Iterator[ResponseMeans]:
+    """A record for each run, arm by arm."""
+    for run in results.all_runs():
+        tokens, delta_abs, size = (
+            known_mean(run.metric(key)) for key in (LENGTH, DELTA_SEQUENCE_UNMASKED, SAMPLE_SIZE_RAW)
+        )
+        level = float(run.metric(CURRICULUM_LEVEL)[-1])
+        yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level)
+
+
+def _delta_sd(tokens: Tokens) -> float:
+    """Without responses whose Δ_y is not finite; NaN with fewer than two."""
+    with np.errstate(invalid="ignore"):
+        delta_R = np.bincount(tokens.responses(), tokens.logp_train_T - tokens.logp_infer_T)
+    delta_R = delta_R[np.isfinite(delta_R)]
+    return float(delta_R.std(ddof=1)) if delta_R.size > 1 else math.nan
 
 
 def known_mean(value_N: FloatArray) -> float:

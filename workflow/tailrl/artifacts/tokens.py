@@ -40,11 +40,17 @@ class Tokens:
         step_T: int32, the training step.
         logp_train_T: float64, nats: unmasked log π_train of the sampled token.
         logp_infer_T: float64, nats: unmasked log π_infer of the same token.
+        sequence_T: int32, the response's number in its step.
     """
 
     step_T: NDArray[np.int32]
     logp_train_T: FloatArray
     logp_infer_T: FloatArray
+    sequence_T: NDArray[np.int32]
+
+    def responses(self) -> NDArray[np.intp]:
+        """Each token's response, numbered from 0 over all kept steps, (T,)."""
+        return _responses(self.step_T, self.sequence_T)[1]
 
 
 def write_tokens(job: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -91,13 +97,18 @@ def read_tokens(job: Path, metrics: Metrics, keep_every: int) -> Tokens:
         other_N = ~np.isnan(recorded_N) & ~np.isclose(found_N, recorded_N, rtol=1e-5, atol=1e-6)
         for step, found, recorded in zip(steps_N[other_N], found_N[other_N], recorded_N[other_N], strict=True):
             raise StudyError(f"{path}: in step {step} {key} is {found:.6g}, and metrics.jsonl says {recorded:.6g}")
-    return Tokens(step_T, train_T, infer_T)
+    return Tokens(step_T, train_T, infer_T, sequence_T)
 
 
 def _means(values_T: NDArray[Any], step_T: NDArray[Any], sequence_T: NDArray[np.int32], steps: int) -> FloatArray:
     """For each of so many steps the mean over its responses of their tokens' means, (N,); NaN without a token."""
-    response_R, of_T = np.unique((step_T.astype(np.int64) << 32) + sequence_T.view(np.uint32), return_inverse=True)
-    step_R = response_R >> 32
+    step_R, of_T = _responses(step_T, sequence_T)
     with np.errstate(all="ignore"):
         mean_R = np.bincount(of_T, values_T.astype(np.float64)) / np.bincount(of_T)
         return np.bincount(step_R, mean_R, steps) / np.bincount(step_R, minlength=steps)
+
+
+def _responses(step_T: NDArray[Any], sequence_T: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """The step of each response, and the response of each token."""
+    response_R, of_T = np.unique((step_T.astype(np.int64) << 32) + sequence_T.view(np.uint32), return_inverse=True)
+    return response_R >> 32, of_T

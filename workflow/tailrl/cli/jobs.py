@@ -221,14 +221,6 @@ def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFi
 
 
 @app.command()
-def causes_harm(out: Out, part: PartTables = None) -> None:
-    """Write the harm of each cause of a mismatch against its k3, over the finished parts of causes."""
-    from tailrl.report.study import write_harm
-
-    write_harm(part or [], out)
-
-
-@app.command()
 def early_warning(results: Roots, out: Out) -> None:
     """Write which metric warns of a collapse, over the runs of one or more studies."""
     from tailrl.report.study import write_early_warning
@@ -245,11 +237,11 @@ def overview(results: Roots, out: Out) -> None:
 
 
 @app.command()
-def remedies_pooled(out: Out, part: PartTables = None) -> None:
-    """Write the remedies' differences over the warm starts of the finished parts."""
+def pooled(name: Annotated[str, Option(help="of `analysis/pools.yaml`")], out: Out, part: PartTables = None) -> None:
+    """Write the tables, the page and the figure over the finished parts of a study."""
     from tailrl.report.study import write_pooled
 
-    write_pooled(part or [], out)
+    write_pooled(name, part or [], out)
 
 
 @app.command()

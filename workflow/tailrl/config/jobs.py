@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from tailrl.config.arm import Clip, Correction
 from tailrl.config.base import Settings
+from tailrl.config.curriculum import Curriculum
 from tailrl.config.policy import Policy
 from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.sampler import Disturbance, SamplerSettings
@@ -49,6 +50,7 @@ class Problems(Settings):
     """The problems of a study, which the first job writes."""
 
     train: Task
+    harder: tuple[Generated, ...] = ()
     evaluation: Task
     warm_start: tuple[Generated, ...]
 
@@ -66,6 +68,7 @@ class Run(Settings):
     arm: str
     policy: Policy
     task: Task
+    curriculum: Curriculum | None = None
     estimator: Literal["rloo", "reinforce", "grpo"]
     clip: Clip | None
     reference_kl: ReferenceKL | None

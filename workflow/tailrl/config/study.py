@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm
 from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
+from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
@@ -60,6 +61,9 @@ class Study(Settings):
     )
     seeds: Seeds = Field((0, 1, 2), description="one training run per arm and seed")
     task: Task = ArithmeticTask()
+    curriculum: Curriculum | None = Field(
+        None, description="harder tasks, which follow as a run's reward rises; null: one task"
+    )
     policy: Policy = ScratchPolicy()
     training: Training = Training()
     arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that the study compares")
@@ -107,10 +111,11 @@ class Study(Settings):
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         if run.sampler.routes and isinstance(self.policy, ScratchPolicy) and self.policy.experts is None:
             raise ValueError(f"arms.{name}.sampler.routes: the policy is dense and has no experts; leave it out")
-        if isinstance(self.task, GeneratedTask) and run.training.prompts > self.task.problems:
-            raise ValueError(
-                f"arms.{name}: {run.training.prompts} prompts a step, but the task has {self.task.problems}"
-            )
+        for task in (self.task, *self._harder()):
+            if isinstance(task, GeneratedTask) and run.training.prompts > task.problems:
+                raise ValueError(
+                    f"arms.{name}: {run.training.prompts} prompts a step, but the task has {task.problems}"
+                )
         if isinstance(self.policy, ScratchPolicy):
             longest = max(run.training.max_new_tokens, self.evaluation.max_new_tokens)
             if longest >= self.policy.max_length:
@@ -131,7 +136,10 @@ class Study(Settings):
     def problems(self) -> Problems:
         """The settings of the job that writes the problems."""
         warm_start = self.policy.warm_start.stages if isinstance(self.policy, ScratchPolicy) else ()
-        return Problems(train=self.task, evaluation=self.evaluation.task, warm_start=warm_start)
+        return Problems(train=self.task, harder=self._harder(), evaluation=self.evaluation.task, warm_start=warm_start)
+
+    def _harder(self) -> tuple[GeneratedTask, ...]:
+        return self.curriculum.harder if self.curriculum else ()
 
     def gradients(self) -> Gradients:
         """The settings of the job that measures the arms' gradient estimators on tiny models."""
@@ -264,4 +272,5 @@ class Study(Settings):
         except ValueError as error:
             raise ValueError(f"arms.{arm_name}: {error}") from None
         own = {name: getattr(arm, name) for name in Run.model_fields.keys() & Arm.model_fields.keys() - {"training"}}
-        return Run(study=self.name, arm=arm_name, policy=self.policy, task=self.task, training=training, **own)
+        shared = {name: getattr(self, name) for name in ("policy", "task", "curriculum")}
+        return Run(study=self.name, arm=arm_name, training=training, **shared, **own)

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from tailrl.report.page import render
-from tailrl.tracking.metrics import METRICS, NOTATION, ROUTING, VERIFICATION
+from tailrl.tracking.metrics import CURRICULUM, METRICS, NOTATION, ROUTING, VERIFICATION
 
 # Not beside the metrics: training depends on those.
 ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
@@ -16,5 +16,11 @@ ALIASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
 
 def metrics_page() -> str:
     """reference/metrics.md: each metric's key, unit, meaning, a link to what computes it, and its names elsewhere."""
-    catalogues = {"metrics": METRICS, "verification": VERIFICATION, "routing": ROUTING, "aliases": ALIASES}
+    catalogues = {
+        "metrics": METRICS,
+        "verification": VERIFICATION,
+        "routing": ROUTING,
+        "curriculum": CURRICULUM,
+        "aliases": ALIASES,
+    }
     return render("metrics.md.j2", notation=NOTATION, **catalogues)

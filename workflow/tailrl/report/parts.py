@@ -1,31 +1,33 @@
 """The tables that a study's parts left, in results/<part>/tables/ or docs/results/<part>/."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrl.analysis.parts import Numbers
+from tailrl.analysis.pooled import POOLED_SCORE, Numbers, PartNumbers
+from tailrl.analysis.pools import SCORE_COLUMN, SCORE_TABLE, Pool
 from tailrl.artifacts.tables import read_csv
 from tailrl.runtime.errors import StudyError
 
 
-def column(folders: Sequence[Path], table: str, name: str) -> list[Numbers]:
-    """A column of each part's table by arm, in the order of its lines; an empty cell is NaN.
+def read_parts(pool: Pool, folders: Sequence[Path]) -> PartNumbers:
+    """The measures of each finished part by its name; an empty cell is NaN.
 
     Raises:
-        StudyError: no part, a table is missing or none, or an arm's number of seeds differs between parts.
+        StudyError: no part, a folder of none, a table is missing or none, or an arm's number of seeds differs between
+            parts.
     """
     if not folders:
         raise StudyError("no part is finished: `snakemake -n` with the name of a part says what it takes")
-    found = [_numbers(folder / table, name) for folder in folders]
-    seeds = {
-        arm: (len(values), folder) for folder, part in zip(folders, found, strict=True) for arm, values in part.items()
-    }
-    for folder, part in zip(folders, found, strict=True):
-        for arm, values in part.items():
-            count, other = seeds[arm]
-            if len(values) != count:
-                raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
-    return found
+    columns = {POOLED_SCORE: (SCORE_TABLE, SCORE_COLUMN)}
+    columns |= {name: (measure.table, measure.column) for name, measure in pool.measures.items()}
+    found = {}
+    for folder in folders:
+        if (part := part_name(folder)) not in pool.parts:
+            raise StudyError(f"{folder}: {part} is no part of this study")
+        found[part] = {name: _numbers(folder / table, column) for name, (table, column) in columns.items()}
+    for name in columns:
+        _check_seeds({folder: found[part_name(folder)][name] for folder in folders})
+    return {part: found[part] for part in pool.parts if part in found}
 
 
 def part_name(folder: Path) -> str:
@@ -33,11 +35,20 @@ def part_name(folder: Path) -> str:
     return (folder.parent if folder.name == "tables" else folder).name
 
 
+def _check_seeds(parts: Mapping[Path, Numbers]) -> None:
+    seeds = {arm: (len(values), folder) for folder, part in parts.items() for arm, values in part.items()}
+    for folder, part in parts.items():
+        for arm, values in part.items():
+            count, other = seeds[arm]
+            if len(values) != count:
+                raise StudyError(f"{folder}: {arm} has {len(values)} seeds, but {count} in {other}: was one a trial?")
+
+
 def _numbers(path: Path, name: str) -> Numbers:
-    found = dict[str, list[float]]()
+    found = dict[str, dict[int, float]]()
     try:
-        for row in read_csv(path, ("arm", name)):
-            found.setdefault(row["arm"], []).append(float(row[name] or "nan"))
+        for row in read_csv(path, ("arm", "seed", name)):
+            found.setdefault(row["arm"], {})[int(row["seed"])] = float(row[name] or "nan")
     except ValueError:
-        raise StudyError(f"{path}: a line's {name} is not a number") from None
+        raise StudyError(f"{path}: a line's seed or {name} is not a number") from None
     return found

@@ -25,7 +25,6 @@ from tailrl.report.across import write_across
 from tailrl.report.axes import save_svg
 from tailrl.report.distributions import write_distribution_report
 from tailrl.report.early_warning import write_early_warning
-from tailrl.report.harm import write_harm
 from tailrl.report.page import CAPTIONS, Drawing, caption, page
 from tailrl.report.paper import claims_page, write_paper
 from tailrl.report.pooled import write_pooled
@@ -45,7 +44,6 @@ __all__ = [
     "write_distribution_report",
     "write_early_warning",
     "write_gradients",
-    "write_harm",
     "write_paper",
     "write_pooled",
     "write_report",
@@ -79,6 +77,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     write_csv(out / "tables" / "first_k3.csv", flat_rows(first))
     write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))
     write_csv(out / "tables" / "flips.csv", tables.flip_rows(read))
+    write_csv(out / "tables" / "responses.csv", flat_rows(tables.response_means(read)))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
     comparisons = scores.compare_arms(read, arm_kinds.references(read))
     _write_evaluation(read, gains, policies, comparisons, out)

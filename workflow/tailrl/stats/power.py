@@ -1,7 +1,7 @@
-"""The seeds that a difference between two arms needs, and the smallest difference that given seeds can detect.
+"""The power of a test, the seeds that a difference between two arms needs, and the smallest that given seeds detect.
 
-Both are for Welch's two-sided test over seeds at LEVEL. They use the observed variances, so that with few seeds both
-are rough.
+The last two are for Welch's two-sided test over seeds at LEVEL. They use the observed variances, so that with few seeds
+both are rough.
 """
 
 import math
@@ -45,6 +45,22 @@ def welch_power(effect: float, squares: tuple[float, float], sizes: tuple[int, i
     reach_QQ = stats.t.ppf(UPPER, freedom_QQ) * np.sqrt(seen_QQ)
     found_QQ = stats.norm.sf((reach_QQ - effect) / true) + stats.norm.cdf((-reach_QQ - effect) / true)
     return float(found_QQ.mean())
+
+
+def paired_power(effect: float, spread: float, pairs: int, tests: int = 1) -> float:
+    """The power of a paired t test for a true mean difference, where differences are normal.
+
+    Args:
+        effect: the true mean difference.
+        spread: the true standard deviation of the differences, above 0.
+        pairs: how many, from 2 on.
+        tests: Holm's correction of the smallest p among so many.
+    """
+    reach = float(stats.t.ppf(1 - (1 - UPPER) / tests, pairs - 1))
+    shares_Q = (np.arange(_NODES**2) + 0.5) / _NODES**2
+    error_Q = np.sqrt(stats.chi2.ppf(shares_Q, pairs - 1) / (pairs - 1))
+    shift = effect / spread * math.sqrt(pairs)
+    return float((stats.norm.sf(reach * error_Q - shift) + stats.norm.cdf(-reach * error_Q - shift)).mean())
 
 
 def seeds_needed(first_S: ArrayLike, second_S: ArrayLike) -> float:

@@ -1,6 +1,7 @@
 """The problems of a study: what its first job writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tailrl.config.jobs import Problems
@@ -15,8 +16,8 @@ from tailrl.tasks.registry import load_task
 def write_all_problems(settings: Problems, out: Path) -> None:
     """Writes train.jsonl, evaluation.jsonl, warm_start.jsonl (empty without a warm start) and problems.json.
 
-    Held-out problems are removed from the training problems. problems.json counts them, and lists the source rows that
-    could not be used; a sentence says how many.
+    Held-out problems are removed from the training problems, which are in the order of the curriculum's levels.
+    problems.json counts them, and lists the source rows that could not be used; a sentence says how many.
 
     Raises:
         StudyError: a source cannot be read, gives nothing, or is changed meanwhile.
@@ -31,9 +32,10 @@ def _write_all(settings: Problems, out: Path) -> None:
     held_out = {canonical(problem.prompt) for problem in evaluation.problems}
     report: dict[str, object] = {"evaluation": _describe("evaluation", len(evaluation.problems), 0, evaluation.skipped)}
     write_problems(evaluation.problems, out / "evaluation.jsonl")
-    for name, tasks in (("train", (settings.train,)), ("warm_start", settings.warm_start)):
+    for name, tasks in (("train", (settings.train, *settings.harder)), ("warm_start", settings.warm_start)):
         loaded = [load_task(task) for task in tasks]
-        every = [problem for part in loaded for problem in part.problems]
+        levels = enumerate(loaded) if name == "train" else ((0, part) for part in loaded)
+        every = [replace(problem, level=level) for level, part in levels for problem in part.problems]
         kept = [problem for problem in every if canonical(problem.prompt) not in held_out]
         if loaded and not kept:
             raise StudyError(f"every {name} problem is also an evaluation problem")

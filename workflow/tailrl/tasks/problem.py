@@ -15,7 +15,8 @@ COMPARED = ("math", "text")
 class Problem:
     """One verifiable problem: its prompt as the policy reads it, its answer, and how answers are compared.
 
-    Generated tasks also give a worked solution, which a warm start learns from.
+    Generated tasks also give a worked solution, which a warm start learns from. `level` is the place of its task in a
+    curriculum.
     """
 
     id: str
@@ -23,14 +24,18 @@ class Problem:
     answer: str
     solution: str = ""
     compared: str = "math"
+    level: int = 0
 
 
 def write_problems(problems: Iterable[Problem], path: Path) -> None:
-    """One JSON object a line."""
+    """One JSON object a line; without the level where it is 0."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for problem in problems:
-            file.write(json.dumps(asdict(problem), ensure_ascii=False) + "\n")
+            fields = asdict(problem)
+            if not problem.level:
+                del fields["level"]
+            file.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -41,13 +46,16 @@ def read_problems(path: Path) -> list[Problem]:
             for number, line in enumerate(file, start=1):
                 try:
                     problem = Problem(**json.loads(line))
-                    if not all(isinstance(value, str) for value in asdict(problem).values()):
-                        raise TypeError("every field must be text")
+                    texts = [value for key, value in asdict(problem).items() if key != "level"]
+                    if not all(isinstance(value, str) for value in texts):
+                        raise TypeError("every field but the level must be text")
+                    if type(problem.level) is not int or problem.level < 0:
+                        raise ValueError("its level must be a whole number from 0")
                     if not problem.prompt:
                         raise ValueError("its prompt is empty")
                     if problem.compared not in COMPARED:
                         raise ValueError(f"compared must be one of {', '.join(COMPARED)}")
-                    "".join(asdict(problem).values()).encode()  # a lone surrogate is JSON, but no tokenizer reads it
+                    "".join(texts).encode()  # a lone surrogate is JSON, but no tokenizer reads it
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None

@@ -55,7 +55,10 @@ VERIFICATION = {key: metric for key, metric in _catalogue.items() if key.startsw
 ROUTING = {key: metric for key, metric in _catalogue.items() if key.startswith("routing/")}
 """Logged besides where the sampler says which experts it chose (`sampler.routes`)."""
 
-METRICS = {key: metric for key, metric in _catalogue.items() if key not in {*VERIFICATION, *ROUTING}}
+CURRICULUM = {key: metric for key, metric in _catalogue.items() if key.startswith("curriculum/")}
+"""Logged besides where a study has a curriculum."""
+
+METRICS = {key: metric for key, metric in _catalogue.items() if key not in {*VERIFICATION, *ROUTING, *CURRICULUM}}
 """All other metrics by their keys, in the order in which a step logs them."""
 
 
@@ -109,6 +112,7 @@ OUTSIDE_COUNT = METRICS["dvp/sampled_outside_train_support_count"]
 OUTSIDE_DELTA = METRICS["dvp/outside_delta_abs_mean"]
 STEP_SECONDS = METRICS["time/step"]
 TOKENS_PER_SECOND = METRICS["throughput/tokens_per_second"]
+CURRICULUM_LEVEL = CURRICULUM["curriculum/level"]
 VERIFY_ROUNDS = VERIFICATION["verification/rounds"]
 VERIFY_AGREEMENT = VERIFICATION["verification/agreement"]
 VERIFY_PROPOSED = VERIFICATION["verification/proposed_per_kept"]

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,7 @@ from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import decided, give_up_forward, number_formats, place
 from tailrl.training.reference import NamedWeights, reference_weights, with_reference
 from tailrl.training.results import give, write_results
-from tailrl.training.rollouts import of_all_ranks, problem_order, rewards, step_requests
+from tailrl.training.rollouts import ProblemOrder, of_all_ranks, rewards, step_requests
 from tailrl.training.snapshots import Snapshots
 from tailrl.training.state import RunState, seed_libraries
 from tailrl.training.step import Sample, update
@@ -131,18 +130,18 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
     snapshots = Snapshots(checkpoints.folder, checkpoints.name, settings.snapshots, getattr(torch, run.policy_dtype))
     resumed = checkpoints.resume(state)
     tested = _start_engine(engine, job, state, resumed)
-    order = islice(problem_order(len(job.problems), settings.prompts, job.seed), state.step, None)
     state.startup_seconds += time.perf_counter() - started
     started -= state.wall_seconds
     between_steps, most = 0.0, min(settings.max_skipped, settings.steps)
     recorded = state.metrics.read()
-    watch = Watch(settings, recorded)
+    watch, order = Watch(settings, recorded), ProblemOrder(job.problems, run, job.seed, recorded)
     first = distributed.is_first()
     with Tracker(run, job.seed, job.out, wandb_folder, recorded) if first else nullcontext() as tracker:
         while state.step < settings.steps and not watch.alarm():
-            metrics, fault = take_step(job, state, engine, next(order), between_steps)
+            metrics, fault = take_step(job, state, engine, order.next(), between_steps)
             begun = time.perf_counter()
             watch.see(metrics)
+            metrics |= order.see(metrics)
             if tracker is not None:
                 tracker.log(metrics)
                 state.metrics.add(metrics)

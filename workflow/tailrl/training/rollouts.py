@@ -1,17 +1,20 @@
 """What a step samples: its problems, the requests to the engine, rewards, and the gathering of all ranks' responses."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from tailrl.config.jobs import Run
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.scoring import score
+from tailrl.tracking import metrics as keys
 
 
 def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
@@ -24,6 +27,47 @@ def problem_order(count: int, per_step: int, seed: int) -> Iterator[list[int]]:
         for start in range(0, count - per_step + 1, per_step):
             yield [int(i) for i in order[start : start + per_step]]
         epoch += 1
+
+
+class ProblemOrder:
+    """The problems of each step: those of one task, or with a curriculum of the task that the run has reached.
+
+    It depends on the seed and the recorded rewards alone, so a resumed run goes on with the same problems.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], run: Run, seed: int, steps: Iterable[Mapping[str, float | None]]
+    ) -> None:
+        """The order of a run with these settings, from the steps that it has already recorded."""
+        self._curriculum = run.curriculum
+        levels = 1 + (len(run.curriculum.harder) if run.curriculum else 0)
+        self._places = [[i for i, one in enumerate(problems) if one.level == level] for level in range(levels)]
+        # Of one task: the order by the seed itself.
+        seeds = [seed, *(derive_seed("level", seed, level) for level in range(1, levels))]
+        counts = zip(map(len, self._places), seeds, strict=True)
+        self._orders = [problem_order(count, run.training.prompts, own) for count, own in counts]
+        self._level = 0
+        self._rewards: list[float] = []
+        for metrics in steps:
+            self.next()
+            self.see(metrics)
+
+    def next(self) -> list[int]:
+        """The indices of the next step's problems."""
+        return [self._places[self._level][i] for i in next(self._orders[self._level])]
+
+    def see(self, metrics: Mapping[str, float | None]) -> dict[str, float]:
+        """Take the metrics of the step; returns those that a curriculum adds to them."""
+        if self._curriculum is None:
+            return {}
+        told: dict[str, float] = {keys.CURRICULUM_LEVEL: float(self._level)}
+        self._rewards.append(metrics[keys.REWARD] or 0.0)
+        last = self._rewards[-self._curriculum.window :]
+        whole = len(last) == self._curriculum.window and self._level + 1 < len(self._places)
+        if whole and math.fsum(last) >= self._curriculum.above * len(last):
+            self._level += 1
+            self._rewards.clear()
+        return told
 
 
 def step_requests(
