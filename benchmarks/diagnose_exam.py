@@ -53,8 +53,9 @@ def planned(spec: Spec) -> Iterator[tuple[int, str, dict[str, Any], int]]:
         for again in range(plan["clean_seeds"] if truth == "none" and judges else 1):
             for place, given in enumerate(listed):
                 # The real engine's logs are slow to make: each stands once, and where it stands at all, whole.
-                half = derive_seed("half", spec.seed, truth, place) % 2 == 0
-                chosen = not again if "engine" in given else judges or half
+                share = plan["shares"].get(truth, plan["shares"]["others"])
+                drawn = derive_seed("share", spec.seed, truth, place) % 1000 < 1000 * share
+                chosen = not again if "engine" in given else judges or drawn
                 if chosen and _fits(spec, truth, given):
                     yield number, truth, given, derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
                 number += 1
