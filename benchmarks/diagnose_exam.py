@@ -36,6 +36,9 @@ from tailrl.diagnosis.log import Log
 from tailrl.runtime.seeding import derive_seed
 
 DESIGN = Path(__file__).with_name("diagnose_exam.yaml")
+LARGE = -0.5
+"""Of `amount`: a mistake inside a model is a large one above it. Large and small ones look like different causes."""
+
 SURE = Path(tailrl.diagnosis.__file__).with_name("sure.yaml")
 
 
@@ -90,12 +93,16 @@ def make_logs(spec: Spec, work: Path) -> None:
 
 def cases(spec: Spec, work: Path) -> Iterator[Case]:
     """The cases of a policy whose logs are made."""
-    groups = design()["groups"]
+    plan = design()
+    groups, known = plan["groups"], {given["mistake"] for given in plan["settle"]["mistake"]}
     for number, truth, given, seed in planned(spec):
         with np.load(work / "logs" / spec.name / f"{seed}.npz", allow_pickle=False) as loaded:
             log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
-            planted = () if truth == "none" else tuple(groups.get(name, name) for name in truth.split("+"))
-            yield Case(spec.set, spec.name, number, planted, given, float(loaded["floor"]), log)
+            names = () if truth == "none" else tuple(truth.split("+"))
+            causes = tuple(groups.get(name, name) for name in names)
+            planted = tuple(name if name in plan["apart"] else groups.get(name, name) for name in names)
+            new = truth == "mistake" and given["mistake"] not in known
+            yield Case(spec.set, spec.name, number, causes, given, float(loaded["floor"]), log, planted, new)
 
 
 def settle_rules(made: list[Case], out: Path) -> None:
@@ -103,7 +110,8 @@ def settle_rules(made: list[Case], out: Path) -> None:
     known = cause_words()
     shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
-    values, truths, models, fitted = [], [], [], []
+    columns = [*shapes, *(f"{design()['groups']['mistake']}/{part}" for part in ("large", "small"))]
+    values, truths, fitted = [], [], []
     for case in made:
         measured = measured_of(case)
         faults = find_faults(measured)
@@ -115,15 +123,18 @@ def settle_rules(made: list[Case], out: Path) -> None:
         found = features(measured.signals)
         values.append([found[name] for name in FEATURES])
         acting = {*case.truth} & {*shapes} or {"unknown"}
-        truths.append([float(name in acting) for name in shapes])
-        models.append(case.model)
+        if "mistake" in case.planted:
+            acting = {columns[-2 if found["amount"] > LARGE else -1]}
+        truths.append([float(name in acting) for name in columns])
         fitted.append(case)
-    data, held_CK = settle(np.array(values), np.array(truths), models, shapes)
+    kinds = ["mistake" in case.planted and case.fault["mistake"] or "" for case in fitted]
+    models = [case.model for case in fitted]
+    data, held_CK = settle(np.array(values), np.array(truths), models, kinds, columns)
     # By Laplace's rule: a check that was always right is not taken for infallible.
     rates = {name: round((right + 1) / (flags + 2), 3) for name, (right, flags) in checks.items()}
     written = {"command": "python benchmarks/diagnose_exam.py settle", "checks": rates, **data}
     out.write_text(yaml.safe_dump(written, sort_keys=False, width=120), encoding="utf-8")
-    show(left_out_rows(fitted, held_CK, shapes), None)
+    show(left_out_rows(fitted, held_CK, columns), None)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-The policies that settle the rules do arithmetic, sort or reverse words or numbers, count letters, write initials, or go on
-with a series; all but that of arithmetic judged the rules in an earlier run. The judges double or compare numbers. The
+The policies that settle the rules do arithmetic, sort or reverse words or numbers, write initials, or go on with a
+series; all but that of arithmetic judged the rules in an earlier run. The judges double or compare numbers. The
 pretrained one is a set of its own.
 """
 
@@ -78,7 +78,6 @@ SPECS = (
     Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200),
     Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
     Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
-    Spec("lengths_192", "settle", "lengths", "llama", 41, hidden=192, layers=3, vocabulary=1300),
     Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
     Spec("numbers_96", "settle", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
     Spec("initials_mixture", "settle", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
