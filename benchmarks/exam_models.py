@@ -75,7 +75,6 @@ def in_words(spec: Spec) -> str:
 SPECS = (
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
     Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200),
     Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
     Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
     Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
