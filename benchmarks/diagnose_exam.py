@@ -37,7 +37,11 @@ from tailrl.runtime.seeding import derive_seed
 
 DESIGN = Path(__file__).with_name("diagnose_exam.yaml")
 LARGE = -0.5
-"""Of `amount`: a mistake inside a model is a large one above it. Large and small ones look like different causes."""
+"""Of `amount`: a mistake inside a model is a large one above it."""
+
+PARTS = ("prompt/large", "prompt/small", "precision/eight", "stale/told")
+"""Parts of causes that look unlike the rest of them: large and small mistakes inside a model, formats of 8 or 4 bits, old
+weights whose version or recomputed log-probs are logged."""
 
 SURE = Path(tailrl.diagnosis.__file__).with_name("sure.yaml")
 
@@ -105,12 +109,23 @@ def cases(spec: Spec, work: Path) -> Iterator[Case]:
             yield Case(spec.set, spec.name, number, causes, given, float(loaded["floor"]), log, planted, new)
 
 
+def column_of(case: Case, cause: str, amount: float) -> str:
+    """The cause, or its part of PARTS."""
+    if "mistake" in case.planted:
+        return PARTS[0] if amount > LARGE else PARTS[1]
+    if cause == "precision" and {"weights", "cache", "kv_cache", "quantization"} & {*case.fault}:
+        return PARTS[2]
+    if cause == "stale" and {"version", "recomputed"} & {*case.fault.get("columns", ())}:
+        return PARTS[3]
+    return cause
+
+
 def settle_rules(made: list[Case], out: Path) -> None:
     """Fits how sure causes are, and writes it."""
     known = cause_words()
     shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
-    columns = [*shapes, *(f"{design()['groups']['mistake']}/{part}" for part in ("large", "small"))]
+    columns = [*shapes, *PARTS]
     values, truths, fitted = [], [], []
     for case in made:
         measured = measured_of(case)
@@ -122,9 +137,7 @@ def settle_rules(made: list[Case], out: Path) -> None:
             continue
         found = features(measured.signals)
         values.append([found[name] for name in FEATURES])
-        acting = {*case.truth} & {*shapes} or {"unknown"}
-        if "mistake" in case.planted:
-            acting = {columns[-2 if found["amount"] > LARGE else -1]}
+        acting = {column_of(case, cause, found["amount"]) for cause in {*case.truth} & {*shapes} or {"unknown"}}
         truths.append([float(name in acting) for name in columns])
         fitted.append(case)
     kinds = ["mistake" in case.planted and case.fault["mistake"] or "" for case in fitted]
@@ -153,16 +166,12 @@ def main() -> None:
     made = [case for spec in specs for case in cases(spec, arguments.work)]
     if arguments.set == "settle":
         settle_rules(made, SURE)
+        return
     answers = [answer(case) for case in made]
     show(group_rows(answers), None)
-    if arguments.set == "settle":
-        for one in answers:
-            if not one.right:
-                print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
-    else:
-        plan, folder = design(), "" if arguments.set == "judge" else arguments.set
-        notes = plan["notes"].get(arguments.set, "").strip()
-        publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
+    plan, folder = design(), "" if arguments.set == "judge" else arguments.set
+    notes = plan["notes"].get(arguments.set, "").strip()
+    publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
 
 
 if __name__ == "__main__":

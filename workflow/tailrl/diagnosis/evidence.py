@@ -116,6 +116,7 @@ def _prompt(measured: Measured) -> list[str]:
         f"|Δ|/(1 − p) of a response's first token is {10 ** shape['first']:.2g} times that of its middle, of the next "
         f"{EARLY - 1} {10 ** shape['early']:.2g} times, of the last {10 ** shape['last']:.2g} times.",
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats.",
+        _structure(measured),
     ]
 
 
