@@ -13,9 +13,6 @@ PENALTIES = (0.3, 1.0, 3.0)
 """Of squared weights, against a sum over cases: the one with the best log-loss on models left out is taken."""
 
 
-OF_KINDS = 0.7
-"""How much a case with a kind counts: mistakes inside a model are many among the settling logs, so that kinds differ."""
-
 EASE_F = np.array([0.1 if name in ("age", "moved") else 1.0 for name in FEATURES])
 """By feature, a factor of the penalty: what a version or recomputed log-probs say is not a matter of shape, and rare."""
 
@@ -26,30 +23,21 @@ def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) 
     return found
 
 
-def fit(
-    value_CF: FloatArray,
-    is_CK: FloatArray,
-    penalty: float,
-    counts_C: FloatArray | None = None,
-    start_KD: FloatArray | None = None,
-) -> FloatArray:
+def fit(value_CF: FloatArray, is_CK: FloatArray, penalty: float, start_KD: FloatArray | None = None) -> FloatArray:
     """Each column's weights of the features and a constant, [K, F + 1], by penalised maximum likelihood.
 
-    Where two causes act, the probability of either counts. `counts_C`: how much each case counts, 1 if nothing is said;
-    `start_KD`: weights to begin from.
+    Where two causes act, the probability of either counts. `start_KD`: weights to begin from.
     """
     design_CD = np.column_stack([value_CF, np.ones(len(value_CF))])
     shape = is_CK.shape[1], design_CD.shape[1]
-    own_C = np.ones(len(value_CF)) if counts_C is None else counts_C
     least_D = np.append(penalty * EASE_F[: value_CF.shape[1]], 0.0)
 
     def loss(weights: FloatArray) -> tuple[float, FloatArray]:
         weight_KD = weights.reshape(shape)
         logp_CK = log_softmax(design_CD @ weight_KD.T, axis=1)
         of_truth_CK = np.where(is_CK > 0, logp_CK, -np.inf)
-        error_CK = own_C[:, None] * (np.exp(logp_CK) - softmax(of_truth_CK, axis=1))
-        slope_KD = error_CK.T @ design_CD + least_D * weight_KD
-        missed = float(-own_C @ logsumexp(of_truth_CK, axis=1))
+        slope_KD = (np.exp(logp_CK) - softmax(of_truth_CK, axis=1)).T @ design_CD + least_D * weight_KD
+        missed = float(-logsumexp(of_truth_CK, axis=1).sum())
         return missed + float((least_D * weight_KD**2).sum()) / 2, slope_KD.ravel()
 
     start = np.zeros(shape) if start_KD is None else start_KD
@@ -63,31 +51,26 @@ def scores(value_CF: FloatArray, weight_KD: FloatArray) -> FloatArray:
     return found
 
 
-def log_loss(score_CK: FloatArray, is_CK: FloatArray, counts_C: FloatArray | None = None) -> float:
-    """Mean over cases, by how much each counts, of −log of the probability of what was planted."""
+def log_loss(score_CK: FloatArray, is_CK: FloatArray) -> float:
+    """Mean over cases of −log of the probability of what was planted."""
     of_truth_CK = np.where(is_CK > 0, log_softmax(score_CK, axis=1), -np.inf)
-    return float(np.average(-logsumexp(of_truth_CK, axis=1), weights=counts_C))
+    return float(-logsumexp(of_truth_CK, axis=1).mean())
 
 
 def left_out(
-    value_CF: FloatArray,
-    is_CK: FloatArray,
-    model_C: Sequence[str],
-    kind_C: Sequence[str],
-    penalty: float,
-    counts_C: FloatArray,
+    value_CF: FloatArray, is_CK: FloatArray, model_C: Sequence[str], kind_C: Sequence[str], penalty: float
 ) -> FloatArray:
     """Each case's logits from the other models' cases, [C, K]; a case with a kind also without all of its kind."""
     models, kinds = np.array(model_C), np.array(kind_C)
     held_CK = np.zeros(is_CK.shape)
-    whole_KD = fit(value_CF, is_CK, penalty, counts_C)
+    whole_KD = fit(value_CF, is_CK, penalty)
     for model in np.unique(models):
         in_C = models != model
-        weight_KD = fit(value_CF[in_C], is_CK[in_C], penalty, counts_C[in_C], whole_KD)
+        weight_KD = fit(value_CF[in_C], is_CK[in_C], penalty, whole_KD)
         for kind in np.unique(kinds[models == model]):
             out_C, known_C, own_KD = ~in_C & (kinds == kind), in_C & (kinds != kind), weight_KD
             if kind:
-                own_KD = fit(value_CF[known_C], is_CK[known_C], penalty, counts_C[known_C], weight_KD)
+                own_KD = fit(value_CF[known_C], is_CK[known_C], penalty, weight_KD)
             held_CK[out_C] = scores(value_CF[out_C], own_KD)
     return held_CK
 
@@ -112,13 +95,12 @@ def settle(
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
     known_CF = standardised(value_CF, mean_F, scale_F)
-    counts_C = np.where(np.array(kinds) == "", 1.0, OF_KINDS)
-    held = {penalty: left_out(known_CF, is_CK, models, kinds, penalty, counts_C) for penalty in PENALTIES}
+    held = {penalty: left_out(known_CF, is_CK, models, kinds, penalty) for penalty in PENALTIES}
     whole_CK = of_causes(is_CK, columns)
-    penalty = min(held, key=lambda one: log_loss(held[one], whole_CK, counts_C))
+    penalty = min(held, key=lambda one: log_loss(held[one], whole_CK))
     held_CK = held[penalty]
-    factor = float(minimize(lambda a: log_loss(a[0] * held_CK, whole_CK, counts_C), [1.0], bounds=[(0.1, 3.0)]).x[0])
-    weight_KD = factor * fit(known_CF, is_CK, penalty, counts_C)
+    factor = float(minimize(lambda a: log_loss(a[0] * held_CK, whole_CK), [1.0], bounds=[(0.1, 3.0)]).x[0])
+    weight_KD = factor * fit(known_CF, is_CK, penalty)
     data: dict[str, object] = {
         "penalty": penalty,
         "factor": round(factor, 3),
