@@ -40,8 +40,8 @@ LARGE = -0.5
 """Of `amount`: a mistake inside a model is a large one above it."""
 
 PARTS = ("prompt/large", "prompt/small", "precision/eight", "stale/told")
-"""Parts of causes that look unlike the rest of them: large and small mistakes inside a model, formats of 8 or 4 bits, old
-weights whose version or recomputed log-probs are logged."""
+"""Parts of causes that look unlike the rest of them: large and small mistakes inside a model, formats of 8 or 4 bits,
+old weights whose version or recomputed log-probs are logged."""
 
 SURE = Path(tailrl.diagnosis.__file__).with_name("sure.yaml")
 
@@ -140,7 +140,7 @@ def settle_rules(made: list[Case], out: Path) -> None:
         acting = {column_of(case, cause, found["amount"]) for cause in {*case.truth} & {*shapes} or {"unknown"}}
         truths.append([float(name in acting) for name in columns])
         fitted.append(case)
-    kinds = ["mistake" in case.planted and case.fault["mistake"] or "" for case in fitted]
+    kinds = [case.fault["mistake"] if "mistake" in case.planted else "" for case in fitted]
     models = [case.model for case in fitted]
     data, held_CK = settle(np.array(values), np.array(truths), models, kinds, columns)
     # By Laplace's rule: a check that was always right is not taken for infallible.

@@ -14,7 +14,7 @@ PENALTIES = (0.3, 1.0, 3.0)
 
 
 EASE_F = np.array([0.1 if name in ("age", "moved") else 1.0 for name in FEATURES])
-"""By feature, a factor of the penalty: what a version or recomputed log-probs say is not a matter of shape, and rare."""
+"""By feature, a factor of the penalty: versions and recomputed log-probs say much, and few logs have them."""
 
 
 def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) -> FloatArray:
@@ -87,11 +87,8 @@ def settle(
 ) -> tuple[dict[str, object], FloatArray]:
     """The model as data, and its logits of every case as `left_out` has them.
 
-    Args:
-        is_CK: which columns are planted in a case. A cause may have several columns, `cause/part`.
-        kinds: the kind of a mistake, which is left out together with its model; empty for all other causes.
-
-    The logits settle the penalty and one factor for all columns, which makes the probabilities hold.
+    The logits settle the penalty and one factor for all columns, which makes the probabilities hold. A cause may have
+    several columns, `cause/part`. A mistake's kind is left out together with its model; other causes have an empty kind.
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
     known_CF = standardised(value_CF, mean_F, scale_F)

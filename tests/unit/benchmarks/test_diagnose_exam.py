@@ -198,11 +198,11 @@ def test_the_fit_finds_what_decides_a_cause() -> None:
 
 def test_a_kind_is_judged_without_its_like() -> None:
     """A case of a kind is predicted from cases of other models and other kinds; a case without one, of other models."""
-    value_CF = np.array([[1.0], [1.0], [1.0], [-1.0], [-1.0], [1.0]])
-    is_CK = np.array([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 2 + [[1.0, 0.0]])
-    models, kinds = ["m", "n", "n", "m", "n", "n"], ["k", "k", "", "", "", "l"]
+    value_CF = np.array([[1.0], [0.5], [1.5], [-1.0], [-0.5], [1.0], [2.0]])
+    is_CK = np.array([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 2 + [[1.0, 0.0]] * 2)
+    models, kinds = ["m", "n", "n", "m", "n", "n", "m"], ["k", "k", "", "", "", "l", ""]
     held_CK = left_out(value_CF, is_CK, models, kinds, 0.3)
-    for place, chosen in ((0, [2, 4, 5]), (3, [1, 2, 4, 5]), (1, [3]), (5, [0, 3])):
+    for place, chosen in ((0, [2, 4, 5]), (3, [1, 2, 4, 5]), (1, [3, 6]), (5, [0, 3, 6])):
         expected_K = scores(value_CF[[place]], fit(value_CF[chosen], is_CK[chosen], 0.3))[0]
         np.testing.assert_allclose(held_CK[place], expected_K, atol=1e-3)
 

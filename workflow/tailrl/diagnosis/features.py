@@ -11,8 +11,8 @@ FEATURES = (
     *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
     *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
-    *("crossed_source", "sided_source", "amount", "every", "lost", "by_odds", "by_token", "by_place", "by_pair", "bias"),
-    *("late", "depth"),
+    *("crossed_source", "sided_source", "amount", "every", "lost", "by_odds", "by_token", "by_place", "by_pair"),
+    *("bias", "late", "depth"),
 )
 """In the order of a vector: see `features`."""
 
@@ -120,8 +120,8 @@ def features(signals: Signals) -> dict[str, float]:
     sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
     sampler's tokens err to one side, more than any whole distribution's. amount: log10 of the root mean square
     of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the sampler is certain. by_odds,
-    by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x. depth: mean −log-prob, nats, that
-    the trainer gives tokens of which the sampler alone is certain; one of 3 nats is added.
+    by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x. depth: mean −log-prob, nats,
+    that the trainer gives tokens of which the sampler alone is certain; one of 3 nats is added.
     """
     s = signals.sums
     tokens = s["tokens"]
