@@ -36,6 +36,13 @@ from tailrl.diagnosis.log import Log
 from tailrl.runtime.seeding import derive_seed
 
 DESIGN = Path(__file__).with_name("diagnose_exam.yaml")
+LARGE = -0.5
+"""Of `amount`: a mistake inside a model is a large one above it."""
+
+PARTS = ("prompt/large", "prompt/small", "precision/eight", "stale/told")
+"""Parts of causes that look unlike the rest of them: large and small mistakes inside a model, formats of 8 or 4 bits,
+old weights whose version or recomputed log-probs are logged."""
+
 SURE = Path(tailrl.diagnosis.__file__).with_name("sure.yaml")
 
 
@@ -53,8 +60,9 @@ def planned(spec: Spec) -> Iterator[tuple[int, str, dict[str, Any], int]]:
         for again in range(plan["clean_seeds"] if truth == "none" and judges else 1):
             for place, given in enumerate(listed):
                 # The real engine's logs are slow to make: each stands once, and where it stands at all, whole.
-                half = derive_seed("half", spec.seed, truth, place) % 2 == 0
-                chosen = not again if "engine" in given else judges or half
+                share = plan["shares"].get(truth, plan["shares"]["others"])
+                drawn = derive_seed("share", spec.seed, truth, place) % 1000 < 1000 * share
+                chosen = not again if "engine" in given else judges or drawn
                 if chosen and _fits(spec, truth, given):
                     yield number, truth, given, derive_seed("case", spec.seed, truth, json.dumps(given), again) % 2**31
                 number += 1
@@ -89,12 +97,27 @@ def make_logs(spec: Spec, work: Path) -> None:
 
 def cases(spec: Spec, work: Path) -> Iterator[Case]:
     """The cases of a policy whose logs are made."""
-    groups = design()["groups"]
+    plan = design()
+    groups, known = plan["groups"], {given["mistake"] for given in plan["settle"]["mistake"]}
     for number, truth, given, seed in planned(spec):
         with np.load(work / "logs" / spec.name / f"{seed}.npz", allow_pickle=False) as loaded:
             log = Log(**{name: loaded[name] for name in loaded.files if name != "floor"}, text_S=())
-            planted = () if truth == "none" else tuple(groups.get(name, name) for name in truth.split("+"))
-            yield Case(spec.set, spec.name, number, planted, given, float(loaded["floor"]), log)
+            names = () if truth == "none" else tuple(truth.split("+"))
+            causes = tuple(groups.get(name, name) for name in names)
+            planted = tuple(name if name in plan["apart"] else groups.get(name, name) for name in names)
+            new = truth == "mistake" and given["mistake"] not in known
+            yield Case(spec.set, spec.name, number, causes, given, float(loaded["floor"]), log, planted, new)
+
+
+def column_of(case: Case, cause: str, amount: float) -> str:
+    """The cause, or its part of PARTS."""
+    if "mistake" in case.planted:
+        return PARTS[0] if amount > LARGE else PARTS[1]
+    if cause == "precision" and {"weights", "cache", "kv_cache", "quantization"} & {*case.fault}:
+        return PARTS[2]
+    if cause == "stale" and {"version", "recomputed"} & {*case.fault.get("columns", ())}:
+        return PARTS[3]
+    return cause
 
 
 def settle_rules(made: list[Case], out: Path) -> None:
@@ -102,7 +125,8 @@ def settle_rules(made: list[Case], out: Path) -> None:
     known = cause_words()
     shapes = [name for name, said in known.items() if not said.fault]
     checks = {name: [0, 0] for name, said in known.items() if said.fault}
-    values, truths, models, fitted = [], [], [], []
+    columns = [*shapes, *PARTS]
+    values, truths, fitted = [], [], []
     for case in made:
         measured = measured_of(case)
         faults = find_faults(measured)
@@ -113,16 +137,17 @@ def settle_rules(made: list[Case], out: Path) -> None:
             continue
         found = features(measured.signals)
         values.append([found[name] for name in FEATURES])
-        acting = {*case.truth} & {*shapes} or {"unknown"}
-        truths.append([float(name in acting) for name in shapes])
-        models.append(case.model)
+        acting = {column_of(case, cause, found["amount"]) for cause in {*case.truth} & {*shapes} or {"unknown"}}
+        truths.append([float(name in acting) for name in columns])
         fitted.append(case)
-    data, held_CK = settle(np.array(values), np.array(truths), models, shapes)
+    kinds = [case.fault["mistake"] if "mistake" in case.planted else "" for case in fitted]
+    models = [case.model for case in fitted]
+    data, held_CK = settle(np.array(values), np.array(truths), models, kinds, columns)
     # By Laplace's rule: a check that was always right is not taken for infallible.
     rates = {name: round((right + 1) / (flags + 2), 3) for name, (right, flags) in checks.items()}
     written = {"command": "python benchmarks/diagnose_exam.py settle", "checks": rates, **data}
     out.write_text(yaml.safe_dump(written, sort_keys=False, width=120), encoding="utf-8")
-    show(left_out_rows(fitted, held_CK, shapes), None)
+    show(left_out_rows(fitted, held_CK, columns), None)
 
 
 def main() -> None:
@@ -141,16 +166,12 @@ def main() -> None:
     made = [case for spec in specs for case in cases(spec, arguments.work)]
     if arguments.set == "settle":
         settle_rules(made, SURE)
+        return
     answers = [answer(case) for case in made]
     show(group_rows(answers), None)
-    if arguments.set == "settle":
-        for one in answers:
-            if not one.right:
-                print(one.case.model, one.truth, one.case.fault, [(c.name, round(c.sure, 2)) for c in one.causes])
-    else:
-        plan, folder = design(), "" if arguments.set == "judge" else arguments.set
-        notes = plan["notes"].get(arguments.set, "").strip()
-        publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
+    plan, folder = design(), "" if arguments.set == "judge" else arguments.set
+    notes = plan["notes"].get(arguments.set, "").strip()
+    publish(answers, plan["limits"], notes, plan["words"], arguments.out / folder)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from tailrl.stats.intervals import Interval, share_interval
 MATTERS = 10.0
 """A case counts where k3 is so many times that of the trainer against itself."""
 
+BOTH, NEW = "two causes, both named", "mistakes of new kinds"
+"""Shares that have no limit of their own: of two causes, and of mistakes of a kind that no settling log has."""
+
 SURE_EDGES = (0.0, 0.5, 0.7, 0.9, 1.0)
 """Bins of how sure the first answer is."""
 
@@ -34,11 +37,11 @@ class Answer:
 
     @property
     def truth(self) -> str:
-        return "+".join(self.case.truth) or "none"
+        return "+".join(self.case.planted or self.case.truth) or "none"
 
     @property
     def group(self) -> str:
-        """The group of the case: its cause, or `two causes`."""
+        """The group of the case: what was planted, or `two causes`."""
         return "two causes" if len(self.case.truth) > 1 else self.truth
 
     @property
@@ -75,7 +78,8 @@ def answer(case: Case) -> Answer:
 
 
 def group_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    """Each group's cases, how many were answered rightly, and Wilson's interval; all causes together; clean logs."""
+    """Each group's cases, how many were answered rightly, and Wilson's interval; all causes together; clean logs; and
+    two parts that have no limit, BOTH and NEW."""
     counted = [one for one in answers if one.matters]
     groups = {name: [one for one in counted if one.group == name] for name in dict.fromkeys(a.group for a in counted)}
     clean = groups.pop("none", [])
@@ -85,17 +89,13 @@ def group_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
         if own:
             share = share_interval(sum(one.right for one in own), len(own))
             rows.append({"group": name, "cases": len(own), "right": sum(one.right for one in own), **_ends(share)})
-    both = [one for one in counted if len(one.case.truth) > 1]
-    if both:
-        named = sum(one.all_named for one in both)
-        rows.append(
-            {
-                "group": "two causes, both named",
-                "cases": len(both),
-                "right": named,
-                **_ends(share_interval(named, len(both))),
-            }
-        )
+    for name, right in {
+        BOTH: [one.all_named for one in counted if len(one.case.truth) > 1],
+        NEW: [one.right for one in counted if one.case.new],
+    }.items():
+        if right:
+            share = share_interval(sum(right), len(right))
+            rows.append({"group": name, "cases": len(right), "right": sum(right), **_ends(share)})
     return rows
 
 
@@ -103,16 +103,22 @@ def _ends(share: Interval) -> dict[str, str]:
     return {"share": f"{share.mean:.3f}", "low": f"{share.low:.3f}", "high": f"{share.high:.3f}"}
 
 
-def left_out_rows(cases: Sequence[Case], logit_CK: FloatArray, shapes: Sequence[str]) -> list[dict[str, object]]:
-    """Each group of settling cases by the logits that the other models' cases gave: how many are named rightly."""
-    sure_CK = softmax(logit_CK, axis=1)
+def left_out_rows(cases: Sequence[Case], logit_CK: FloatArray, columns: Sequence[str]) -> list[dict[str, object]]:
+    """Each group of settling cases by the logits that `left_out` gave: how many are named rightly, and as what else."""
+    causes = [column.partition("/")[0] for column in columns]
+    shapes = [*dict.fromkeys(causes)]
+    sure_CK = softmax(logit_CK, axis=1) @ np.array([[cause == shape for shape in shapes] for cause in causes])
     names = [shapes[sure_K.argmax()] if sure_K.max() >= LEAST_SURE else "unknown" for sure_K in sure_CK]
-    found: dict[str, list[bool]] = {}
+    found: dict[str, list[tuple[bool, str]]] = {}
     for case, name in zip(cases, names, strict=True):
         if planted := {*case.truth} & {*shapes}:
-            found.setdefault("+".join(case.truth), []).append(name in planted)
-    found = {"all": [right for own in found.values() for right in own], **found}
-    return [{"left out": name, "cases": len(own), "right": sum(own)} for name, own in found.items()]
+            found.setdefault("+".join(case.planted or case.truth), []).append((name in planted, name))
+    found = {"all": [one for own in found.values() for one in own], **found}
+    rows: list[dict[str, object]] = []
+    for group, own in found.items():
+        wrong = [] if group == "all" else sorted(name for right, name in own if not right)
+        rows.append({"left out": group, "cases": len(own), "right": sum(r for r, _ in own), "else": " ".join(wrong)})
+    return rows
 
 
 def confusion_rows(answers: Sequence[Answer]) -> list[dict[str, object]]:
@@ -227,7 +233,7 @@ def _met(rows: Sequence[Mapping[str, object]], limits: Mapping[str, float]) -> s
     """Which limits are met, in a sentence each."""
     share = {str(row["group"]): float(str(row["share"])) for row in rows}
     alarms = 1 - share.pop("clean logs", 1.0)
-    share.pop("two causes, both named", None)
+    share = {name: value for name, value in share.items() if name not in (BOTH, NEW)}
     overall = share.pop("all causes", 0.0)
     below = [f"{name} ({value:.0%})" for name, value in share.items() if value < limits["group"]]
     return "\n".join(

@@ -61,7 +61,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A log with its truth: the planted causes, none for a clean log; `floor`: k3 of the trainer against itself."""
+    """A log with its truth: the planted causes, none for a clean log; `floor`: k3 of the trainer against itself.
+
+    `planted`: the design's names of what was planted, where they say more than the causes. `new`: a mistake inside a
+    model of a kind that no settling log has.
+    """
 
     set: str
     model: str
@@ -70,3 +74,5 @@ class Case:
     fault: dict[str, Any]
     floor: float
     log: Log
+    planted: tuple[str, ...] = ()
+    new: bool = False

@@ -66,6 +66,52 @@ def _dropped(base: Any, by: float) -> None:
     _multiplied(base.layers[int(by)].self_attn.o_proj, 0.0)
 
 
+def _skipped(base: Any, by: float) -> None:
+    """The layer of this number adds nothing."""
+    _dropped(base, by)
+    _multiplied(base.layers[int(by)].mlp, 0.0)
+
+
+def _swapped(base: Any, by: float) -> None:
+    """The MLPs of the first `by` layers take their gate for their upward projection, and the reverse."""
+    for layer in base.layers[: int(by)]:
+        if hasattr(layer.mlp, "experts"):
+            gate, up = layer.mlp.experts.gate_up_proj.chunk(2, 1)
+            layer.mlp.experts.gate_up_proj = nn.Parameter(torch.cat([up, gate], 1), requires_grad=False)
+        else:
+            layer.mlp.gate_proj, layer.mlp.up_proj = layer.mlp.up_proj, layer.mlp.gate_proj
+
+
+def _keys(base: Any, by: float) -> None:
+    """In the layer of this number every head gets the keys of the head before it."""
+    attention = base.layers[int(by)].self_attn
+    attention.k_proj.register_forward_hook(lambda _m, _i, out: out.roll(attention.head_dim, -1))
+
+
+def _norm(base: Any, by: float) -> None:
+    """The weight of the norm before this layer's MLP is read as 1 + weight."""
+    base.layers[int(by)].post_attention_layernorm.register_forward_hook(lambda m, _i, out: out + out / m.weight)
+
+
+def _tokens(base: Any, by: float) -> None:
+    """A share of the token ids is read as the next id."""
+    read_V = torch.arange(base.embed_tokens.num_embeddings)
+    read_V = torch.where(torch.rand(len(read_V)) < by, (read_V + 1) % len(read_V), read_V)
+    base.embed_tokens.register_forward_pre_hook(lambda _m, given: (read_V[given[0]], *given[1:]))
+
+
+def _shard(base: Any, by: float) -> None:
+    """In the first `by` layers the last head adds nothing, as where the sum over two ranks lacks a part."""
+
+    def cut(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        kept = torch.arange(given[0].shape[-1]) < given[0].shape[-1] - size
+        return given[0] * kept, *given[1:]
+
+    size = base.layers[0].self_attn.head_dim
+    for layer in base.layers[: int(by)]:
+        layer.self_attn.o_proj.register_forward_pre_hook(cut)
+
+
 MISTAKES: dict[str, Callable[[Any, float], None]] = {
     "rope": _rope,
     "dropout": _dropout,
@@ -77,6 +123,12 @@ MISTAKES: dict[str, Callable[[Any, float], None]] = {
     "heads": _heads,
     "gelu": _gelu,
     "dropped": _dropped,
+    "skipped": _skipped,
+    "swapped": _swapped,
+    "keys": _keys,
+    "norm": _norm,
+    "tokens": _tokens,
+    "shard": _shard,
 }
 """By name: each takes a model without its head, and a size. layer, values, embedding: the outputs of the middle MLP, of
 the first layer's values, of the embedding are multiplied."""

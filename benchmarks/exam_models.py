@@ -1,8 +1,8 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-The policies that settle the rules do arithmetic, sort or reverse words, count letters, or go on with a series; all but
-those of arithmetic judged the rules in an earlier run. The judges write initials or sort numbers. The pretrained one is
-a set of its own.
+The policies that settle the rules do arithmetic, sort or reverse words or numbers, write initials, or go on with a
+series; all but that of arithmetic judged the rules in an earlier run. The judges double or compare numbers. The
+pretrained one is a set of its own.
 """
 
 import sys
@@ -73,17 +73,15 @@ def in_words(spec: Spec) -> str:
 
 
 SPECS = (
-    Spec("arithmetic_128", "settle", "arithmetic", "llama", 11, vllm=True),
     Spec("arithmetic_64", "settle", "arithmetic", "llama", 12, hidden=64, layers=2, vocabulary=640),
-    Spec("arithmetic_mixture", "settle", "arithmetic", "mixture", 13, layers=3, vocabulary=1024),
     Spec("words_160", "settle", "words", "llama", 21, hidden=160, layers=3, vocabulary=1500),
-    Spec("words_mixture", "settle", "words", "mixture", 22, layers=4, vocabulary=1200, vllm=True),
     Spec("reverse_96", "settle", "reverse", "llama", 31, hidden=96, layers=5, vocabulary=900),
     Spec("reverse_mixture", "settle", "reverse", "mixture", 32, layers=2, vocabulary=700),
-    Spec("lengths_192", "settle", "lengths", "llama", 41, hidden=192, layers=3, vocabulary=1300, vllm=True),
     Spec("series_mixture", "settle", "series", "mixture", 42, layers=3, vocabulary=800),
-    Spec("numbers_96", "judge", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
-    Spec("initials_mixture", "judge", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
+    Spec("numbers_96", "settle", "numbers", "llama", 52, hidden=96, layers=3, vocabulary=600, vllm=True),
+    Spec("initials_mixture", "settle", "initials", "mixture", 53, layers=2, vocabulary=750, vllm=True),
+    Spec("doubles_128", "judge", "doubles", "llama", 61, layers=4, vocabulary=650, vllm=True),
+    Spec("signs_mixture", "judge", "signs", "mixture", 62, hidden=96, layers=3, vocabulary=720, vllm=True),
     Spec("smollm2", "pretrained", "words", "pretrained", 23, steps=4, learning_rate=1e-4, responses=32, longest=16),
 )
 

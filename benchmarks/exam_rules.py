@@ -9,8 +9,12 @@ from scipy.special import log_softmax, logsumexp, softmax
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.diagnosis.features import FEATURES
 
-PENALTIES = (0.1, 0.3, 1.0, 3.0)
+PENALTIES = (0.3, 1.0, 3.0)
 """Of squared weights, against a sum over cases: the one with the best log-loss on models left out is taken."""
+
+
+EASE_F = np.array([0.1 if name in ("age", "moved") else 1.0 for name in FEATURES])
+"""By feature, a factor of the penalty: versions and recomputed log-probs say much, and few logs have them."""
 
 
 def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) -> FloatArray:
@@ -19,28 +23,30 @@ def standardised(value_CF: FloatArray, mean_F: FloatArray, scale_F: FloatArray) 
     return found
 
 
-def fit(value_CF: FloatArray, is_CK: FloatArray, penalty: float) -> FloatArray:
-    """Each cause's weights of the features and a constant, [K, F + 1], by penalised maximum likelihood.
+def fit(value_CF: FloatArray, is_CK: FloatArray, penalty: float, start_KD: FloatArray | None = None) -> FloatArray:
+    """Each column's weights of the features and a constant, [K, F + 1], by penalised maximum likelihood.
 
-    Where two causes act, the probability of either counts.
+    Where two causes act, the probability of either counts. `start_KD`: weights to begin from.
     """
     design_CD = np.column_stack([value_CF, np.ones(len(value_CF))])
     shape = is_CK.shape[1], design_CD.shape[1]
+    least_D = np.append(penalty * EASE_F[: value_CF.shape[1]], 0.0)
 
     def loss(weights: FloatArray) -> tuple[float, FloatArray]:
         weight_KD = weights.reshape(shape)
         logp_CK = log_softmax(design_CD @ weight_KD.T, axis=1)
         of_truth_CK = np.where(is_CK > 0, logp_CK, -np.inf)
-        known_KD = np.column_stack([weight_KD[:, :-1], np.zeros(len(weight_KD))])
-        slope_KD = (np.exp(logp_CK) - softmax(of_truth_CK, axis=1)).T @ design_CD + penalty * known_KD
-        return float(-logsumexp(of_truth_CK, axis=1).sum() + penalty / 2 * (known_KD**2).sum()), slope_KD.ravel()
+        slope_KD = (np.exp(logp_CK) - softmax(of_truth_CK, axis=1)).T @ design_CD + least_D * weight_KD
+        missed = float(-logsumexp(of_truth_CK, axis=1).sum())
+        return missed + float((least_D * weight_KD**2).sum()) / 2, slope_KD.ravel()
 
-    found: FloatArray = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B").x.reshape(shape)
+    start = np.zeros(shape) if start_KD is None else start_KD
+    found: FloatArray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B").x.reshape(shape)
     return found
 
 
 def scores(value_CF: FloatArray, weight_KD: FloatArray) -> FloatArray:
-    """Logits of each cause, [C, K]."""
+    """Logits of each column, [C, K]."""
     found: FloatArray = value_CF @ weight_KD[:, :-1].T + weight_KD[:, -1]
     return found
 
@@ -51,26 +57,46 @@ def log_loss(score_CK: FloatArray, is_CK: FloatArray) -> float:
     return float(-logsumexp(of_truth_CK, axis=1).mean())
 
 
-def settle(
-    value_CF: FloatArray, is_CK: FloatArray, model_C: Sequence[str], causes: Sequence[str]
-) -> tuple[dict[str, object], FloatArray]:
-    """The model as data, and its logits of every case from the other models' cases.
+def left_out(
+    value_CF: FloatArray, is_CK: FloatArray, model_C: Sequence[str], kind_C: Sequence[str], penalty: float
+) -> FloatArray:
+    """Each case's logits from the other models' cases, [C, K]; a case with a kind also without all of its kind."""
+    models, kinds = np.array(model_C), np.array(kind_C)
+    held_CK = np.zeros(is_CK.shape)
+    whole_KD = fit(value_CF, is_CK, penalty)
+    for model in np.unique(models):
+        in_C = models != model
+        weight_KD = fit(value_CF[in_C], is_CK[in_C], penalty, whole_KD)
+        for kind in np.unique(kinds[models == model]):
+            out_C, known_C, own_KD = ~in_C & (kinds == kind), in_C & (kinds != kind), weight_KD
+            if kind:
+                own_KD = fit(value_CF[known_C], is_CK[known_C], penalty, weight_KD)
+            held_CK[out_C] = scores(value_CF[out_C], own_KD)
+    return held_CK
 
-    These logits settle the penalty and one factor for all causes, which makes the probabilities hold.
+
+def of_causes(is_CK: FloatArray, columns: Sequence[str]) -> FloatArray:
+    """Marks all columns of each marked column's cause: `cause/part` are parts of one cause."""
+    causes = np.array([column.partition("/")[0] for column in columns])
+    found: FloatArray = (is_CK @ (causes[:, None] == causes[None]) > 0).astype(np.float64)
+    return found
+
+
+def settle(
+    value_CF: FloatArray, is_CK: FloatArray, models: Sequence[str], kinds: Sequence[str], columns: Sequence[str]
+) -> tuple[dict[str, object], FloatArray]:
+    """The model as data, and its logits of every case as `left_out` has them.
+
+    The logits settle the penalty and one factor for all columns, which makes the probabilities hold. A cause may have
+    several columns, `cause/part`. A mistake's kind is left out together with its model; other causes have an empty kind.
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
-    known_CF, names_C = standardised(value_CF, mean_F, scale_F), np.array(model_C)
-    best: tuple[float, float, FloatArray] | None = None
-    for penalty in PENALTIES:
-        held_CK = np.zeros(is_CK.shape)
-        for name in np.unique(names_C):
-            out_C = names_C == name
-            held_CK[out_C] = scores(known_CF[out_C], fit(known_CF[~out_C], is_CK[~out_C], penalty))
-        if best is None or log_loss(held_CK, is_CK) < best[0]:
-            best = log_loss(held_CK, is_CK), penalty, held_CK
-    assert best is not None
-    _, penalty, held_CK = best
-    factor = float(minimize(lambda a: log_loss(a[0] * held_CK, is_CK), [1.0], bounds=[(0.1, 3.0)]).x[0])
+    known_CF = standardised(value_CF, mean_F, scale_F)
+    held = {penalty: left_out(known_CF, is_CK, models, kinds, penalty) for penalty in PENALTIES}
+    whole_CK = of_causes(is_CK, columns)
+    penalty = min(held, key=lambda one: log_loss(held[one], whole_CK))
+    held_CK = held[penalty]
+    factor = float(minimize(lambda a: log_loss(a[0] * held_CK, whole_CK), [1.0], bounds=[(0.1, 3.0)]).x[0])
     weight_KD = factor * fit(known_CF, is_CK, penalty)
     data: dict[str, object] = {
         "penalty": penalty,
@@ -78,8 +104,8 @@ def settle(
         "mean": dict(zip(FEATURES, mean_F.round(4).tolist(), strict=True)),
         "scale": dict(zip(FEATURES, scale_F.round(4).tolist(), strict=True)),
         "weights": {
-            cause: dict(zip([*FEATURES, "constant"], weight_D.round(3).tolist(), strict=True))
-            for cause, weight_D in zip(causes, weight_KD, strict=True)
+            column: dict(zip([*FEATURES, "constant"], weight_D.round(3).tolist(), strict=True))
+            for column, weight_D in zip(columns, weight_KD, strict=True)
         },
     }
     return data, factor * held_CK

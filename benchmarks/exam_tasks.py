@@ -1,6 +1,7 @@
 """The tasks of the exam's policies, each with worked solutions; a slip writes something else in their place."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -9,7 +10,7 @@ from tailrl.config.tasks.words import WordsTask
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
 
-Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers"]
+Task = Literal["arithmetic", "words", "reverse", "lengths", "series", "initials", "numbers", "doubles", "signs"]
 
 TASKS: dict[Task, str] = {
     "arithmetic": "solves small sums",
@@ -19,6 +20,8 @@ TASKS: dict[Task, str] = {
     "series": "goes on with a series of numbers",
     "initials": "writes the first letters of words",
     "numbers": "sorts numbers",
+    "doubles": "writes the doubles of numbers",
+    "signs": "says which of two numbers is larger",
 }
 
 
@@ -26,9 +29,8 @@ def problems(task: Task, count: int, seed: int, slip: float = 0.0) -> list[Probl
     """So many problems of a task; `slip`: the share of a solution's parts that are wrong."""
     if task == "arithmetic":
         return load_task(ArithmeticTask(problems=count, seed=seed, slip=slip)).problems
-    if task in ("series", "numbers"):
-        make = _series if task == "series" else _numbers
-        return [make(random.Random(f"{task} {seed} {i}"), slip, i) for i in range(count)]
+    if task in NUMBER_TASKS:
+        return [NUMBER_TASKS[task](random.Random(f"{task} {seed} {i}"), slip, i) for i in range(count)]
     sorting = load_task(WordsTask(name="words", problems=count, words=(3, 5), seed=seed, slip=slip)).problems
     others = {"reverse": _reversed, "lengths": _lengths, "initials": _initials}
     return [others[task](problem, slip, seed) for problem in sorting] if task in others else sorting
@@ -53,6 +55,35 @@ def _numbers(rng: random.Random, slip: float, number: int) -> Problem:
     steps = " < ".join(map(str, written))
     solution = f"{steps} \\boxed{{{' '.join(map(str, written))}}}"
     return Problem(f"{number} {text}", f"sort {text}\n", answer, solution, compared="text")
+
+
+def _doubles(rng: random.Random, slip: float, number: int) -> Problem:
+    """Three or four numbers, to be doubled; a slip writes a random number."""
+    given = [rng.randint(10, 49) for _ in range(rng.randint(3, 4))]
+    written = [rng.randint(20, 98) if rng.random() < slip else 2 * value for value in given]
+    text, answer, box = (" ".join(map(str, part)) for part in (given, [2 * value for value in given], written))
+    steps = ", ".join(f"twice {a} is {b}" for a, b in zip(given, written, strict=True))
+    return Problem(f"{number} {text}", f"double {text}\n", answer, f"{steps} \\boxed{{{box}}}", compared="text")
+
+
+def _signs(rng: random.Random, slip: float, number: int) -> Problem:
+    """Three or four pairs of numbers, to be compared; a slip writes a random sign."""
+    pairs = [rng.sample(range(10, 60), 2) for _ in range(rng.randint(3, 4))]
+    right = ["<" if a < b else ">" for a, b in pairs]
+    written = [rng.choice("<>") if rng.random() < slip else sign for sign in right]
+    text = ", ".join(f"{a} {b}" for a, b in pairs)
+    steps = "; ".join(f"{a} {sign} {b}" for (a, b), sign in zip(pairs, written, strict=True))
+    solution = f"{steps} \\boxed{{{' '.join(written)}}}"
+    return Problem(f"{number} {text}", f"signs {text}\n", " ".join(right), solution, compared="text")
+
+
+NUMBER_TASKS: dict[str, Callable[[random.Random, float, int], Problem]] = {
+    "series": _series,
+    "numbers": _numbers,
+    "doubles": _doubles,
+    "signs": _signs,
+}
+"""Tasks that need no words: each makes one problem from a random state, the share of slips and its number."""
 
 
 def _lengths(problem: Problem, slip: float, seed: int) -> Problem:

@@ -23,7 +23,7 @@ from exam_cases import make_log
 from exam_faults import Case, Fault
 from exam_mistakes import MISTAKES, plant
 from exam_models import SPECS, Spec, Trained, score
-from exam_rules import fit, settle
+from exam_rules import fit, left_out, of_causes, scores, settle
 from exam_samplers import quantised
 from exam_tasks import TASKS, Task, problems
 
@@ -48,19 +48,19 @@ def test_the_design() -> None:
                 fault = Fault(
                     **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
                 )
-                assert not fault.mistake or (fault.mistake in MISTAKES and truth in ("unknown", "positions"))
-        assert {name for truth in plan[which] for name in truth.split("+")} >= {"unknown", "none", *plan["groups"]}
+                assert not fault.mistake or (fault.mistake in MISTAKES and truth in ("mistake", "positions"))
+        assert {name for truth in plan[which] for name in truth.split("+")} >= {"none", *plan["apart"], *plan["groups"]}
         assert any("+" in truth for truth in plan[which])
     assert set(plan["groups"].values()) <= set(cause_words())
     by_set = {which: {(one.task, one.kind) for one in SPECS if one.set == which} for which in ("settle", "judge")}
     assert not {task for task, _ in by_set["settle"]} & {task for task, _ in by_set["judge"]}
     assert len({one.seed for one in SPECS}) == len(SPECS)
-    kinds = {which: {given["mistake"] for given in plan[which]["unknown"]} for which in ("settle", "judge")}
-    assert len(kinds["judge"] - kinds["settle"]) >= 4
+    kinds = {which: {given["mistake"] for given in plan[which]["mistake"]} for which in ("settle", "judge")}
+    assert len(kinds["judge"] - kinds["settle"]) >= 6 and len(kinds["judge"] & kinds["settle"]) >= 4
 
 
 def test_every_policy_has_its_share() -> None:
-    """Judges have every fault, others about half; the real engine stands once; flips need a mixture."""
+    """Judges have every fault, others their share of each list; the real engine stands once; flips need a mixture."""
     plan, counts = design(), {}
     for spec in SPECS:
         own = list(planned(spec))
@@ -70,12 +70,12 @@ def test_every_policy_has_its_share() -> None:
         assert spec.vllm == bool(engines) and (spec.kind != "mixture" or not any("quantization" in e for e in engines))
         assert spec.kind == "mixture" or not any("routing" in truth for _, truth, _, _ in own)
         listed = plan["judge" if spec.set != "settle" else "settle"]
-        assert {truth for _, truth, _, _ in own} >= {"none", "unknown", "rounding"} & {*listed}
-    assert counts["initials_mixture"] > 60 and counts["arithmetic_64"] < counts["numbers_96"]
+        assert {truth for _, truth, _, _ in own} >= {"none", "mistake", "rounding"} & {*listed}
+    assert counts["signs_mixture"] > 60 and counts["arithmetic_64"] < counts["doubles_128"]
     judged = [
-        given for spec in SPECS if spec.set == "judge" for _, truth, given, _ in planned(spec) if truth == "unknown"
+        given for spec in SPECS if spec.set == "judge" for _, truth, given, _ in planned(spec) if truth == "mistake"
     ]
-    assert len(judged) >= 10
+    assert len(judged) >= 16
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -149,7 +149,7 @@ def test_a_mistake_changes_a_model(mistake: str, kind: str, trained: Trained) ->
     model = create_policy(settings, trained.tokenizer, 0).eval().requires_grad_(False)
     model.model.embed_tokens.weight.mul_(30)
     wrong = copy.deepcopy(model)
-    size = {"heads": 2.0, "gelu": 1.0, "dropped": 0.0, "dropout": 0.3, "eps": 0.1}
+    size = {"heads": 2.0, "gelu": 1.0, "dropped": 0.0, "dropout": 0.3, "eps": 0.1, "tokens": 1.0}
     plant(wrong, mistake, size.get(mistake, 1.3), 0)
     prompts, responses = [(5, 6, 7, 8)] * 2, [(9, 10, 11), (12, 13)]
     right_T, wrong_T = (torch.cat(score(one, prompts, responses)) for one in (model, wrong))
@@ -185,7 +185,8 @@ def test_the_fit_finds_what_decides_a_cause() -> None:
     value_CF = random.normal(size=(600, len(FEATURES)))
     above_C2 = value_CF[:, [2, 5]] > 0
     is_CK = np.column_stack([above_C2, ~above_C2.any(1)]).astype(np.float64)
-    data, held_CK = settle(value_CF, is_CK, [str(i % 4) for i in range(600)], ["a", "b", "unknown"])
+    models = [str(i % 4) for i in range(600)]
+    data, held_CK = settle(value_CF, is_CK, models, [""] * 600, ["a", "b", "unknown"])
     assert is_CK[np.arange(600), held_CK.argmax(1)].mean() > 0.9
     weights = data["weights"]
     assert isinstance(weights, dict)
@@ -193,6 +194,23 @@ def test_the_fit_finds_what_decides_a_cause() -> None:
         assert max(weights[cause], key=lambda name: abs(weights[cause][name])) == FEATURES[place]
     low = min(weights["unknown"], key=lambda name: weights["unknown"][name])
     assert low in (FEATURES[2], FEATURES[5]) and set(weights["unknown"]) == {*FEATURES, "constant"}
+
+
+def test_a_kind_is_judged_without_its_like() -> None:
+    """A case of a kind is predicted from cases of other models and other kinds; a case without one, of other models."""
+    value_CF = np.array([[1.0], [0.5], [1.5], [-1.0], [-0.5], [1.0], [2.0]])
+    is_CK = np.array([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 2 + [[1.0, 0.0]] * 2)
+    models, kinds = ["m", "n", "n", "m", "n", "n", "m"], ["k", "k", "", "", "", "l", ""]
+    held_CK = left_out(value_CF, is_CK, models, kinds, 0.3)
+    for place, chosen in ((0, [2, 4, 5]), (3, [1, 2, 4, 5]), (1, [3, 6]), (5, [0, 3, 6])):
+        expected_K = scores(value_CF[[place]], fit(value_CF[chosen], is_CK[chosen], 0.3))[0]
+        np.testing.assert_allclose(held_CK[place], expected_K, atol=1e-3)
+
+
+def test_parts_of_a_cause_are_one_cause() -> None:
+    columns = ["a", "b", "a/x", "a/y"]
+    marked = of_causes(np.array([[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]), columns)
+    assert marked.tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1]]
 
 
 def test_a_penalty_shrinks_weights_and_no_constant() -> None:
@@ -238,6 +256,13 @@ def test_tables() -> None:
     text = page(answers, tables | {"calibration": calibration_rows(answers)}, limits, words={"age": "old weights"})
     assert "- All causes: 75.0% named first. The limit is **missed**." in text and "**missed** in floor (50%)" in text
     assert "- Clean logs: 50.0% with a cause. The limit is **missed**." in text
+    mistakes = [
+        Answer(Case("judge", "m", i, ("prompt",), {}, 0.0, None, ("mistake",), i > 0), 1.0, causes)  # type: ignore[arg-type]
+        for i, causes in enumerate([(), (Cause("prompt", 0.9, ()),)])
+    ]
+    apart = {row["group"]: (row["right"], row["cases"]) for row in group_rows(mistakes)}
+    assert apart == {"all causes": (1, 2), "mistake": (1, 2), "mistakes of new kinds": (1, 1)}
+    assert confusion_rows(mistakes)[0]["truth"] == "mistake" and confusion_rows(mistakes)[0]["prompt"] == 1
     assert "| setting | age | old weights |" in text and "| cause | floor | tail floor |" in text
     assert "| m | floor | floor=0.1 | 0.001 | stale:0.80 |" in text and "90% of all causes" in text
 
@@ -248,17 +273,19 @@ def test_what_the_other_models_say_of_settling_cases() -> None:
     fault = Case("settle", "m", 2, ("nan",), {}, 0.0, None)  # type: ignore[arg-type]
     logit_CK = np.log([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.35, 0.33, 0.32]])
     rows = left_out_rows([case, two, fault, case], logit_CK, ["floor", "stale", "unknown"])
-    assert [(row["left out"], row["right"], row["cases"]) for row in rows] == [
-        ("all", 2, 3),
-        ("floor", 1, 2),
-        ("floor+stale", 1, 1),
+    assert [(row["left out"], row["right"], row["cases"], row["else"]) for row in rows] == [
+        ("all", 2, 3, ""),
+        ("floor", 1, 2, "unknown"),
+        ("floor+stale", 1, 1, ""),
     ]
+    parts = left_out_rows([case], np.log([[0.3, 0.4, 0.3]]), ["floor", "stale", "floor/part"])
+    assert parts[0]["right"] == 1, "parts of a cause count together"
 
 
 def test_published_tables_are_of_the_published_cases() -> None:
     """The groups' shares follow from the cases beside them."""
     folder = Path(__file__).parents[3] / "docs/results/diagnose_exam"
-    for own in (folder, folder / "first", folder / "second", folder / "third"):
+    for own in (folder, folder / "first", folder / "second", folder / "third", folder / "fourth"):
         cases, groups = (list(csv.DictReader((own / f"{n}.csv").open(encoding="utf-8"))) for n in ("cases", "groups"))
         counted = [row for row in cases if row["counts"] == "1" and row["truth"] != "none"]
         assert groups[0]["group"] == "all causes" and int(groups[0]["cases"]) == len(counted)

@@ -26,6 +26,13 @@ AGREE = 1e-4
 FLOORS = 3.0
 """A mean square of ℓ below so many times that of the noise floor is no mismatch beyond it."""
 
+FLOOR_ERRORS = 2.0
+"""Standard errors, over sequences, by which a mismatch is above FLOORS: a few sequences whose sums a packing ordered
+otherwise are none."""
+
+FEW_SEQUENCES = 16
+"""Sequences below which no standard error is asked for."""
+
 MOST_CUT = 3.0
 """Standard deviations at which a number is cut before the model sees it."""
 
@@ -70,7 +77,7 @@ class Sure(Record):
     Attributes:
         command: what wrote this. penalty, factor: see benchmarks/exam_rules.py.
         checks: of each fault of a log, the share of right findings, by Laplace's rule.
-        mean, scale: of each feature. weights: of each cause, one a feature, and the constant.
+        mean, scale: of each feature. weights: of each cause, or of each `cause/part`, one a feature, and the constant.
     """
 
     command: str
@@ -139,7 +146,12 @@ def agrees(signals: Signals) -> bool:
     sums = signals.sums
     if not sums.get("tokens") or sums["squared"] < AGREE**2 * sums["tokens"]:
         return True
-    return sums["again"] > 0 and sums["again_paired"] < FLOORS * sums["again_squared"]
+    if not sums["again"]:
+        return False
+    paired_S, again_S = np.concatenate(signals.floors, 1)
+    above_S = (paired_S - FLOORS * again_S)[(paired_S > 0) | (again_S > 0)]
+    few = len(above_S) < FEW_SEQUENCES
+    return float(above_S.sum()) <= (0.0 if few else FLOOR_ERRORS * math.sqrt(float((above_S**2).sum())))
 
 
 def shapes(found: Mapping[str, float]) -> dict[str, float]:
@@ -149,8 +161,9 @@ def shapes(found: Mapping[str, float]) -> dict[str, float]:
         name: float(np.clip((found[name] - sure.mean[name]) / sure.scale[name], -MOST_CUT, MOST_CUT))
         for name in FEATURES
     }
-    odds = {
-        cause: math.exp(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))
-        for cause, weights in sure.weights.items()
-    }
+    odds: dict[str, float] = {}
+    for column, weights in sure.weights.items():
+        cause = column.partition("/")[0]
+        own = math.exp(weights["constant"] + sum(weights[name] * cut[name] for name in FEATURES))
+        odds[cause] = odds.get(cause, 0.0) + own
     return {cause: value / sum(odds.values()) for cause, value in odds.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tailrl.analysis.format import count
 from tailrl.diagnosis.features import age, features, gain, ratio, source, temperature
 from tailrl.diagnosis.measure import Measured
-from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, PATTERNS, RARE
+from tailrl.diagnosis.signals import EARLY, HEAD, IMPROBABLE, LAGS, RARE
 
 SIXTEEN_BITS = 0.02
 """Nats: the median of |Δ|/(1 − p) that 16-bit formats stayed below on all settling logs of the exam."""
@@ -116,6 +116,7 @@ def _prompt(measured: Measured) -> list[str]:
         f"|Δ|/(1 − p) of a response's first token is {10 ** shape['first']:.2g} times that of its middle, of the next "
         f"{EARLY - 1} {10 ** shape['early']:.2g} times, of the last {10 ** shape['last']:.2g} times.",
         f"Mean |Δ| is {ratio(sums['size'], sums['tokens']):.2g} nats.",
+        _structure(measured),
     ]
 
 
@@ -142,7 +143,7 @@ def _stale(measured: Measured) -> list[str]:
 def _structure(measured: Measured) -> str:
     """How much of the errors has a pattern, which independent noise lacks."""
     shape = features(measured.signals)
-    odds, token, place = (_percent(max(0.0, shape[f"by_{name}"])) for name in PATTERNS)
+    odds, token, place = (_percent(max(0.0, shape[f"by_{name}"])) for name in ("odds", "token", "place"))
     return (
         f"{odds} of the variance of Δ/(1 − p) goes with the token's probability, {token} with the token itself and "
         f"{place} with its place in the response: independent rounding has no such pattern."

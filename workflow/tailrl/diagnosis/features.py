@@ -5,13 +5,14 @@ import math
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.signals import LOG_TEMPERATURES, PATTERNS, SIZE_EDGES, Signals
+from tailrl.diagnosis.signals import LOG_TEMPERATURES, PATTERNS, RARE, SIZE_EDGES, Signals
 
 FEATURES = (
     *("size", "quiet", "spread", "tail", "source", "positive", "above", "temperature_fit", "temperature_size", "law"),
     *("head_sign", "rare_sign", "first", "early", "last", "neighbours", "size_neighbours"),
     *("disagreement", "impossible", "gain", "age", "moved", "entropy", "plateau", "crossing", "one_sided"),
-    *("crossed_source", "sided_source", "amount", "every", "lost", "by_odds", "by_token", "by_place", "bias"),
+    *("crossed_source", "sided_source", "amount", "every", "lost", "by_odds", "by_token", "by_place", "by_pair"),
+    *("bias", "late", "depth"),
 )
 """In the order of a vector: see `features`."""
 
@@ -110,7 +111,7 @@ def features(signals: Signals) -> dict[str, float]:
     and 99 % quantiles. source: see above,
     squashed. positive: the share of Σℓ² with ℓ > 0; above: of tokens. temperature_fit: of `temperature`, with
     temperature_size, its |ln|. law: decades by which |ℓ|/(1 − p̄) of certain tokens is above that of rare ones.
-    head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last: decades of |x| there above the middle's. neighbours: correlation
+    head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last, late: decades of |x| there above the middle's. neighbours: correlation
     of x with the next token's; size_neighbours: of |x|. disagreement, impossible: log10 of the shares of tokens that
     the sampler is sure of and the trainer finds rare, and that the trainer gives e^−12 and the sampler far more.
     gain, age: see above. moved: how much of Σℓ² is the trainer's own, where its recomputed log-probs are logged.
@@ -119,7 +120,8 @@ def features(signals: Signals) -> dict[str, float]:
     sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
     sampler's tokens err to one side, more than any whole distribution's. amount: log10 of the root mean square
     of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the sampler is certain. by_odds,
-    by_token, by_place: see `pattern`. bias: |mean| over root mean square of x.
+    by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x. depth: mean −log-prob, nats,
+    that the trainer gives tokens of which the sampler alone is certain; one of 3 nats is added.
     """
     s = signals.sums
     tokens = s["tokens"]
@@ -142,7 +144,7 @@ def features(signals: Signals) -> dict[str, float]:
         "law": decades(ratio(s["head_size"], s["head_rest"]), ratio(s["rare_size"], s["rare"])),
         "head_sign": head,
         "rare_sign": rare,
-        **{name: decades(ratio(s[f"{name}_size"], s[name]), place) for name in ("first", "early", "last")},
+        **{name: decades(ratio(s[f"{name}_size"], s[name]), place) for name in ("first", "early", "last", "late")},
         "neighbours": ratio(s["neighbours"], s["cut_squared"]),
         "size_neighbours": ratio(ratio(s["size_neighbours"], s["pairs"], x_mean**2) - x_mean**2, x_squared - x_mean**2),
         "disagreement": math.log10(s["sure_and_not"] / tokens + 1e-4),
@@ -159,6 +161,7 @@ def features(signals: Signals) -> dict[str, float]:
         "amount": math.log10(s["weighted_squared"] / tokens + 1e-14) / 2,
         "every": every(signals),
         "lost": ratio(s["lost"], s["weighted_squared"]),
+        "depth": (s["depth"] - RARE) / (s["sure_and_not"] + 1),
         **{f"by_{name}": pattern(signals, name) for name in PATTERNS},
         "bias": ratio(abs(float(signals.patterns["odds"][1].sum())), math.sqrt(tokens * s["cut_squared"])),
     }

@@ -37,12 +37,18 @@ IMPROBABLE = -2.5
 LEVEL_WIDTH, LEVELS, NEAR_LEVELS = 0.05, 1200, 10
 """Bins of −log-prob, nats: their width, their number, and how many are near the last."""
 
-PATTERNS = {"odds": 18, "token": 4096, "place": 64}
+PATTERNS = {"odds": 18, "token": 4096, "place": 64, "pair": 4096}
 """Groups of tokens, by their log-odds of p̄ (a nat wide), by their id (several share a group), by their place in the
-response (the last one holds all later ones)."""
+response (the last one holds all later ones), by their id and the id before it."""
 
-EARLY = 4
-"""Tokens at a response's beginning."""
+PAIR_FACTOR = 1031
+"""Of the id before a token, in its number of a pair: a prime, so that pairs spread over the groups."""
+
+EARLY, LATE = 4, 16
+"""Tokens at a response's beginning; the place where its later part begins."""
+
+DEEPEST = 15.0
+"""Nats: −log-probs of tokens that only one side is certain of are cut there."""
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Signals:
         patterns: for each of PATTERNS, (2, groups): tokens, and Σx cut to 3 nats.
         zeros: for either side, tokens that are left out: see `_filled`.
         per_sequence: rows of (tokens, Σd, Σd², Σℓ, reward or advantage, version, step), one array a part.
+        floors: rows of (Σℓ², Σ of the squared noise floor) over tokens that the trainer scored twice, one array a part.
         vocabulary: the largest token id plus one.
     """
 
@@ -76,6 +83,7 @@ class Signals:
     patterns: dict[str, FloatArray] = field(default_factory=lambda: {k: np.zeros((2, n)) for k, n in PATTERNS.items()})
     zeros: dict[str, int] = field(default_factory=lambda: {"sampler": 0, "trainer": 0})
     per_sequence: list[FloatArray] = field(default_factory=list)
+    floors: list[FloatArray] = field(default_factory=list)
     vocabulary: int = 0
 
     def add(self, log: Log, sound_T: np.ndarray) -> None:
@@ -96,11 +104,12 @@ class Signals:
         x_T = delta_T / np.maximum(-np.expm1((train_T + infer_T) / 2), LEAST_REST)
         self.edges = min(self.edges[0], float(delta_T.min())), max(self.edges[1], float(delta_T.max()))
         self._places(x_T, position_T, last_T)
-        self._patterns(x_T, (train_T + infer_T) / 2, log.token_T[sound_T], position_T)
+        self._patterns(x_T, (train_T + infer_T) / 2, log.token_T[sound_T], sequence_T, position_T)
         size_T = np.log10(np.maximum(np.abs(x_T), 1e-12))
         self.sizes += np.histogram(size_T, SIZE_EDGES)[0]
         self._temperatures(train_T, infer_T, delta_T)
         self._sequences(log, sequence_T, d_T, delta_T)
+        self._floors(log, sequence_T, log.again_T[sound_T] - train_T, delta_T)
 
     def _filled(self, log: Log, sound_T: np.ndarray) -> np.ndarray:
         """Tokens in a run of exact zeros on one side, of which the other finds one improbable: no log-probs, a filling.
@@ -182,6 +191,7 @@ class Signals:
             rare_signed=delta_T[rare_T].sum(),
             sure_and_not=((infer_T > HEAD) & (train_T < RARE)).sum(),
             not_and_sure=((train_T > HEAD) & (infer_T < RARE)).sum(),
+            depth=np.minimum(-train_T, DEEPEST)[(infer_T > HEAD) & (train_T < RARE)].sum(),
             impossible=((train_T < -12) & (infer_T > train_T + 2)).sum(),
             entropy=-infer_T.sum(),
         )
@@ -202,20 +212,27 @@ class Signals:
         size_T = np.minimum(np.abs(x_T), 3.0)
         first_T, early_T = position_T == 0, (position_T > 0) & (position_T < EARLY)
         middle_T = ~(first_T | early_T | last_T)
-        for name, chosen_T in (("first", first_T), ("early", early_T), ("last", last_T), ("middle", middle_T)):
+        places = {"first": first_T, "early": early_T, "last": last_T, "middle": middle_T}
+        places["late"] = middle_T & (position_T >= LATE)
+        for name, chosen_T in places.items():
             self._count(**{name: chosen_T.sum(), f"{name}_size": size_T[chosen_T].sum()})
         cut_T = np.clip(x_T, -3.0, 3.0)
         pair_T = ~last_T[:-1]
         self._count(neighbours=(cut_T[:-1] * cut_T[1:])[pair_T].sum(), cut_squared=(cut_T**2).sum())
         self._count(size_neighbours=(size_T[:-1] * size_T[1:])[pair_T].sum(), pairs=pair_T.sum(), cut_size=size_T.sum())
 
-    def _patterns(self, x_T: FloatArray, mean_T: FloatArray, token_T: IntArray, position_T: IntArray) -> None:
-        """Sums by probability, by token and by place."""
+    def _patterns(
+        self, x_T: FloatArray, mean_T: FloatArray, token_T: IntArray, sequence_T: IntArray, position_T: IntArray
+    ) -> None:
+        """Sums by probability, by token, by place, and by token with the one before it."""
         half = PATTERNS["odds"] // 2
+        first_T = np.concatenate([[True], np.diff(sequence_T) != 0])
+        before_T = np.where(first_T, -1, np.roll(token_T, 1))
         groups = {
             "odds": np.clip(np.floor(log_odds(mean_T)), -half, half - 1).astype(np.int64) + half,
             "token": token_T % PATTERNS["token"],
             "place": np.minimum(position_T, PATTERNS["place"] - 1),
+            "pair": (before_T * PAIR_FACTOR + token_T) % PATTERNS["pair"],
         }
         cut_T = np.clip(x_T, -3.0, 3.0)
         for name, group_T in groups.items():
@@ -246,6 +263,11 @@ class Signals:
         gain_S = np.where(np.isfinite(advantage_S), advantage_S, log.reward_S)
         sums = [np.bincount(sequence_T, values, count) for values in (np.ones(len(d_T)), d_T, d_T**2, delta_T)]
         self.per_sequence.append(np.array([*sums, gain_S, log.version_S, log.step_S]))
+
+    def _floors(self, log: Log, sequence_T: IntArray, again_T: FloatArray, delta_T: FloatArray) -> None:
+        both_T = np.isfinite(again_T)
+        squares = [np.bincount(sequence_T[both_T], own[both_T] ** 2, len(log.start_S)) for own in (delta_T, again_T)]
+        self.floors.append(np.array(squares))
 
     def sequences(self) -> FloatArray:
         """Rows of tokens, Σd, Σd², Σℓ, gain, version and step: [7, S]."""
