@@ -88,7 +88,7 @@ def settle(
     """The model as data, and its logits of every case as `left_out` has them.
 
     The logits settle the penalty and one factor for all columns, which makes the probabilities hold. A cause may have
-    several columns, `cause/part`. A mistake's kind is left out together with its model; other causes have an empty kind.
+    several columns, `cause/part`. A mistake's kind is left out with its model; other causes have an empty kind.
     """
     mean_F, scale_F = value_CF.mean(0), np.maximum(value_CF.std(0), 1e-3)
     known_CF = standardised(value_CF, mean_F, scale_F)

@@ -108,20 +108,19 @@ def features(signals: Signals) -> dict[str, float]:
     """FEATURES of a log.
 
     size: log10 of the median |x|; quiet: decades from its 10 % quantile to there; spread, tail: from there to its 90 %
-    and 99 % quantiles. source: see above,
-    squashed. positive: the share of Σℓ² with ℓ > 0; above: of tokens. temperature_fit: of `temperature`, with
-    temperature_size, its |ln|. law: decades by which |ℓ|/(1 − p̄) of certain tokens is above that of rare ones.
-    head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last, late: decades of |x| there above the middle's. neighbours: correlation
-    of x with the next token's; size_neighbours: of |x|. disagreement, impossible: log10 of the shares of tokens that
-    the sampler is sure of and the trainer finds rare, and that the trainer gives e^−12 and the sampler far more.
-    gain, age: see above. moved: how much of Σℓ² is the trainer's own, where its recomputed log-probs are logged.
-    entropy: mean −s, nats. plateau: log10 of the share of tokens within half a nat of the sampler's least log-prob.
-    crossing, one_sided: whether certain and rare tokens err to different sides, or to one. crossed_source,
-    sided_source: these with the source: temperatures cross, and the source says which log-probs are true; a truncated
-    sampler's tokens err to one side, more than any whole distribution's. amount: log10 of the root mean square
-    of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the sampler is certain. by_odds,
-    by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x. depth: mean −log-prob, nats,
-    that the trainer gives tokens of which the sampler alone is certain; one of 3 nats is added.
+    and 99 % quantiles. source: see above, squashed. positive: the share of Σℓ² with ℓ > 0; above: of tokens.
+    temperature_fit: of `temperature`, with temperature_size, its |ln|. law: decades by which |ℓ|/(1 − p̄) of certain
+    tokens is above that of rare ones. head_sign, rare_sign: Σℓ/Σ|ℓ|. first, early, last, late: decades of |x| there
+    above the middle's. neighbours: correlation of x with the next token's; size_neighbours: of |x|. disagreement,
+    impossible: log10 of the shares of tokens that the sampler is sure of and the trainer finds rare, and that the
+    trainer gives e^−12 and the sampler far more. gain, age: see above. moved: how much of Σℓ² is the trainer's own,
+    where its recomputed log-probs are logged. entropy: mean −s, nats. plateau: log10 of the share of tokens within
+    half a nat of the sampler's least log-prob. crossing, one_sided: whether certain and rare tokens err to different
+    sides, or to one. crossed_source, sided_source: these with the source: temperatures cross, and the source says
+    which log-probs are true; a truncated sampler's tokens err to one side, more than any whole distribution's. amount:
+    log10 of the root mean square of ℓ, cut to 3 nats. every: see above. lost: the share of Σℓ², so cut, where the
+    sampler is certain. by_odds, by_token, by_place, by_pair: see `pattern`. bias: |mean| over root mean square of x.
+    depth: the trainer's mean −log-prob, nats, where only the sampler is certain; one token of 3 nats is added.
     """
     s = signals.sums
     tokens = s["tokens"]
