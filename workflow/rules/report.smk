@@ -213,7 +213,7 @@ for target, pool in pools().items():
             name=target,
             parts=part_options,
             sources=sources(REPORT_FILES),
-            out=f"results/{target}",
+            out=subpath(output[0], parent=True),
         message:
             "finished parts of {params.name}\nlog: {log}"
         shell:
