@@ -1,7 +1,7 @@
 """The policies of the exam of causes: made here, warm-started, and trained for some steps by RLOO.
 
-The policies that settle the rules do arithmetic, sort or reverse words or numbers, write initials, or go on with a
-series; all but that of arithmetic judged the rules in an earlier run. The judges double or compare numbers. The
+Policies that settle the rules do arithmetic, sort or reverse words or numbers, write initials, or go on with a series.
+All of them but the one of arithmetic were judges in an earlier run. The judges double or compare numbers. The
 pretrained one is a set of its own.
 """
 

@@ -3,15 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/rollout_profile.py --out docs/results/rollout_profile.csv
 
 On the policies and requests of `rollout.py`. Parts are PyTorch's operators by their own time, in one call that samples.
-The last two rows of a policy are the same number of products of the same shapes, one after another and nothing else:
-what an engine in that number format cannot go below.
+The last two rows of a policy are its matrix products alone, as many and as large, in one number format each. No engine
+in that format can be faster than they are.
 """
 
 import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import smollm2
@@ -86,16 +85,16 @@ def measure(policy: str, load: Load, folder: Path) -> list[dict[str, object]]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="write a CSV file")
-    parsed = parser.parse_args(arguments)
+    arguments = parser.parse_args()
     found: list[dict[str, object]] = []
     for policy, load in LOADS.items():
         if policy != "SmolLM2-135M" or smollm2.is_installed():
             with tempfile.TemporaryDirectory() as folder:
                 found += measure(policy, load, Path(folder))
-    show(found, parsed.out)
+    show(found, arguments.out)
 
 
 if __name__ == "__main__":

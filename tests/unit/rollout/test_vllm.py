@@ -171,7 +171,7 @@ def test_an_eager_engine_compiles_nothing(engine32: VllmSampler) -> None:
 
 @pytest.mark.slow  # the test above
 def test_what_an_eager_engine_leaves_uncompiled_changes_no_bits(engine32: VllmSampler) -> None:
-    """It is an integer that nobody reads."""
+    """vLLM compiles an integer there, and no code reads it."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     eager = engine32.generate(random_requests(3), PLAIN)

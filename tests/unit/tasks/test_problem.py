@@ -23,7 +23,7 @@ def test_write_and_read(tmp_path: Path) -> None:
 
 
 def test_a_level_is_written_where_there_is_one(tmp_path: Path) -> None:
-    """So the files of studies without a curriculum stay as they were."""
+    """Without a curriculum a study's files have the same bytes as before there were levels."""
     levels = [replace(PROBLEMS[0], level=level) for level in (0, 3)]
     write_problems(levels, tmp_path / "file")
     first, last = (tmp_path / "file").read_text(encoding="utf-8").splitlines()

@@ -28,7 +28,7 @@ class PooledLine:
         part: the part whose seeds it is over; empty over parts. Between two parts both names.
         less: the sum of arms.
         difference: over parts, the mean of the differences within a part, with a paired t interval. Of a single part,
-            and within a part, it is Welch's over seeds. A single part that others shall repeat has no p.
+            and within a part, it is Welch's over seeds. Where only one of the parts is there, it has no p.
         p_holm: p by Holm over the family, or over the part's lines of the family.
         least, most: the smallest and the largest difference within a part; NaN for one over seeds.
         counts: False where the arm's measure is not near that of the arm it is compared with, or not known.
@@ -153,7 +153,7 @@ def _within(terms: Sequence[tuple[Numbers, Mapping[str, float]]]) -> Difference:
 
 
 def _mean(values: Sequence[float], geometric: bool) -> Interval:
-    """Of a geometric mean the interval is in logarithms, and values that are not above 0 do not count."""
+    """A geometric mean takes the values above 0 alone, and its interval is made from their logarithms."""
     if not geometric:
         return mean_interval(values)
     logs = mean_interval([log(value) for value in values if value > 0])

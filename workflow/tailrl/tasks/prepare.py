@@ -16,8 +16,8 @@ from tailrl.tasks.registry import load_task
 def write_all_problems(settings: Problems, out: Path) -> None:
     """Writes train.jsonl, evaluation.jsonl, warm_start.jsonl (empty without a warm start) and problems.json.
 
-    Held-out problems are removed from the training problems, which are in the order of the curriculum's levels.
-    problems.json counts them, and lists the source rows that could not be used; a sentence says how many.
+    Held-out problems are removed from the training problems. These are in the order of the curriculum's levels.
+    problems.json counts what was removed, and lists the source rows that could not be used. A sentence says how many.
 
     Raises:
         StudyError: a source cannot be read, gives nothing, or is changed meanwhile.
