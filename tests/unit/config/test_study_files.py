@@ -53,6 +53,7 @@ PUBLISHED = {
     "remedies.yaml": "83b22831fdb5edc3",
     "search_causes.yaml": "b3ba18eb7b9f845e",
     "search_dose.yaml": "7d391ee595d84bd7",
+    "search_horizon.yaml": "41054bbb8c3f76bd",
     "search_rate.yaml": "0f7353a88a80ae3a",
     "smollm2_checks.yaml": "efb5cf4c24c6ceca",
     "stale.yaml": "57a872be269d862c",
