@@ -100,9 +100,9 @@ def test_holm_is_over_the_remedies_of_a_cause_and_one_reference() -> None:
                               ("stale, less naive", "stale_tis")]  # fmt: skip
     for less in ("naive", "the matched control", "exact"):
         own = [read[f"floor, less {less}", arm] for arm in ("floor_tis", "floor_dvp")]
-        assert [one.p_holm for one in own] == holm([one.difference.p for one in own]).tolist()
+        assert [one.difference_p_holm for one in own] == holm([one.difference.p for one in own]).tolist()
     alone = read["stale, less naive", "stale_tis"]
-    assert alone.p_holm == alone.difference.p
+    assert alone.difference_p_holm == alone.difference.p
 
 
 def test_one_part_is_described_over_its_seeds_and_not_tested() -> None:
@@ -111,7 +111,7 @@ def test_one_part_is_described_over_its_seeds_and_not_tested() -> None:
     one = lines("remedies_pooled", parts)["floor, less naive", "floor_dvp"]
     test = stats.ttest_ind(values(scores["floor_dvp"]), values(scores["floor_naive"]), equal_var=False)
     assert (one.difference.low, one.difference.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
-    assert math.isnan(one.difference.p) and math.isnan(one.p_holm)
+    assert math.isnan(one.difference.p) and math.isnan(one.difference_p_holm)
     assert one.least == one.most == pytest.approx(one.difference.mean)
 
 
@@ -168,8 +168,8 @@ def test_one_seed_a_part_is_a_paired_test_of_seeds() -> None:
             [*test.confidence_interval(0.95), test.pvalue]
         )
     harm, *others = found.values()
-    assert harm.p_holm == harm.difference.p
-    assert max(one.p_holm for one in others) >= 2 * min(one.difference.p for one in others) - 1e-12
+    assert harm.difference_p_holm == harm.difference.p
+    assert max(one.difference_p_holm for one in others) >= 2 * min(one.difference.p for one in others) - 1e-12
     first = dict(list(parts.items())[:1])
     assert all(math.isnan(one.difference.low) and one.difference.n == 1
                for one in lines("smollm2_fp8_pooled", first).values())  # fmt: skip
@@ -191,7 +191,7 @@ def test_harm_is_paired_within_parts_and_its_families_are_apart() -> None:
         )
     largest = ("both", "noise_both", "stale_both")
     smallest = min(found[arm].difference.p for arm in largest)
-    assert min(found[arm].p_holm for arm in largest) == pytest.approx(3 * smallest)
+    assert min(found[arm].difference_p_holm for arm in largest) == pytest.approx(3 * smallest)
 
 
 def test_a_cause_is_compared_with_its_engine_and_counts_where_their_k3_are_alike() -> None:
@@ -203,7 +203,7 @@ def test_a_cause_is_compared_with_its_engine_and_counts_where_their_k3_are_alike
         own = found[arm].difference
         assert [own.low, own.high, own.p] == pytest.approx([*expected.confidence_interval(0.95), expected.pvalue])
     # Holm is over those that do not count too.
-    assert min(one.p_holm for one in found.values()) == pytest.approx(
+    assert min(one.difference_p_holm for one in found.values()) == pytest.approx(
         3 * min(one.difference.p for one in found.values())
     )
 
@@ -273,7 +273,7 @@ def test_harm_is_welchs_over_seeds_in_each_part_and_holm_is_over_parts() -> None
         assert [one.difference.low, one.difference.high, one.difference.p] == pytest.approx(
             [*test.confidence_interval(0.95), test.pvalue]
         )
-    assert [one.p_holm for one in own] == pytest.approx(holm([one.difference.p for one in own]).tolist())
+    assert [one.difference_p_holm for one in own] == pytest.approx(holm([one.difference.p for one in own]).tolist())
 
 
 def test_remedies_share_holm_within_a_part() -> None:
@@ -285,7 +285,9 @@ def test_remedies_share_holm_within_a_part() -> None:
         assert [(one.arm, one.less) for one in here] == [
             ("fp8_token_tis", "fp8"), ("fp8_dvp", "fp8"), ("naive", "exact")
         ]  # fmt: skip
-        assert [one.p_holm for one in here] == pytest.approx(holm([one.difference.p for one in here]).tolist())
+        assert [one.difference_p_holm for one in here] == pytest.approx(
+            holm([one.difference.p for one in here]).tolist()
+        )
         scores = parts[part][POOLED_SCORE]
         test = stats.ttest_ind(values(scores["fp8_dvp"]), values(scores["fp8"]), equal_var=False)
         assert (here[1].difference.p, here[1].difference.n) == (pytest.approx(test.pvalue), 3)

@@ -29,7 +29,7 @@ class PooledLine:
         less: the sum of arms.
         difference: over parts, the mean of the differences within a part, with a paired t interval. Of a single part,
             and within a part, it is Welch's over seeds. Where only one of the parts is there, it has no p.
-        p_holm: p by Holm over the family, or over the part's lines of the family.
+        difference_p_holm: p by Holm over the family, or over the part's lines of the family.
         least, most: the smallest and the largest difference within a part; NaN for one over seeds.
         counts: False where the arm's measure is not near that of the arm it is compared with, or not known.
     """
@@ -39,7 +39,7 @@ class PooledLine:
     arm: str
     less: str
     difference: Difference
-    p_holm: float
+    difference_p_holm: float
     least: float
     most: float
     counts: bool
@@ -76,7 +76,7 @@ def pooled_lines(pool: Pool, parts: PartNumbers) -> list[PooledLine]:
             own = [place for place, line in enumerate(lines) if family.holm != "part" or line.part == group]
             adjusted = holm([lines[place].difference.p for place in own]).tolist()
             for place, p in zip(own, adjusted, strict=True):
-                lines[place] = replace(lines[place], p_holm=p)
+                lines[place] = replace(lines[place], difference_p_holm=p)
         if family.near is not None:
             measure, factor = family.near.measure, family.near.factor
             size = {one.arm: one.value.mean for one in pooled_measures(pool, parts) if one.measure == measure}

@@ -137,7 +137,7 @@ def _cells(pool: Pool, line: PooledLine) -> list[str]:
         *([line.part] if pool.unit == "seed" else []),
         line.less,
         points(line.difference) if line.counts else "the measures differ",
-        p_value(line.p_holm) if line.counts else "",
+        p_value(line.difference_p_holm) if line.counts else "",
         *([" to ".join(f"{100 * end:+.1f}" for end in ends if not math.isnan(end))] if pool.unit == "part" else []),
     ]
 
