@@ -16,6 +16,7 @@ from tailrl.config.training import Training
 from tailrl.planning.machine import read_machine
 from tailrl.planning.page import plan_page
 from tailrl.planning.shapes import shape_of
+from tailrl.tasks.registry import load_task
 
 BLOCKS = {"training": Training, "sampler": SamplerSettings, "evaluation": Evaluation}
 
@@ -37,6 +38,14 @@ def test_a_default_that_a_page_gives_is_the_settings(page: str) -> None:
 def test_the_default_policy_has_the_size_that_the_tutorial_says() -> None:
     policy = read_study(ROOT / "config.yaml").policy
     assert f"a Llama of {shape_of(policy).parameters / 1e6:.1f} million parameters" in words("tutorials/reproduce.md")
+
+
+def test_so_many_of_smollm2s_held_out_problems_are_in_order_already() -> None:
+    """Copying the prompt solves these."""
+    task = read_study(ROOT / "studies/smollm2.yaml").evaluation.task
+    problems = load_task(task).problems
+    copied = sum(problem.prompt.strip() == problem.answer for problem in problems)
+    assert f"{copied} of the {len(problems)} held-out problems are in order already" in words("findings/smollm2.md")
 
 
 def test_the_days_on_gpus_are_those_that_the_plan_expects() -> None:

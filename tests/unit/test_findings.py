@@ -53,6 +53,7 @@ SETTINGS = {
         "Responses have 20 tokens",
         "A vocabulary of 150,000",
         "A list of 129 words",
+        "48 of the 100 held-out problems",  # tests/docs/test_numbers.py counts them
     ),
     *("rounding and 0.1", "2 is assumed", "exceeds 2 ε_max", "p ≈ 0.3", "p = 2e-9", "close to 1", "an error of 1,"),
     # Orders of magnitude that the effects beside them bear out.
