@@ -42,6 +42,7 @@ PUBLISHED = {
     "ablate_rule.yaml": "19061c4c72fe0115",
     "ablate_temperature.yaml": "df4e46fc07ea818d",
     "causes_1.yaml": "8bf4cedc9c018b9b",
+    "causes_2.yaml": "fb1bd5c221b97d28",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "fb9d7eecc71b16e4",
     "dose_response.yaml": "e46e54162c8de6e2",

@@ -67,6 +67,15 @@ def test_the_solution_earns_the_reward_and_another_number_does_not() -> None:
         assert score(problem.solution + other, problem.answer, problem.compared) == 0.0
 
 
+@pytest.mark.parametrize("largest", [1, 19])
+def test_what_is_added_has_a_largest(largest: int) -> None:
+    """With 100 first numbers, so many problems of one length are all that there are: each number is added in some."""
+    task = ChainTask(name="chain", problems=100 * largest, steps=(2, 2), largest=largest)
+    assert {read(problem.prompt)[1:] for problem in load(task)} == {
+        (first, added) for first in range(100) for added in range(1, largest + 1)
+    }
+
+
 def test_problems_differ_and_are_those_of_the_seed() -> None:
     problems = load(PLAIN)
     assert len({problem.prompt for problem in problems}) == PLAIN.problems

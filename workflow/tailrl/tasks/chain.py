@@ -29,7 +29,7 @@ def load(task: ChainTask) -> Loaded:
 
 
 def _draw(rng: random.Random, task: ChainTask) -> Problem:
-    count, first, added = rng.randint(*task.steps), rng.randrange(WRAPS_AT), rng.randrange(1, WRAPS_AT)
+    count, first, added = rng.randint(*task.steps), rng.randrange(WRAPS_AT), rng.randint(1, task.largest)
     written, solution = first, ""
     for left in range(count, 0, -1):
         before, written = written, (written + added) % WRAPS_AT

@@ -12,3 +12,4 @@ class ChainTask(GeneratedTask):
 
     name: Literal["chain"]
     steps: Annotated[tuple[int, int], ordered(99)] = Field((2, 4), description="fewest and most sums in one problem")
+    largest: int = Field(99, ge=1, le=99, description="largest number that is added")
