@@ -4,8 +4,10 @@
 """
 
 import csv
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -135,6 +137,8 @@ def soak() -> dict[str, str]:
     second, *_, last = rows("soak.csv")[1:]
     times = [float(row["cpu_ms_a_step"]) for row in rows("soak.csv")]
     grown = float(last["resident_mib"]) / float(second["resident_mib"]) - 1
+    warm = times[1:]
+    slope = statistics.median((warm[b] - warm[a]) / (b - a) for a, b in combinations(range(len(warm)), 2))
     return {
         "steps": f"{int(last['steps'].split()[-1]) + 1:,}",
         "first": second["resident_mib"],
@@ -143,6 +147,7 @@ def soak() -> dict[str, str]:
         "files": last["open_files"],
         "least": f"{min(times):.0f}",
         "most": f"{max(times):.0f}",
+        "slower": f"{100 * slope * (len(warm) - 1) / statistics.median(warm):.1f}".replace("-", "−"),
     }
 
 
