@@ -61,7 +61,7 @@ figure1: venv
 test: venv  ## the tests, one tiny whole study among them: five minutes
 	$(TWO_WORKERS) -m "not slow" tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
 
-test-slow: venv  ## the tests that take minutes, 40 in all; the last line says what did not run
+test-slow: venv  ## the tests that take minutes, an hour in all; the last line says what did not run
 	$(TWO_WORKERS) -m slow tests/e2e tests/workflow tests/docs tests/unit $(ARGS)
 
 slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are killed: ten minutes
