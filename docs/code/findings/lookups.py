@@ -83,6 +83,15 @@ def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
     return Number(float(_cell(rows[0], column, table)), ends[0], ends[1], ends[2], unit)
 
 
+def compared(target: str, family: str) -> list[Number]:
+    """The differences of a family over a study's parts, in points: of its lines that count."""
+    rows = _read(RESULTS / target / "comparisons.csv")
+    found = [row for row in rows if row["family"] == family and row["counts"] == "True"]
+    if not found:
+        raise StudyError(f"docs/results/{target}/comparisons.csv: no line of {family} counts")
+    return [_number(row, "difference", "points") for row in found]
+
+
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
     own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
@@ -234,6 +243,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         k3,
         rejected,
         cell,
+        compared,
         flips,
         claim,
         contradicted,
