@@ -143,12 +143,25 @@ def test_a_typed_result_is_seen() -> None:
             "docs/results/collapse/arms.csv: 0 rows have {'arm': 'x'}",
         ),
         (lambda: lookups.cell("collapse/x.csv", "arm"), "there is no docs/results/collapse/x.csv"),
+        (
+            lambda: lookups.compared("causes_harm", "x"),
+            "docs/results/causes_harm/comparisons.csv: no line of x counts",
+        ),
         (lambda: in_readme("# tailrl", ""), "README.md lacks the marks"),
     ],
 )
 def test_a_wrong_lookup_is_one_sentence(wrong, says: str) -> None:
     with pytest.raises(StudyError, match=f"^{re.escape(says)}"):
         wrong()
+
+
+def test_a_line_whose_measure_is_far_off_is_not_compared() -> None:
+    family = "harm beyond that of the engine"
+    with (DOCS / "results/causes_harm/comparisons.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["family"] == family]
+    near = [float(row["difference_mean"]) for row in rows if row["counts"] == "True"]
+    assert 0 < len(near) < len(rows)
+    assert [one.mean for one in lookups.compared("causes_harm", family)] == near
 
 
 def test_lookups_give_what_the_files_say() -> None:

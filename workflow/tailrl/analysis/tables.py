@@ -40,6 +40,7 @@ BEHIND = {
     "evaluation": ("evaluation", "policies"),
     "distributions": ("distributions", "safe_sets", "probability", "signature", "histograms"),
     "early_warning": ("early_warning", "thresholds", "runs"),
+    "pooled": ("comparisons", "measures"),
 }
 """The tables behind a figure, if not just the one of its name."""
 
