@@ -44,6 +44,7 @@ PUBLISHED = {
     "causes_1.yaml": "8bf4cedc9c018b9b",
     "causes_2.yaml": "fb1bd5c221b97d28",
     "causes_3.yaml": "60971400c9a24957",
+    "causes_4.yaml": "151ce1d2e219cdcd",
     "collapse.yaml": "d4e774a6f5bc93a5",
     "config.yaml": "fb9d7eecc71b16e4",
     "dose_response.yaml": "e46e54162c8de6e2",
