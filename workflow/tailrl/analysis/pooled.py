@@ -28,7 +28,7 @@ class PooledLine:
         part: the part whose seeds it is over; empty over parts. Between two parts both names.
         less: the sum of arms.
         difference: over parts, the mean of the differences within a part, with a paired t interval. Of a single part,
-            and within a part, it is Welch's over seeds. Where only one of the parts is there, it has no p.
+            and within a part, it is Welch's over seeds. It has no p where only one part of a pool is there.
         difference_p_holm: p by Holm over the family, or over the part's lines of the family.
         least, most: the smallest and the largest difference within a part; NaN for one over seeds.
         counts: False where the arm's measure is not near that of the arm it is compared with, or not known.
