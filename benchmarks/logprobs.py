@@ -8,6 +8,10 @@ The inputs are real: SmolLM2-135M-Instruct answers four questions at temperature
 Times: all cases in one process, one after another, in an order that turns by one each round; the ratio is taken within
 each round, then the median. Memory: each case in a process of its own, the growth of the resident set's high-water mark
 over what it is with the inputs loaded and the threads started (Linux; the mark is reset through /proc/self/clear_refs).
+
+Every case computes the gradient by the hidden states and by the head. `full logits, mask and fill` writes −50 outside
+the safe set of ρ = e⁻¹³, as the paper does. Liger's chunked GRPO loss is uncompiled; it gets the advantages, so it
+needs no second pass. `kept` is the share of the vocabulary in the safe set.
 """
 
 import argparse
