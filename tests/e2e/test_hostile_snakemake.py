@@ -50,7 +50,9 @@ def test_a_second_snakemake_on_the_same_study_is_refused(study: Hostile, tmp_pat
     tried = study.copy(tmp_path / "study", "summarise")
     first, second = both(tried.snakemake, tried.snakemake)
     assert first[0] == 0, first[1]
-    assert second[0] == 1 and "Directory cannot be locked" in second[1] and "Traceback" not in second[1], second[1]
+    assert second[0] == 1 and "Traceback" not in second[1], second[1]
+    # Two that start together may both find no lock of Snakemake's; the study's own then refuses one.
+    assert "Directory cannot be locked" in second[1] or "another Snakemake runs this study" in second[1], second[1]
     assert tried.outputs("summarise") == study.outputs("summarise")
     assert NOTHING in tried.snakemake()[1]
 

@@ -152,7 +152,19 @@ def soon(holds: Callable[[], bool]) -> bool:
 
 def gone(process: int) -> bool:
     """Whether a process ends soon."""
-    return soon(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
+
+    def ended() -> bool:
+        try:
+            return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return soon(ended)
+
+
+def forwarding(client: Client) -> bool:
+    """Whether a client soon waits for its job, and so forwards signals: only then has it this title."""
+    return soon(lambda: "tailrl-client" in command(client.process.pid))
 
 
 def command(process: int) -> list[str]:
@@ -200,6 +212,7 @@ def test_a_job_ends_as_python_does(study: Study) -> None:
 def test_signals_reach_the_job(study: Study, number: int, words: str) -> None:
     client = study.start(sleeps=LONG)
     job = client.said()["process"]
+    assert forwarding(client)
     client.process.send_signal(number)
     code, errors = client.end()
     assert (code, errors.endswith(words)) == (-number, True)
@@ -209,6 +222,7 @@ def test_signals_reach_the_job(study: Study, number: int, words: str) -> None:
 def test_a_stopped_client_stops_its_job(study: Study) -> None:
     client = study.start(sleeps=LONG)
     job = psutil.Process(client.said()["process"])
+    assert forwarding(client)
     for number, stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
         client.process.send_signal(number)
         assert soon(lambda stopped=stopped: (job.status() == psutil.STATUS_STOPPED) == stopped)  # type: ignore[misc]
@@ -229,6 +243,7 @@ def test_a_killed_job_or_guardian_kills_the_client(study: Study) -> None:
     for of_the_job in (lambda job: job, lambda job: psutil.Process(job).ppid()):
         client = study.start(sleeps=LONG)
         job = client.said()["process"]
+        assert forwarding(client)
         os.kill(of_the_job(job), signal.SIGKILL)
         assert client.end() == (-signal.SIGKILL, "")
         assert gone(job)

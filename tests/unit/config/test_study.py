@@ -333,10 +333,10 @@ def test_a_thousand_arms_are_read_in_seconds() -> None:
     """Each once: 200 values took 16 s when every arm was compared with every other, anew for each run."""
     values = [rate / 1e7 for rate in range(1, 1000)]
     ablation = {"base": "a", "field": "training.learning_rate", "values": values}
-    started = time.monotonic()
+    started = time.process_time()
     study = parse_study({"name": "s", "arms": {"a": {}}, "ablations": {"x": ablation}})
     assert [run.training.learning_rate for run in study.runs().values()] == [1e-4, *values]
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
 
 
 def test_a_policys_folder_holds_all_its_parts(tmp_path: Path) -> None:

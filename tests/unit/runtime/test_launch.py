@@ -30,7 +30,7 @@ for name, script in json.loads(sys.argv[1]).items():
     print(name, outcome, sep=": ", file=sys.stderr)
 """
 AFTER = "import os, sys, time\nrank = os.environ['RANK']\n"
-WAIT = "rank == '{}' and time.sleep(60)\n"
+WAIT = "rank == '{}' and time.sleep(600)\n"
 TELL = "from tailrl.runtime.launch import tell_launcher\n"
 TELL += "tell_launcher('a.yaml: rank ' + rank + ' found a typo')\nsys.exit(1)\n"
 TOLD = """
@@ -83,21 +83,21 @@ def test_ranks_end_as_one_job(names: tuple[str, ...]) -> None:
     """A rank that waits for a failed one is ended too; a killed process differs from one that reported why."""
     scripts = json.dumps({name: AFTER + SCRIPTS[name] for name in names})
     command = [sys.executable, "-c", LAUNCH, scripts]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert ended.stderr.splitlines() == [line for name in names for line in OUTCOMES[name]]
     assert sorted(ended.stdout.splitlines()) == ["0 0 2", "1 1 2"]
 
 
 def test_a_job_that_is_asked_to_stop_ends_by_the_signal(tmp_path: Path) -> None:
     """As one process does: a shell that waits for it then stops too, and does not start it again."""
-    script = f"import pathlib, time\npathlib.Path({str(tmp_path / 'runs')!r}).touch()\ntime.sleep(60)\n"
+    script = f"import pathlib, time\npathlib.Path({str(tmp_path / 'runs')!r}).touch()\ntime.sleep(600)\n"
     command = [sys.executable, "-c", LAUNCH, json.dumps({"waits": script})]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     while not (tmp_path / "runs").exists():
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=50) == -signal.SIGINT
+    assert process.wait(timeout=300) == -signal.SIGINT
 
 
 def tailrl(*arguments: str) -> subprocess.CompletedProcess[str]:

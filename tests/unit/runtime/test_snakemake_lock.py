@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tailrl.runtime import snakemake_lock
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.snakemake_lock import is_snakemake, remove_stale_lock, running_snakemakes
 
@@ -89,18 +90,19 @@ def test_other_processes_are_not_in_the_way(locked: Path, other: str) -> None:
     ],
 )
 def test_a_job_that_outlived_its_snakemake_is_waited_for(
-    locked: Path, capsys: pytest.CaptureFixture[str], name: str, arguments: tuple[str, ...], words: str
+    locked: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...], words: str
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(snakemake_lock, "say", said.append)
     process = pretend(locked, *arguments, name=name)
     thread = threading.Thread(target=remove_stale_lock, args=(locked,))
     try:
         thread.start()
-        sentence = f"tailrl: {locked}: {words}, process {process.pid}, outlived its Snakemake; waiting for its end\n"
-        said = ""
-        while said != sentence:
-            said += capsys.readouterr().err
-            assert thread.is_alive() and sentence.startswith(said)
+        while not said:
+            assert thread.is_alive()
             time.sleep(0.01)
+        sentence = f"{locked}: {words}, process {process.pid}, outlived its Snakemake; waiting for its end"
+        assert said == [sentence]
         assert left(locked) == 2
     finally:
         process.kill()

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrl.tracking.alarm import SIGNALS, SKEW, WINDOW, alarm_step, signal, start_steps
@@ -25,6 +25,7 @@ def by_loop(values: list[float], factor: float, start: int) -> int | None:
     return None
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.just(NAN), st.integers(0, 50).map(float)), max_size=30),
     st.sampled_from([0.3, 0.7, 1.5, 3.1]),

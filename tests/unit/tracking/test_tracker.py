@@ -5,6 +5,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,8 @@ def test_what_was_lost_on_the_way_is_sent_later(
     with Tracker(RUN, 0, folder, results, before[:1]) as tracked:
         for step in before[1:]:
             tracked.log(step)
+        while sum(len(run["steps"]) for run in on_server(server).values()) < 2:
+            time.sleep(0.01)
     assert lines(folder) == before
     ((identity, run),) = on_server(server).items()
     assert len(run["steps"]) == 2

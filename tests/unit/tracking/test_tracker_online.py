@@ -28,11 +28,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield started
 
 
-def train(folder: Path, met: Callable[[], object]) -> tuple[float, float]:
+def train(folder: Path, met: Callable[[], object]) -> tuple[float, float, int]:
     """A run's steps as training logs them, which ends when W&B has `met` what it is to meet.
 
     Returns:
-        The seconds that the steps took, and those that the end took.
+        The seconds that the steps took, those that the end took, and the mirror's exit code.
     """
     folder.mkdir(parents=True)
     begun = time.monotonic()
@@ -45,7 +45,8 @@ def train(folder: Path, met: Callable[[], object]) -> tuple[float, float]:
         begun = time.monotonic()
     written = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in written] == POINTS
-    return logged, time.monotonic() - begun
+    assert tracked.mirror.process is not None
+    return logged, time.monotonic() - begun, tracked.mirror.process.returncode
 
 
 def on_server(server: Server) -> list[float]:
@@ -75,14 +76,15 @@ def test_a_server_that_fails_costs_no_step_and_little_time(
     results = tmp_path / "results"
     folder = results / "train" / "naive" / "seed0"
     midway = fault in MIDWAY_FAULTS
-    logged, ended = train(folder, lambda: any(server.steps.values()) if midway else server.requests)
+    logged, ended, code = train(folder, lambda: any(server.steps.values()) if midway else server.requests)
     assert logged < 5, "no step waits for the server"
     assert ended < PATIENCE + 10
     assert server.requests
     whole = any(len(steps) == STEPS for steps in server.steps.values())
     # For W&B's client a status of 200 is a receipt, whatever stands below it.
     receipt = fault == "garbage midway"
-    assert len(said) == (0 if whole or receipt else 1)
+    assert len(said) == (code != 0)
+    assert code or whole or receipt
     assert all(line.startswith("warning: W&B lacks something of this run (") for line in said)
     if midway:
         assert not whole and [len(steps) for steps in server.steps.values()] == [MIDWAY]

@@ -280,10 +280,12 @@ def test_the_fingerprint_knows_what_a_run_depends_on(
 # --- one process at a time -----------------------------------------------------------------------------
 
 
-def test_a_second_process_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_process_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And makes the folder again that the end of a study removed."""
     first, second = (Checkpoints(tmp_path / "checkpoints", 1, {}) for _ in range(2))
     order: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(checkpoints, "say", said.append)
 
     def wait() -> None:
         with second.held():
@@ -294,7 +296,7 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, capsys: pytest.Cap
     with first.held():
         thread.start()
         who = f"process {os.getpid()} on {platform.node()}"
-        while f"{who} still trains this run; waiting for its end" not in capsys.readouterr().err:
+        while not any(f"{who} still trains this run; waiting for its end" in line for line in said):
             assert thread.is_alive()
             time.sleep(0.01)
         order.append("first")
