@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from parsed import body_of, nodes_of
 
 from tailrl.config.sampler import ENGINES
 
@@ -42,15 +43,15 @@ MODULES = {module_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 @cache
 def imports(module: str) -> list[tuple[str, bool]]:
     """What a module imports, by dotted name, and whether it does so when it is loaded."""
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    nodes = nodes_of(MODULES[module])
     lazy = {
         inner
-        for outer in ast.walk(tree)
+        for outer in nodes
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for inner in ast.walk(outer)
     }
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(alias.name, node not in lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -107,7 +108,7 @@ def test_html_is_escaped_by_templates_alone() -> None:
     """Nothing is escaped by hand, no template takes a value as it is, and what Python gives as HTML is made here."""
     for module, file in MODULES.items():
         assert "html" not in libraries(module), module
-        texts = [n.value for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)]
+        texts = [node.value for node in nodes_of(file) if isinstance(node, ast.Constant)]
         # Tags stand in templates; the module that makes Markdown harmless names one.
         tags = r"&(lt|gt|amp|quot|#\w+);" if module == "runtime.templates" else r"&(lt|gt|amp|quot|#\w+);|</\w"
         assert not [text for text in texts if isinstance(text, str) and re.search(tags, text)], module
@@ -151,7 +152,7 @@ def test_tests_mirror_the_package() -> None:
 def test_a_class_or_a_constant_has_a_name_of_its_own() -> None:
     homes: dict[str, set[str]] = defaultdict(set)
     for module, file in MODULES.items():
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in body_of(file):
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)]
@@ -170,10 +171,9 @@ FILES = [*MODULES.values(), *sorted((ROOT / "workflow" / "rules").glob("*.smk"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_and_functions_are_short(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    tree = ast.parse(text) if file.suffix == ".py" else ast.Module([], [])
     long = {
         node.name: size
-        for node in ast.walk(tree)
+        for node in (nodes_of(file) if file.suffix == ".py" else [])
         if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
     }
     assert text.count("\n") <= LONGEST_FILE

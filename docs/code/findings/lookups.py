@@ -16,7 +16,7 @@ from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
 from tailrl.claims.catalogue import STATEMENTS, Statement
-from tailrl.claims.evidence import COMMANDS, answers, read_shown, verdicts_of_statements
+from tailrl.claims.evidence import COMMANDS, Shown, answers, read_shown, verdicts_of_statements
 from tailrl.claims.finding import CONTRADICTED
 from tailrl.config.jobs import Run
 from tailrl.config.load import read_study
@@ -109,7 +109,7 @@ def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
 
 def contradicted() -> list[Statement]:
     """Statements and expected answers that the studies made for them contradict, at least in part."""
-    verdicts = verdicts_of_statements(answers(read_shown([RESULTS])))
+    verdicts = verdicts_of_statements(answers(shown()))
     return [statement for statement in STATEMENTS if CONTRADICTED in verdicts.get(statement.id, "")]
 
 
@@ -265,6 +265,12 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 def _file(study: str) -> Path:
     return ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
+
+
+@cache
+def shown() -> list[Shown]:
+    """The published studies with their claims."""
+    return read_shown([RESULTS])
 
 
 @cache

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
-from findings.lookups import LOOKUPS, RESULTS, ROOT, command, rate, score, settings_of, steps
+from findings.lookups import LOOKUPS, ROOT, command, rate, score, settings_of, shown, steps
 from findings.number import Number
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import Row, write_csv
-from tailrl.claims.evidence import read_shown
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
 
@@ -46,7 +45,7 @@ def rendered() -> tuple[dict[str, str], Drawings]:
 
 def scope(study: str, arm: str = "") -> str:
     """What trains on what, in one sentence."""
-    line = next(line for shown in read_shown([RESULTS]) if shown.name == study for line in shown.claims if line.arms)
+    line = next(line for one in shown() if one.name == study for line in one.claims if line.arms)
     seeds = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
     return (
         f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from claims_fixture import DVP, NAIVE, around, made, results_of
+from parsed import nodes_of
 from pydantic import ValidationError
 
 from tailrl.analysis.arm_kinds import KINDS
@@ -205,16 +206,16 @@ def test_outcomes_are_decided_in_one_module() -> None:
     assert len(outcomes) == 11
     makers, givers = set(), set()
     for file in sorted((ROOT / "workflow" / "tailrl").rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        compared = {id(name) for node in ast.walk(tree) if isinstance(node, ast.Compare) for name in ast.walk(node)}
-        compared |= {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+        nodes = nodes_of(file)
+        compared = {id(name) for node in nodes if isinstance(node, ast.Compare) for name in ast.walk(node)}
+        compared |= {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys}
         imported = {
             name.name
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.ImportFrom) and node.module == finding_module.__name__
             for name in node.names
         }
-        for node in ast.walk(tree):
+        for node in nodes:
             made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Verdict"
             if made or (isinstance(node, ast.keyword) and node.arg in ("seen", "verdict")):
                 makers.add(file.name)

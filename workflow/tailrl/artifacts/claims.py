@@ -49,6 +49,9 @@ class Verdict:
     endpoint: str
 
 
+_ROW = TypeAdapter(Verdict)
+
+
 def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
     """Write one row a verdict."""
     write_csv(path, map(asdict, verdicts))
@@ -56,10 +59,10 @@ def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
 
 def read_verdicts(path: Path) -> list[Verdict]:
     """The verdicts as written; raises StudyError if a column is missing or unknown, or a cell is not of its kind."""
-    found, row_of = list[Verdict](), TypeAdapter(Verdict)
+    found: list[Verdict] = []
     for number, row in enumerate(read_csv(path, [field.name for field in fields(Verdict)]), start=2):
         try:
-            found.append(row_of.validate_python(row))
+            found.append(_ROW.validate_python(row))
         except ValidationError as error:
             raise StudyError(f"{path}, line {number}: {one_line(sentences(error))}") from None
     return found
