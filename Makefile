@@ -69,13 +69,13 @@ slurm: venv  ## a tiny study on a real Slurm, whose jobs, daemons and nodes are 
 	$(IN_VENV) pytest -m slow -s tests/slurm $(ARGS)
 
 chaos: venv  ## kill a small study 100 times; it must end as an undisturbed one: an hour, or 20 minutes with ARGS="--engine exact"
-	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/chaos.py $(ARGS)
+	$(IN_VENV) PYTHONPATH=tests/fixtures:docs/code python tests/chaos/chaos.py $(ARGS)
 
 fuzz: venv  ## damaged inputs, FUZZ_CASES of them, each accepted or refused in one sentence: an hour or two
 	$(IN_VENV) PYTHONPATH=tests/fixtures:tests/fuzz python tests/fuzz/fuzz.py --cases $(FUZZ_CASES) $(ARGS)
 
 planted: venv  ## plant faults in a small study that is killed; each must be caught: half an hour
-	$(IN_VENV) PYTHONPATH=tests/fixtures python tests/chaos/planted.py --out docs/results/planted.csv $(ARGS)
+	$(IN_VENV) PYTHONPATH=tests/fixtures:docs/code python tests/chaos/planted.py --out docs/results/planted.csv $(ARGS)
 
 bench: venv  ## time and memory beside other libraries; wants an idle machine for half an hour
 	$(ADD) envs/bench.txt
@@ -110,7 +110,8 @@ lint: venv  ## formats, style, types, imports, workflow
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables
-	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m decisions
+	$(IN_VENV) export PYTHONPATH=docs/code && python -m findings.pages && python -m performance && python -m performance_figures && python -m sizes && python -m decisions && \
+		PYTHONPATH=docs/code:tests/fixtures python tests/chaos/chaos_tables.py
 
 docs: venv  ## build the documentation site into site/; a broken link, anchor or formula ends it
 	$(ADD) envs/docs.txt

@@ -3,12 +3,12 @@
 `make pages` writes it into the page.
 """
 
-import re
 from pathlib import Path
+
+from blocks import filled
 
 FOLDER = Path(__file__).parents[1] / "decisions"
 PAGE = FOLDER / "README.md"
-BLOCK = re.compile(r"(?<=<!-- made from titles -->\n\n).*?(?=\n\n<!-- end of titles -->)", re.DOTALL)
 
 
 def listed() -> str:
@@ -19,4 +19,4 @@ def listed() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(BLOCK.sub(lambda _: listed(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), "titles", listed()), encoding="utf-8")

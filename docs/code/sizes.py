@@ -3,11 +3,11 @@
 `make pages` writes them into the page.
 """
 
-import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from blocks import filled
 from tailrl.config.load import read_study
 from tailrl.config.study import Study
 from tailrl.planning.jobs import PROMPT, evaluation_seconds, host_bytes, policies_of, training_seconds
@@ -77,11 +77,7 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
 def page() -> str:
     """The page with its tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
-    for made in (studies, sizes):
-        name = made.__name__
-        block = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- /{name} -->)", re.DOTALL)
-        text = block.sub(made(), text)
-    return text
+    return filled(filled(text, "the studies' plans", studies()), "plans of larger policies", sizes())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 """The tables of docs/reliability.md, from the rows of kills and of planted faults.
 
-python tests/chaos/chaos_tables.py docs/results                                # prints them
-python tests/chaos/chaos_tables.py docs/results --into docs/reliability.md     # writes them into the page
+`make pages` writes them into the page.
 """
 
-import argparse
 import csv
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +11,9 @@ from pathlib import Path
 from kills import AIMS, TWO_JOBS
 from rows import EQUAL, Struck, read
 
+from blocks import filled
+
+PAGE = Path(__file__).parents[2] / "docs/reliability.md"
 COLUMNS = ("everything", "Snakemake", "one job", TWO_JOBS)
 
 
@@ -78,27 +78,11 @@ def tables(results: Path) -> dict[str, str]:
     return {"chaos.csv": f"{table(struck)}\n\n{provenance_line(struck)}", "planted.csv": planted}
 
 
-def put(page: str, name: str, text: str) -> str:
-    """The page with the block that is made from the file of this name."""
-    begin, end = f"<!-- made from {name} -->\n", f"\n<!-- end of {name} -->"
-    found, count = re.subn(f"(?s)(?<={re.escape(begin)}).*(?={re.escape(end)})", lambda _: text, page)
-    if count != 1:
-        raise ValueError(f"the page has {count} blocks between {begin!r} and {end!r}")
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("results", type=Path, help="the folder with chaos.csv and planted.csv")
-    parser.add_argument("--into", type=Path, help="the page to write them into")
-    arguments = parser.parse_args()
-    made = tables(arguments.results)
-    print("\n\n".join(made.values()))
-    if arguments.into:
-        page = arguments.into.read_text(encoding="utf-8")
-        for name, text in made.items():
-            page = put(page, name, text)
-        arguments.into.write_text(page, encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, made in tables(PAGE.parent / "results").items():
+        text = filled(text, name, made)
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ OUTSIDE = ("tests/", ".", "results/", "site/", "docs/code/accessibility/node_mod
 LOOKUP = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
 """What a template looks up: a word of the page, however long its call is."""
 
-BLOCK = re.compile(r"<!-- made from (\S+) -->.*?<!-- end of \1 -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- made from (.+?) -->.*?<!-- end of \1 -->", re.DOTALL)
 """What code writes into a page."""
 
 

@@ -92,6 +92,11 @@ def compared(target: str, family: str) -> list[Number]:
     return [_number(row, "difference", "points") for row in found]
 
 
+def parts(target: str) -> list[str]:
+    """The parts that a page over the parts of a study has, where its intervals are over the seeds of each."""
+    return list(dict.fromkeys(row["part"] for row in _read(RESULTS / target / "measures.csv")))
+
+
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
     own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
@@ -140,7 +145,8 @@ def _plain(run: Run) -> bool:
     usual = run.estimator == "rloo" and not run.clip and not run.correction.weighted and not run.correction.veto
     asis = run.disturbance == type(run.disturbance)() and run.vocabulary.rule in ("full", "min_p")
     asis = asis and run.vocabulary.adapt == "none" and run.vocabulary.side == "both"
-    here = (run.sampler.engine, run.sampler.dtype, run.sampler.verify) == ("vllm", "bfloat16", False)
+    sampler = run.sampler
+    here = (sampler.engine, sampler.dtype, sampler.verify, sampler.quantized) == ("vllm", "bfloat16", False, False)
     return usual and asis and here and run.training.temperature == 1 and run.training.optimizer == "adamw"
 
 
@@ -244,6 +250,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         rejected,
         cell,
         compared,
+        parts,
         flips,
         claim,
         contradicted,

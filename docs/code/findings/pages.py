@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from blocks import filled
 from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
 from findings.lookups import LOOKUPS, ROOT, command, rate, score, settings_of, shown, steps
 from findings.number import Number
@@ -15,7 +16,6 @@ from tailrl.runtime.templates import renderer
 
 TEMPLATES = Path(__file__).parent
 PAGES = sorted(path.name.removesuffix(".md.j2") for path in TEMPLATES.glob("[a-z]*.md.j2"))
-BLOCK = re.compile(r"(?<=<!-- findings -->\n).*?(?=<!-- /findings -->)", re.DOTALL)
 ITEM = re.compile(r"- |\d\. ")
 Drawings = dict[str, tuple[list[Row], Callable[[Path], None]]]
 """The figures by name: the rows of the table behind each, and what draws it."""
@@ -58,13 +58,6 @@ def commands(studies: Sequence[str]) -> str:
     return "\n".join(dict.fromkeys(map(command, studies)))
 
 
-def in_readme(readme: str, findings: str) -> str:
-    """README with the findings between its marks; raises StudyError if it lacks the marks."""
-    if not BLOCK.search(readme):
-        raise StudyError("README.md lacks the marks <!-- findings --> and <!-- /findings -->, each on a line")
-    return BLOCK.sub(lambda _: findings, readme, count=1)
-
-
 def _tidy(text: str) -> str:
     """Paragraphs and items wrapped anew, since a number may be shorter than its lookup."""
     found: list[str] = []
@@ -91,7 +84,7 @@ def main() -> None:
     """Write everything."""
     pages, drawings = rendered()
     readme, findings, figures = ROOT / "README.md", ROOT / "docs/findings", ROOT / "docs/figures"
-    readme.write_text(in_readme(read_text(readme), pages.pop("README")), encoding="utf-8")
+    readme.write_text(filled(read_text(readme), "findings", pages.pop("README").strip()), encoding="utf-8")
     findings.mkdir(exist_ok=True)
     for name, text in pages.items():
         (findings / f"{name}.md").write_text(text, encoding="utf-8")
