@@ -1,7 +1,7 @@
 """What a GPU must show before a study is trusted to it: one table, a row for each check, in under eight minutes.
 
     make gpu-check                                                            # with the pinned environment
-    PYTHONPATH=workflow python benchmarks/gpu_check.py --out gpu_check.csv    # torch, Triton and transformers alone
+    PYTHONPATH=workflow python benchmarks/gpu_check.py --out gpu_check.csv    # torch, Triton, transformers, pydantic
 
 `gpu_rows.py` and `gpu_runs.py` hold the checks. Each stands alone: one that raises is a failed row, and the rest goes
 on. A row whose package or device is not there says so. Nothing is fetched, and vLLM, W&B and lm-eval are not used. On a

@@ -1,9 +1,10 @@
-"""What a study that has run took: seconds by kind of job, the share that is training itself, and the whole.
+"""What a study took: seconds by kind of job, the share that is training itself, and the whole.
 
     python benchmarks/study_time.py results/default --out docs/results/study_time.csv
 
 `working_seconds` of training jobs are generation, forward, backward and optimizer; the rest is start-ups, checkpoints,
-rewards and metrics. The whole is from the first problem to the report, as the files' times say.
+rewards and metrics. The study has run whole and once, on an idle machine. The whole is from the first problem to the
+report, as the files' times say.
 """
 
 import argparse

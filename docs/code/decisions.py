@@ -19,4 +19,4 @@ def listed() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), "titles", listed()), encoding="utf-8")
+    PAGE.write_text(filled(PAGE, {"titles": listed()}), encoding="utf-8")

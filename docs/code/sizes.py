@@ -76,8 +76,7 @@ def _cell(study: Study, shape: Shape, machine: Machine) -> str:
 
 def page() -> str:
     """The page with its tables as they are now."""
-    text = PAGE.read_text(encoding="utf-8")
-    return filled(filled(text, "the studies' plans", studies()), "plans of larger policies", sizes())
+    return filled(PAGE, {"the studies' plans": studies(), "plans of larger policies": sizes()})
 
 
 if __name__ == "__main__":

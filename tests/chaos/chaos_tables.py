@@ -79,10 +79,7 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name, made in tables(PAGE.parent / "results").items():
-        text = filled(text, name, made)
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(filled(PAGE, tables(PAGE.parent / "results")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,5 @@ def test_each_page_has_its_number_date_and_parts() -> None:
 
 def test_the_list_is_that_of_the_pages() -> None:
     """Where it fails: `make pages`. The numbers are the decisions', without a gap."""
-    page = decisions.PAGE.read_text(encoding="utf-8")
-    assert filled(page, "titles", decisions.listed()) == page
+    assert filled(decisions.PAGE, {"titles": decisions.listed()}) == decisions.PAGE.read_text(encoding="utf-8")
     assert [int(page.name[:4]) for page in PAGES] == list(range(1, len(PAGES) + 1))

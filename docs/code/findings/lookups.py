@@ -213,7 +213,8 @@ def ran(study: str) -> str:
         raise StudyError(f"docs/results/{study}/summary.md does not say what ran")
     torch = (re.search(r"torch (\d+\.\d+\.\d+)", page) or ["", "unknown"])[1]
     where = ", ".join(machine.split(", ")[:2])
-    return f"{sum(runs.values())} runs, commit `{commit[:7]}`, torch {torch}, {where}"
+    commits = " and ".join(f"`{found[:7]}`" for found in re.findall(r"\b[0-9a-f]{40}\b", commit))
+    return f"{sum(runs.values())} runs, commit {commits}, torch {torch}, {where}"
 
 
 def command(study: str) -> str:

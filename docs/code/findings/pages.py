@@ -9,7 +9,6 @@ from blocks import filled
 from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
 from findings.lookups import LOOKUPS, ROOT, command, rate, score, settings_of, shown, steps
 from findings.number import Number
-from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import Row, write_csv
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.templates import renderer
@@ -84,7 +83,7 @@ def main() -> None:
     """Write everything."""
     pages, drawings = rendered()
     readme, findings, figures = ROOT / "README.md", ROOT / "docs/findings", ROOT / "docs/figures"
-    readme.write_text(filled(read_text(readme), "findings", pages.pop("README").strip()), encoding="utf-8")
+    readme.write_text(filled(readme, {"findings": pages.pop("README").strip()}), encoding="utf-8")
     findings.mkdir(exist_ok=True)
     for name, text in pages.items():
         (findings / f"{name}.md").write_text(text, encoding="utf-8")

@@ -222,7 +222,10 @@ def test_what_was_lost_on_the_way_is_sent_later(
     with Tracker(RUN, 0, folder, results, before[:1]) as tracked:
         for step in before[1:]:
             tracked.log(step)
+        assert tracked.mirror.process is not None
+        end = time.monotonic() + 60
         while sum(len(run["steps"]) for run in on_server(server).values()) < 2:
+            assert tracked.mirror.process.poll() is None and time.monotonic() < end
             time.sleep(0.01)
     assert lines(folder) == before
     ((identity, run),) = on_server(server).items()

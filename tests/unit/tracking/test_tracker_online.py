@@ -1,6 +1,7 @@
 """The real W&B, online, with a server on this machine that is slow, fails, hangs up, answers garbage or dies midway."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -84,7 +85,10 @@ def test_a_server_that_fails_costs_no_step_and_little_time(
     # For W&B's client a status of 200 is a receipt, whatever stands below it.
     receipt = fault == "garbage midway"
     assert len(said) == (code != 0)
-    assert code or whole or receipt
+    if whole or receipt:
+        assert code in (0, -signal.SIGKILL), "it ended well, or was cut off when patience was at its end"
+    else:
+        assert code != 0
     assert all(line.startswith("warning: W&B lacks something of this run (") for line in said)
     if midway:
         assert not whole and [len(steps) for steps in server.steps.values()] == [MIDWAY]
