@@ -35,7 +35,7 @@ STUDIES := $(sort $(patsubst studies/%.yaml,%,$(wildcard studies/*.yaml)))
 POOLS := $(shell sed -n 's/^\([a-z0-9_]*\):$$/\1/p' workflow/tailrl/analysis/pools.yaml)
 NAMES := $(STUDIES) ablate_length ablate_domain gradients distributions early_warning overview $(POOLS)
 
-.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint pages docs docs-serve docs-check format clean
+.PHONY: $(NAMES) figure1 help venv install reproduce test test-slow slurm chaos planted fuzz bench bench-quick soak diagnose-exam gpu-check lint publish pages docs docs-serve docs-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -107,6 +107,10 @@ gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exa
 
 lint: venv  ## formats, style, types, imports, workflow
 	$(IN_VENV) snakefmt --check Snakefile workflow/rules && ruff check && ruff format --check && mypy && lint-imports && snakemake --lint
+
+publish: venv  ## copy a study that has run into docs/results, and make anew what is made of it: STUDY=name
+	$(IN_VENV) PYTHONPATH=docs/code python -m publish $(STUDY)
+	$(MAKE) pages
 
 # What a page of findings says comes from docs/results; tests compare.
 pages: venv  ## write what is made of the docs: findings, figures, performance, lists and tables

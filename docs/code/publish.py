@@ -1,0 +1,90 @@
+"""Publishes studies that have run: `make publish STUDY=moe`, from a clean tree.
+
+Their files are copied from results/ into docs/results/. The digest of each study's file, the pages over the parts of a
+study, the page of claims and all that `make pages` writes are made anew.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrl.analysis.pools import pools
+from tailrl.artifacts.tables import read_csv, write_csv
+from tailrl.config.load import read_study
+from tailrl.report.study import claims_page, read_shown, write_pooled
+from tailrl.runtime.errors import StudyError
+
+ROOT = Path(__file__).parents[2]
+TABLES = ("arms", "claims", "differences", "evaluation", "first_k3", "flips", "k3_ratios", "policies", "responses")
+WANTED = (
+    "summary.md",
+    *(f"tables/{name}.csv" for name in (*TABLES, "survival", "time")),
+    # Scores by problem and rewards by step, with which intervals and collapses can be made again.
+    *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
+    *("ablations/*", "across*"),
+)
+"""What is published of a study where it is there; no HTML, which holds what the others do."""
+DIGESTS = "studies.csv"
+"""The digest of every published study's settings, which do not change any more."""
+
+
+def publish(study: str, results: Path, published: Path) -> list[Path]:
+    """Copies a study's files into one folder, in place of those before; returns it with the pools that it is part of.
+
+    Raises:
+        StudyError: the study has no report.
+    """
+    source, out = results / study, published / study
+    if not (source / "summary.md").is_file():
+        raise StudyError(f"{source}: no summary.md; `make {study}` runs the study")
+    out.mkdir(parents=True, exist_ok=True)
+    for path in (path for pattern in WANTED for path in sorted(source.glob(pattern)) if path.suffix != ".html"):
+        shutil.copy(path, out)
+    made = [out]
+    for name, pool in pools().items():
+        if study in pool.parts:
+            parts = [published / part for part in pool.parts if (published / part).is_dir()]
+            (published / name).mkdir(exist_ok=True)
+            write_pooled(name, parts, published / name)
+            made.append(published / name)
+    return made
+
+
+def digest(study: str) -> str:
+    """What the study's file says beyond the defaults, whichever file it stands in, as 16 hexadecimal digits."""
+    settings = read_study(file_of(study)).model_dump(mode="json", exclude_defaults=True)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_of(study: str) -> Path:
+    """The study's file."""
+    return ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
+
+
+def digests(published: Path) -> dict[str, str]:
+    """The digests as published, by study."""
+    return {row["study"]: row["digest"] for row in read_csv(published / DIGESTS, ("study", "digest"))}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Publish the studies that are named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", nargs="+")
+    results, published = ROOT / "results", ROOT / "docs/results"
+    known = digests(published)
+    for study in parser.parse_args(words).study:
+        for folder in publish(study, results, published):
+            print(folder.relative_to(ROOT))
+        known[study] = digest(study)
+    write_csv(published / DIGESTS, [{"study": name, "digest": known[name]} for name in sorted(known)])
+    (ROOT / "docs/claims.md").write_text(claims_page(read_shown([published]), ROOT / "docs"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StudyError as error:
+        raise SystemExit(f"tailrl: {error}") from None
