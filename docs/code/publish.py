@@ -1,4 +1,4 @@
-"""Publishes studies that have run: `make publish STUDY=moe`, from a clean tree.
+"""Publishes studies that have run from a clean tree: `make publish STUDY=moe`.
 
 Their files are copied from results/ into docs/results/. The digest of each study's file, the pages over the parts of a
 study, the page of claims and all that `make pages` writes are made anew.
@@ -32,11 +32,17 @@ DIGESTS = "studies.csv"
 
 
 def publish(study: str, results: Path, published: Path) -> list[Path]:
-    """Copies a study's files into one folder, in place of those before; returns it with the pools that it is part of.
+    """Copies a study's files into one folder, over those before; returns it with the pools that it is part of.
 
     Raises:
-        StudyError: the study has no report.
+        StudyError: the study has no report, or its settings are not those that were published.
     """
+    known = digests(published).get(study)
+    if known not in (None, digest(study)):
+        raise StudyError(
+            f"{published / DIGESTS}: {study} was published with other settings; where it has run again with these, "
+            "remove its line"
+        )
     source, out = results / study, published / study
     if not (source / "summary.md").is_file():
         raise StudyError(f"{source}: no summary.md; `make {study}` runs the study")
@@ -65,7 +71,9 @@ def file_of(study: str) -> Path:
 
 
 def digests(published: Path) -> dict[str, str]:
-    """The digests as published, by study."""
+    """The digests as published, by study; none where nothing is published."""
+    if not (published / DIGESTS).is_file():
+        return {}
     return {row["study"]: row["digest"] for row in read_csv(published / DIGESTS, ("study", "digest"))}
 
 

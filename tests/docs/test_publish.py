@@ -40,3 +40,9 @@ def test_a_study_is_published_with_the_page_over_its_parts(tmp_path: Path) -> No
 def test_a_study_without_a_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"results/moe: no summary\.md; `make moe` runs the study"):
         publish.publish("moe", tmp_path / "results", tmp_path)
+
+
+def test_the_settings_of_a_published_study_do_not_change(tmp_path: Path) -> None:
+    (tmp_path / publish.DIGESTS).write_text("study,digest\nmoe,0123456789abcdef\n", encoding="utf-8")
+    with pytest.raises(StudyError, match="moe was published with other settings"):
+        publish.publish("moe", tmp_path / "results", tmp_path)
