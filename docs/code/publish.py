@@ -11,13 +11,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from findings.lookups import RESULTS, ROOT, settings_of
 from tailrl.analysis.pools import pools
 from tailrl.artifacts.tables import read_csv, write_csv
-from tailrl.config.load import read_study
 from tailrl.report.study import claims_page, read_shown, write_pooled
 from tailrl.runtime.errors import StudyError
 
-ROOT = Path(__file__).parents[2]
 TABLES = ("arms", "claims", "differences", "evaluation", "first_k3", "flips", "k3_ratios", "policies", "responses")
 WANTED = (
     "summary.md",
@@ -61,13 +60,8 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
 
 def digest(study: str) -> str:
     """What the study's file says beyond the defaults, whichever file it stands in, as 16 hexadecimal digits."""
-    settings = read_study(file_of(study)).model_dump(mode="json", exclude_defaults=True)
+    settings = settings_of(study).model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def file_of(study: str) -> Path:
-    """The study's file."""
-    return ROOT / ("config.yaml" if study == "default" else f"studies/{study}.yaml")
 
 
 def digests(published: Path) -> dict[str, str]:
@@ -81,14 +75,13 @@ def main(words: Sequence[str] | None = None) -> None:
     """Publish the studies that are named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("study", nargs="+")
-    results, published = ROOT / "results", ROOT / "docs/results"
-    known = digests(published)
+    known = digests(RESULTS)
     for study in parser.parse_args(words).study:
-        for folder in publish(study, results, published):
+        for folder in publish(study, ROOT / "results", RESULTS):
             print(folder.relative_to(ROOT))
         known[study] = digest(study)
-    write_csv(published / DIGESTS, [{"study": name, "digest": known[name]} for name in sorted(known)])
-    (ROOT / "docs/claims.md").write_text(claims_page(read_shown([published]), ROOT / "docs"), encoding="utf-8")
+    write_csv(RESULTS / DIGESTS, [{"study": name, "digest": known[name]} for name in sorted(known)])
+    (ROOT / "docs/claims.md").write_text(claims_page(read_shown([RESULTS]), ROOT / "docs"), encoding="utf-8")
 
 
 if __name__ == "__main__":
