@@ -12,6 +12,7 @@ from pathlib import Path
 
 from findings.number import Number
 from tailrl.analysis.format import short
+from tailrl.analysis.pools import pools
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
 from tailrl.artifacts.tables import read_csv
@@ -97,6 +98,11 @@ def parts(target: str) -> list[str]:
     return list(dict.fromkeys(row["part"] for row in _read(RESULTS / target / "measures.csv")))
 
 
+def planned(target: str) -> tuple[str, ...]:
+    """All parts of a study, those that have not run too."""
+    return pools()[target].parts
+
+
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
     own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
@@ -110,6 +116,11 @@ def claim(study: str, name: str, arms: str = "", seen: str = "") -> Verdict:
     if len(found) != 1:
         raise StudyError(f"docs/results/{study}: {len(found)} lines say {name} of {arms or 'its arms'}")
     return found[0]
+
+
+def speaking(name: str, arms: str) -> list[str]:
+    """The published studies with a line on a claim for these arms."""
+    return [one.name for one in shown() if any((line.id, line.arms) == (name, arms) for line in one.claims)]
 
 
 def contradicted() -> list[Statement]:
@@ -252,8 +263,10 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         cell,
         compared,
         parts,
+        planned,
         flips,
         claim,
+        speaking,
         contradicted,
         effect,
         pooled,

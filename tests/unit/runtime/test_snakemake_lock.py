@@ -1,5 +1,6 @@
 """The lock of a killed Snakemake goes; that of a running one stays."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -155,6 +156,29 @@ def test_another_users_snakemake_may_be_here(locked: Path, monkeypatch: pytest.M
         process.kill()
         process.communicate()
     assert remove_stale_lock(locked)
+
+
+def test_a_snakemake_that_ends_while_it_is_looked_at_is_no_other_users(
+    locked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command was read before it ended, its folder after."""
+    process = pretend(locked, "--cores", "all")
+    command = psutil.Process(process.pid).cmdline()
+
+    def cwd(asked: psutil.Process) -> str:
+        if asked.pid != process.pid:
+            return "/"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+        raise psutil.ZombieProcess(asked.pid)
+
+    monkeypatch.setattr(psutil.Process, "cwd", cwd)
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda asked: command if asked.pid == process.pid else [])
+    try:
+        assert running_snakemakes(locked) == {}
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_another_machine_cannot_be_looked_at(locked: Path) -> None:

@@ -105,8 +105,16 @@ def _processes(folder: Path) -> Iterator[tuple[int, list[str], bool]]:
     """The processes that work in the folder, with their command lines; False marks another user's Snakemake."""
     for process in psutil.process_iter(["cmdline", "cwd"]):
         command, place = process.info["cmdline"], process.info["cwd"]  # None where the system does not tell
-        if command and (_same(place, folder) if place else place is None and is_snakemake(command)):
+        if command and (_same(place, folder) if place else _hidden(process, place) and is_snakemake(command)):
             yield process.pid, command, place is not None
+
+
+def _hidden(process: psutil.Process, place: str | None) -> bool:
+    """Whether the system does not tell where a process works, though it has not ended."""
+    try:
+        return place is None and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _same(place: str, folder: Path) -> bool:
