@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tailrl.kernels.batch_invariant import (
     product,
     rounded_up,
     row_multiple,
+    uneven_lengths,
 )
 from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs, head_logits
 from tailrl.kernels.packing import pack
@@ -191,35 +193,31 @@ def test_attention_is_its_definition(heads: int, key_heads: int, length: int) ->
 HEADS = [(4, 4, 32), (9, 3, 64), (4, 1, 128)]
 
 
-def differing_queries(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> int:
-    """Number of queries whose bits differ from those alone: beside other sequences or none, with more or less padding,
-    in up to three products with the values.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "key_heads", "size"), HEADS)
+def test_a_querys_attention_is_the_same_in_any_batch(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
+    """Alone and beside other sequences, at the first, a middle and the last position of each block of keys, with any
+    number of later keys.
     """
     batch, length, group = 3, 608, heads // key_heads
     query = random(batch, length, heads, size, dtype=dtype, seed=1)
     key = random(batch, key_heads, size, length, dtype=dtype, seed=2)
     value = random(batch, key_heads, length, size, dtype=dtype, seed=3)
-    future = future_bias(torch.arange(length)[None], group, length)
-    together = causal_attention(query, key, value, future, size**-0.5)
-    borders = (KEYS, 3 * KEYS, 256, 512, length)
-    differing = 0
-    for position in (0, *(border + step for border in borders for step in (-1, 0, 1) if border + step < length)):
-        fewest = rounded_up(position + 1, KEYS)
-        for keys in {fewest, min(fewest + KEYS, length), min(rounded_up(position + 1, 256), length), length}:
-            for chosen in (slice(0, 1), slice(1, 3), slice(0, 3)):
-                seen = key[chosen, ..., :keys], value[chosen, :, :keys]
-                count = len(query[chosen])
-                mask = future_bias(torch.full((count, 1), position), group, keys)
-                one = causal_attention(query[chosen, [position]], *seen, mask, size**-0.5)
-                differing += not torch.equal(one.squeeze(1), together[chosen, position])
-    return differing
+    together = causal_attention(query, key, value, future_bias(torch.arange(length)[None], group, length), size**-0.5)
+    for fewest in range(KEYS, length + 1, KEYS):
+        for position in (fewest - KEYS, fewest - 11, fewest - 1):
+            for keys in {fewest, *(min(more, length) for more in (fewest + KEYS, rounded_up(fewest, VALUES)))}:
+                for chosen in (slice(0, 1), slice(0, 3)):
+                    seen = key[chosen, ..., :keys], value[chosen, :, :keys]
+                    mask = future_bias(torch.full((len(query[chosen]), 1), position), group, keys)
+                    one = causal_attention(query[chosen, [position]], *seen, mask, size**-0.5)
+                    assert torch.equal(one.squeeze(1), together[chosen, position]), (position, keys, chosen)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "key_heads", "size"), HEADS)
-def test_a_querys_attention_is_the_same_in_any_batch(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
-    assert VALUES == 256  # where the lengths above cross from one product to the next
-    assert differing_queries(heads, key_heads, size, dtype) == 0
+def test_attention_is_the_same_at_every_length(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> None:
+    assert uneven_lengths(heads, key_heads, size, torch.zeros(1, dtype=dtype), 2000) == []
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), HEADS)
@@ -228,7 +226,22 @@ def test_without_the_fixed_split_of_the_values_bits_differ(
 ) -> None:
     """In bfloat16 the rounding of the products hides it on this kind of machine."""
     monkeypatch.setattr(batch_invariant, "VALUES", 2**20)
-    assert differing_queries(heads, key_heads, size, torch.float32) > 0
+    assert uneven_lengths(heads, key_heads, size, torch.zeros(1), 608)
+
+
+def test_an_attention_that_minds_later_keys_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one that is wrong over 96 keys alone, and one that is wrong wherever it can be."""
+    usual = causal_attention
+
+    def wrong_over(*lengths: int) -> list[int]:
+        def attention(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return usual(query, key, *rest) + (key.shape[-1] in lengths)
+
+        monkeypatch.setattr(batch_invariant, "causal_attention", attention)
+        return uneven_lengths(4, 2, 8, torch.zeros(1), 150)
+
+    assert wrong_over(96) == [96]
+    assert wrong_over(160) == [32, 64, 96, 128]
 
 
 def test_packed_attention_is_causal_within_each_sequence() -> None:

@@ -222,8 +222,26 @@ def test_without_each_batch_invariant_operator_bits_differ(
     mutate(monkeypatch)
     wrong, total = compare(pair, 4, largest, 7)
     assert wrong > 0.01 * total
-    with pytest.raises(StudyError, match=r"not exact on this machine: \d+ of the trainer's log-probs differ"):
+    with pytest.raises(
+        StudyError, match=r"not exact on this machine: (\d+ of the trainer's log-probs differ|attention over)"
+    ):
         pair[1].self_test(random_requests(4), Decoding(1.0, 24))
+
+
+def test_an_attention_that_is_not_exact_at_some_length_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the responses of the self-test, and no longer than a request can become."""
+    usual = batch_invariant.causal_attention
+
+    def attention(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+        return usual(query, key, *rest) + (key.shape[-1] in (160, 192))
+
+    monkeypatch.setattr(batch_invariant, "causal_attention", attention)
+    requests = random_requests(4, 20)
+    longest = max(len(request.prompt_tokens) for request in requests)
+    assert pair[1].self_test(requests, Decoding(1.0, 128 - longest)) == 0
+    words = "not exact on this machine: attention over 160 tokens, one of 2 such lengths, has other bits"
+    with pytest.raises(StudyError, match=words):
+        pair[1].self_test(requests, Decoding(1.0, 200))
 
 
 def test_a_weight_that_differs_in_its_last_bit_is_seen(pair: Pair) -> None:

@@ -37,7 +37,7 @@ SUMMANDS = 512  # of a float32 sum that no kernel seen so far cuts; an Intel CPU
 MOST_ROWS = 1024  # most rows of a product at once, as many as `at_once` tries
 VECTORS = 128  # half-precision numbers in one unrolled vector loop, times two threads
 KEYS = 32  # AMX tile width in half precision; a remainder is accumulated in another order
-VALUES = 256  # values in one product, a multiple of `KEYS`; so is a row's last, shorter block
+VALUES = 128  # values in one product, a multiple of `KEYS`; an AMD CPU cuts float32 sums of more than 192
 QUERIES = 4  # divides the rows of a product in attention; a decoding step has one for each head that shares a key
 CHUNK_LOGITS = 2**22  # logits held at once while rows are scored without a gradient
 
@@ -172,6 +172,31 @@ def causal_attention(
         out_BRD = out_BRD + torch.bmm(probs_BRM[..., block], value_BMD[:, block])
     out_NKLGD = out_BRD[:, :rows].view(batch, key_heads, length, group, size)
     return out_NKLGD.transpose(1, 2).flatten(2, 3)
+
+
+@torch.no_grad()
+def uneven_lengths(heads: int, key_heads: int, size: int, like: Tensor, longest: int) -> list[int]:
+    """Numbers of keys, up to `longest`, over which a query's attention has other bits than beside later keys.
+
+    None where `causal_attention` is batch-invariant here. It is tried on random numbers, with the dtype and the device
+    of `like`, and on each multiple of `KEYS`: its last query alone, and beside those of the others.
+    """
+    length = rounded_up(longest, KEYS)
+    generator = torch.Generator().manual_seed(0)
+    last_L = torch.arange(KEYS - 1, length, KEYS, device=like.device)
+    query_1LHD, key_1KDM, value_1KMD = (
+        torch.randn(1, *shape, generator=generator).to(like)
+        for shape in ((len(last_L), heads, size), (key_heads, size, length), (key_heads, length, size))
+    )
+
+    def attention(turns: slice, keys: int) -> Tensor:
+        bias_11RM = future_bias(last_L[None, turns], heads // key_heads, keys)
+        held = key_1KDM[..., :keys], value_1KMD[:, :, :keys]
+        return causal_attention(query_1LHD[:, turns], *held, bias_11RM, size**-0.5)[0]
+
+    together_LHD = attention(slice(None), length)
+    alone = [(keys, attention(slice(turn, turn + 1), keys)[0]) for turn, keys in enumerate((last_L + 1).tolist())]
+    return [keys for (keys, own_HD), among_HD in zip(alone, together_LHD, strict=True) if not own_HD.equal(among_HD)]
 
 
 def _pad_queries(rows_BRX: Tensor, missing: int) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tailrl.kernels.batch_invariant import uneven_lengths
 from tailrl.kernels.exact_logprobs import Scoring, exact_logprobs
 from tailrl.kernels.packing import pack_batch
-from tailrl.model.forward import head_weight, hidden_states
+from tailrl.model.forward import head_size, head_weight, hidden_states, key_heads
 from tailrl.objective.safe_set import safe_set, set_size
 from tailrl.rollout import Decoding
 from tailrl.rollout.types import Request, Rollout
@@ -30,7 +31,8 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     """Check that the trainer's packed forward gives every sampled token the bits that it was sampled with.
 
     The requests are sampled together, repeated under other seeds, and one of them alone. The trainer scores the
-    responses all in one row, in another order, and three at a time.
+    responses all in one row, in another order, and three at a time. Responses are short here; attention is tried at
+    every length that the requests can reach.
 
     Returns:
         0, the largest difference in nats.
@@ -38,6 +40,14 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     Raises:
         StudyError: a bit differs: the operators are not batch-invariant on this machine.
     """
+    like, where = head_weight(trainer), ON_GPU if head_weight(trainer).is_cuda else ""
+    shapes = (trainer.config.num_attention_heads, key_heads(trainer.config), head_size(trainer.config))
+    longest = max(len(request.prompt_tokens) for request in requests) + decoding.max_new_tokens
+    if uneven := uneven_lengths(*shapes, like, longest):
+        raise StudyError(
+            f"the engine is not exact on this machine: attention over {uneven[0]} tokens, one of {len(uneven)} such "
+            f"lengths, has other bits than beside later ones{where}"
+        )
     repeats = -(-SEQUENCES // len(requests))
     tested = [replace(request, seed=request.seed + turn) for turn in range(repeats) for request in requests]
     short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, TOKENS))
@@ -49,7 +59,7 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
         if wrong:
             raise StudyError(
                 f"the engine is not exact on this machine: {wrong} of the trainer's log-probs differ from the engine's "
-                f"in a packed row of {len(group)} responses{ON_GPU if head_weight(trainer).is_cuda else ''}"
+                f"in a packed row of {len(group)} responses{where}"
             )
     return 0.0
 
