@@ -8,7 +8,7 @@ import pytest
 from pages_fixture import DOCS
 from study_fixture import ROOT
 
-from findings.lookups import k3
+from findings.lookups import cell, k3, ratio
 from tailrl.config.jobs import Evaluation
 from tailrl.config.load import read_study
 from tailrl.config.sampler import SamplerSettings
@@ -135,9 +135,10 @@ def test_sizes_of_k3_are_those_of_published_studies() -> None:
     rounding = found[0].mean
     assert round(math.log10(k3("default", "naive_stressed").mean / rounding)) == 4
     assert round(math.log10(k3("collapse", "naive").mean / rounding)) == 5
-    assert "10,000 to 100,000 times larger" in words("../README.md") and "10,000 to 100,000" in words(
-        "findings/index.md"
-    )
+    quantised = cell("causes_harm/measures.csv", "value", measure="k3 of the first ten steps, nats", arm="both")
+    for page in ("../README.md", "findings/index.md"):
+        assert "10,000 to 100,000 times larger" in words(page)
+        assert "(in k3" in words(page) and f"up to {ratio(quantised, found[0])} times larger" in words(page)
 
 
 def test_thresholds_and_floors() -> None:

@@ -14,7 +14,7 @@ from scipy import stats
 from tailrl.analysis.ablation import Point
 from tailrl.claims.ablation import as_good
 from tailrl.claims.decide import Scope
-from tailrl.claims.finding import CHANGES, UNDECIDED, UNTESTABLE
+from tailrl.claims.finding import CHANGES, NOT_SEEN, UNDECIDED, UNTESTABLE
 from tailrl.config.study import Study
 from tailrl.report.study import write_ablation
 from tailrl.stats.intervals import Interval
@@ -77,7 +77,7 @@ def test_values_that_shorten_runs(make_study: Callable[..., tuple[Study, Path]],
     ]
     naive, dvp, mis = found
     assert [(row["arms"], row["unit"]) for row in found] == [(base, "steps") for base in ("naive", "dvp", "mis")]
-    assert (dvp["verdict"], dvp["seen"], dvp["p"]) == (UNTESTABLE, "no run collapsed", "")
+    assert (dvp["verdict"], dvp["seen"], dvp["p"]) == (NOT_SEEN, "no run collapsed", "")
 
     lasted = {arm: [collapsed_at(end, steps) for end in own] for arm, own in ends.items()}
     tests = [

@@ -75,8 +75,10 @@ def _lasting(results: Results, field: str, bases: Bases) -> list[Verdict]:
     groups = []
     for own in bases:
         found = [_lasts(results, p, _start(own)) for p in own]
-        nothing = "nothing to compare" if any(p.collapsed for p in own) else "no run collapsed"
-        none = "; ".join(one.words for one in found if not math.isnan(one.effect)) or nothing
+        if any(p.collapsed for p in own):
+            none = "; ".join(one.words for one in found if not math.isnan(one.effect)) or "nothing to compare"
+        else:
+            found, none = [replace(one, effect=0.0) for one in found], "no run collapsed"
         groups.append(_changes(results, field, "steps_before_collapse", own, found, none))
     return decide_changes(groups)
 
