@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.utils import _apply_to_tensors
 from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
@@ -138,7 +139,10 @@ def test_its_products_are_the_tokens_own(lengths: str, as_a_gpu: Callable[..., R
 
 
 def test_a_row_without_prefixes_is_its_own_keys() -> None:
-    segments = pack([3, 1, 4]).segments
+    packing = pack([3, 1, 4])
+    segments = packing.segments
+    copied = _apply_to_tensors(lambda tensor: tensor, packing)  # as FSDP2 does with each layer's arguments
+    assert copied is not packing and copied.segments is segments
     assert segments.token_J is None and segments.repeated == ()
     assert segments.query_ends.tolist() == segments.key_ends.tolist() == [0, 3, 4, 8]
 

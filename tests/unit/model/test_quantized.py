@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, Qwen
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.packing import pack_batch
+from tailrl.model import forward
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.policy import named_weights
 from tailrl.model.quantize import rounded_cache, rounded_rows
@@ -120,6 +121,28 @@ def test_keys_and_values_are_rounded(model: PreTrainedModel, kind: str, exact: b
     expected = rounded_cache(value, dtype, toward_zero=not torch.cuda.is_available())
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
     assert not torch.allclose(out, value, rtol=1e-3)
+
+
+@pytest.mark.parametrize("queries", [False, True])
+def test_queries_are_rounded_where_the_engine_does(
+    model: PreTrainedModel, queries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that attention gets, after their rotation; the gradient goes through."""
+    seen: list[Tensor] = []
+    usual = forward.padded_attention
+
+    def attention(query: Tensor, *rest: Any) -> Tensor:
+        seen.append(query)
+        return usual(query, *rest)
+
+    monkeypatch.setattr(forward, "padded_attention", attention)
+    round_activations(model, settings_of(kv_cache_dtype="fp8_e4m3"), queries)
+    batch = pack_batch([(5, 6)], [[7, 8]])
+    hidden_states(model, batch.tokens_P, batch.packing).sum().backward()
+    query = seen[0].detach()
+    assert torch.equal(query, query.to(torch.float8_e4m3fn).to(query.dtype)) == queries
+    gradient = model.base_model.layers[0].self_attn.q_proj.weight.grad
+    assert gradient is not None and gradient.abs().max() > 0
 
 
 REFUSED = {

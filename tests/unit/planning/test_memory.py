@@ -79,24 +79,21 @@ def test_each_rank_of_a_machine_holds_those_of_all_ranks() -> None:
 
 def test_a_micro_batch_has_its_rows_of_them_and_a_chunk() -> None:
     assert memory.WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.LOGITS_AT_ONCE
-    for gpu in (False, True):
-        _, centered = (training_memory(SMALL, run_of("vllm", **c), WORK, Machine(gpu=gpu), 1) for c in ({}, CENTERED))
-        assert centered["log-probs"] == 4 * SMALL.vocabulary * WORK.batch_sampled + memory.WHOLE_ROWS_BYTES
+    assert memory.GPU_WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.GPU_LOGITS_AT_ONCE
+    head = 8 * SMALL.vocabulary * SMALL.hidden  # in float32, with its gradient, where the policy is in bfloat16
+    for gpu, more in ((False, memory.WHOLE_ROWS_BYTES), (True, memory.GPU_WHOLE_ROWS_BYTES + head)):
+        centered = training_memory(SMALL, run_of("vllm", **CENTERED), WORK, Machine(gpu=gpu), 1)
+        assert centered["log-probs"] == 4 * SMALL.vocabulary * WORK.batch_sampled + more
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpu", "rollout", "update"),
-    [
-        ("vllm", False, True, True),
-        ("transformers", False, True, True),
-        ("vllm", True, True, False),
-        ("transformers", True, False, False),
-    ],
+    ("engine", "gpu"), [("vllm", False), ("transformers", False), ("vllm", True), ("transformers", True)]
 )
-def test_where_they_lie(engine: str, gpu: bool, rollout: bool, update: bool) -> None:
-    """On a CPU always; on a GPU in vLLM until its responses are done: the other engines copy row by row."""
+def test_where_they_lie(engine: str, gpu: bool) -> None:
+    """In the host's memory: on a CPU it is that of everything else."""
     sampler, machine = SamplerSettings(engine=engine), Machine(gpu=gpu, reserve=0)
-    for part, counts in (("engine's cache", rollout), ("activations", update)):
+    counts = not gpu
+    for part in ("engine's cache", "activations"):
         parts = {"weights": 1.0, "gradients": 0.0, "optimizer state": 0.0, "engine's weights": 0.0}
         parts |= {"engine's cache": 0.0, "activations": 0.0} | {part: 100.0}
         assert peak(parts | {"sampler's logits": 20.0}, sampler, machine) == peak(parts, sampler, machine) + 20 * counts

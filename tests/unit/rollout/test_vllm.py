@@ -394,7 +394,7 @@ def test_a_response_ends_where_the_policy_can_hold_no_more(engine32: VllmSampler
 def test_a_dense_policy_has_no_routes(engine32: VllmSampler, folder: Path) -> None:
     """What a start with `sampler.routes` asks the engine."""
     with pytest.raises(StudyError, match=rf"sampler\.routes: {folder} is no mixture of experts: leave it out"):
-        record_routes(engine32.llm, False, folder)
+        record_routes(engine32.llm, folder)
 
 
 def test_no_request_no_rollout(engine32: VllmSampler) -> None:
@@ -464,7 +464,7 @@ class StandIn:
         self.taken: list[tuple[str, torch.dtype, int]] = []
 
     def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]] = ((),)) -> list[Any]:
-        if method == "records_safe_sets":
+        if method in ("records_safe_sets", "rounds_queries"):
             return [self.records]
         assert method == "set_weights"
         self.calls.append("weights")
@@ -579,6 +579,25 @@ def test_a_gpu_has_the_scheduling_that_vllm_recommends(
     sampler.generate(random_requests(1), Decoding(0.7, 1))
     assert asked[0].temperature == temperature
     assert asked[0].extra_args.get("temperature", 1.0) * temperature == 0.7
+
+
+def test_an_engine_that_rounds_queries_says_so_and_its_twin_does_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As FlashAttention 3 does with an fp8 cache; without one vLLM is not asked."""
+    monkeypatch.setattr(engine_module, "LLM", StandIn)
+    monkeypatch.setattr(engine_module, "prepare", lambda _: None)
+    for cache, rounds in (("auto", False), ("fp8_e4m3", True)):
+        sampler = make_sampler(SamplerSettings(kv_cache_dtype=cache), folder, MAX_LENGTH, seed=0)
+        assert isinstance(sampler, VllmSampler)
+        assert sampler.rounds_queries is rounds
+        assert ("vLLM rounds queries to fp8 here" in capsys.readouterr().err) is rounds
+    asked: list[bool] = []
+    monkeypatch.setattr(engine_module, "check_twin", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(engine_module, "record_error", lambda *_: 0.0)
+    monkeypatch.setattr(sampler, "_generate", lambda requests, _: [SimpleNamespace(logits_infer_KV=())] * len(requests))
+    sampler.self_test(random_requests(2), PLAIN)
+    assert asked == [True]
 
 
 def test_the_other_model_runner_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def started(folders: dict[str, Path], engines: dict[tuple[str, str], VllmSampler
             sampler = make_sampler(SamplerSettings.model_validate(FORMATS[name]), folders[kind], MAX_LENGTH, seed=0)
             assert isinstance(sampler, VllmSampler)
             engines[kind, name] = sampler
-        engines[kind, name].handed = {}  # as before its first self-test
+        engines[kind, name].untested = True  # as before its first self-test
         return engines[kind, name]
 
     return start
@@ -119,15 +119,15 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Vl
     """After each of two hand-overs; an engine in float32 has nearly the twin's bits."""
     engine = started(*case)
     for seed in (1, 2):
-        engine.handed = {}
+        engine.untested = True
         model = random_model(case[0], seed)
         engine.load_weights(named_weights(model))
         weights = dict(engine.handed)
         assert engine.self_test(requests_of(), PLAIN) < 1e-5
-        assert engine.handed is None
+        assert not engine.handed and not engine.untested
         rollouts = engine.generate(requests_of(), PLAIN)
         engine_T = torch.cat([torch.from_numpy(r.logp_infer_T) for r in rollouts])
-        given = (engine.folder, weights, engine.settings, rollouts, 1.0, torch.float32)
+        given = (engine.folder, weights, engine.settings, rollouts, 1.0, False, torch.float32)
         from_twin = (engine_T - twin_logprobs(*given)).abs().mean()
         plain = (engine.folder, weights, SamplerSettings(), *given[3:])
         from_plain = (engine_T - twin_logprobs(*plain)).abs().mean()
@@ -227,7 +227,7 @@ def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampl
     assert engine.handed
     engine.generate(requests_of(1), PLAIN)
     engine.load_weights(named_weights(random_model("llama", 2)))
-    assert engine.handed is None
+    assert not engine.handed
 
 
 def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmSampler]) -> None:
@@ -266,6 +266,11 @@ def test_a_run_with_a_quantised_engine(
 
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({"quantization": "fp8"}, {}, "fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"),
+    (
+        {"quantization": "int8", "dtype": "float32"},
+        {"torch": SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))},
+        "int8 computes in half precision on a GPU: say dtype: bfloat16 or float16",
+    ),
     ({"kv_cache_dtype": "fp8_e4m3"}, {"has_cache_instructions": lambda: False}, "needs AVX-512 or AMX, which"),
 )
 
@@ -285,11 +290,8 @@ def test_a_cpu_says_which_format_it_lacks(
         make_sampler(SamplerSettings.model_validate(given), folders["llama"], MAX_LENGTH, seed=0)
 
 
-def test_int4_with_activations_of_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> None:
+def test_int4_with_activations_of_8_bits_is_refused() -> None:
     assert os.environ["VLLM_CPU_INT4_W4A8"] == "0"
-    monkeypatch.setattr(quantization, "envs", SimpleNamespace(VLLM_CPU_INT4_W4A8=True))
-    with pytest.raises(StudyError, match="VLLM_CPU_INT4_W4A8 is on"):
-        make_sampler(SamplerSettings(quantization="int4"), folders["llama"], MAX_LENGTH, seed=0)
     layer = torch.nn.Module()
     layer.use_w4a8 = True
     with pytest.raises(StudyError, match="computes int4 weights with activations of 8 bits here"):

@@ -42,6 +42,15 @@ def test_a_lack_of_memory_is_known_by_its_kinds() -> None:
     assert out_of_memory(ValueError("out of range")) is None
 
 
+def test_a_gpu_without_memory_names_the_settings_that_help() -> None:
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"
+    )
+    said = str(out_of_memory(error))
+    assert said.startswith("no memory is left (CUDA out of memory") and "training.token_budget" in said
+    assert "ulimit" not in said
+
+
 def test_the_command_line_says_so_in_one_sentence() -> None:
     script = (
         "from tailrl.cli import command_line, main\ndef fail(*_): raise MemoryError\ncommand_line._run = fail; main()"

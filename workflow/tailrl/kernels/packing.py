@@ -20,7 +20,24 @@ from tailrl.kernels.varlen import Segments
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
+class LazySegments:
+    """The row of a packing for attention without padding: made by the first layer that asks, kept for the others.
+
+    It is no dataclass: FSDP2 copies those among a layer's arguments, and each layer would make its own.
+    """
+
+    def __init__(self, *sizes: Sequence[int], device: torch.device) -> None:
+        """`sizes`: `pack`'s lengths, prefixes and prefix_N."""
+        self.sizes, self.device = sizes, device
+
+    @cached_property
+    def made(self) -> Segments:
+        """The segments."""
+        lengths, prefixes, owners = self.sizes
+        return Segments.of(lengths, prefixes, owners, self.device)
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """The layout of N sequences in one packed row of P tokens."""
 
@@ -29,13 +46,12 @@ class Packing:
     positions_P: Tensor  # position of each token in its sequence, prompt included
     # Slices of the row that several sequences begin with, each with these sequences.
     shared: tuple[tuple[slice, Tensor], ...]
-    sizes: tuple[tuple[int, ...], ...]  # `pack`'s lengths, prefixes and prefix_N
+    lazy: LazySegments
 
-    @cached_property
+    @property
     def segments(self) -> Segments:
-        """The row for attention without padding: made by the first layer that asks, and kept for the others."""
-        lengths, prefixes, owners = self.sizes
-        return Segments.of(lengths, prefixes, owners, self.token_P.device)
+        """The row for attention without padding."""
+        return self.lazy.made
 
 
 def pack(
@@ -65,17 +81,19 @@ def pack(
     # The first sequence of each prefix stands for all of them.
     firsts = [view_NL[own[0], :length] for own, length in zip(owners, prefixes, strict=True)]
     token_P = torch.cat([*firsts, view_NL[real_NL & ~in_prefix_NL]])
+    positions_P = offset_L.expand_as(index_NL).flatten()[token_P]
     runs = [slice(end - length, end) for end, length in zip(end_U.tolist(), prefixes, strict=True)]
+    token_P = token_P.to(device)
     return Packing(
         index_NL=index_NL.masked_fill(~real_NL, 0).to(device),
-        token_P=token_P.to(device),
-        positions_P=offset_L.expand_as(index_NL).flatten()[token_P].to(device),
+        token_P=token_P,
+        positions_P=positions_P.to(device),
         shared=tuple(
             (run, own.to(device))
             for run, own in zip(runs, owners, strict=True)
             if len(own) > 1 and run.start < run.stop
         ),
-        sizes=(tuple(lengths), tuple(prefixes), tuple(owner_N.tolist())),
+        lazy=LazySegments(lengths, prefixes, owner_N.tolist(), device=token_P.device),
     )
 
 

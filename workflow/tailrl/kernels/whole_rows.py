@@ -17,13 +17,13 @@ from tailrl.objective.centering import expected_score
 from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
 from tailrl.runtime.heap import give_back_freed
 
-LOGITS_AT_ONCE = 2**21
-"""Logits in a chunk: 8 MiB of float32, of which the backward holds some ten."""
+LOGITS_AT_ONCE, GPU_LOGITS_AT_ONCE = 2**21, 2**25
+"""Logits in a chunk: 8 MiB of float32, as a CPU's cache likes, or 128; the backward holds some ten such tensors."""
 
 
-def rows_at_once(vocabulary_size: int) -> int:
+def rows_at_once(vocabulary_size: int, gpu: bool) -> int:
     """Rows of a chunk."""
-    return max(1, LOGITS_AT_ONCE // vocabulary_size)
+    return max(1, (GPU_LOGITS_AT_ONCE if gpu else LOGITS_AT_ONCE) // vocabulary_size)
 
 
 def whole_row_scores(
@@ -49,7 +49,7 @@ def whole_row_scores(
         correction: token weight and form of the centering.
     """
     rows = partial(_rows, temperature=temperature, vocabulary=vocabulary, correction=correction)
-    size = rows_at_once(len(weight_VH))
+    size, weight_VH = rows_at_once(len(weight_VH), weight_VH.is_cuda), weight_VH.float()
     parts = []
     for start in range(0, len(tokens_T), size):
         chosen = slice(start, start + size)
@@ -71,7 +71,7 @@ def _rows(
 ) -> tuple[Tensor, ...]:
     """The fields of `TokenLogprobs` of some rows, and their expected score."""
     give_back_freed()  # what the chunks before this one held
-    logits_RV = (hidden_RH.float() @ weight_VH.float().T) / temperature
+    logits_RV = (hidden_RH.float() @ weight_VH.T) / temperature
     infer_RV = infer_RV.to(logits_RV)
     drawn_RV = safe_set(infer_RV, vocabulary.sampler_rule, threshold_R1)
     safe_RV = drawn_RV

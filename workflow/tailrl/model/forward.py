@@ -17,8 +17,8 @@ from tailrl.runtime.errors import StudyError
 
 PACKED_ATTENTION = "packed"
 EXACT_ATTENTION = "exact"
-CACHE_ROUNDING = "cache_rounding"
-"""The attribute of an attention module with the rounding of its keys and values, if it has one."""
+CACHE_ROUNDING, QUERY_ROUNDING = "cache_rounding", "query_rounding"
+"""The attributes of an attention module with the rounding of its keys and values, and of its queries, if it has one."""
 
 
 def _packed_attention(
@@ -34,7 +34,7 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
-    key, value = _cached(module, key), _cached(module, value)
+    query, key, value = _rounded(module, query, key, value)
     if serves(query):
         query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return varlen_attention(query_PHD, key_PKD, value_PKD, packing.segments, scaling).unsqueeze(0), None
@@ -93,15 +93,15 @@ def _exact_attention(
 ) -> tuple[Tensor, None]:
     """The caller's attention `attend` over one row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
-    key, value = _cached(module, key), _cached(module, value)
+    query, key, value = _rounded(module, query, key, value)
     query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(cast(int, module.layer_idx), query_PHD, key_PKD, value_PKD, scaling).unsqueeze(0), None
 
 
-def _cached(module: nn.Module, states: Tensor) -> Tensor:
-    """Keys or values as the module's cache holds them."""
-    rounding = getattr(module, CACHE_ROUNDING, None)
-    return states if rounding is None else cast(Tensor, rounding(states))
+def _rounded(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The query as the module's attention takes it, key and value as its cache holds them."""
+    of_query, of_cache = (getattr(module, name, lambda states: states) for name in (QUERY_ROUNDING, CACHE_ROUNDING))
+    return of_query(query), of_cache(key), of_cache(value)
 
 
 def _refuse_unsupported(others: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tailrl.config.sampler import SamplerSettings
-from tailrl.model.forward import CACHE_ROUNDING, head_size, make_exact
+from tailrl.model.forward import CACHE_ROUNDING, QUERY_ROUNDING, head_size, make_exact
 from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows, rounded_weight, straight_through
 from tailrl.runtime.errors import StudyError
 
@@ -72,8 +72,11 @@ def match_engine(model: PreTrainedModel, settings: SamplerSettings) -> None:
         round_activations(model, settings)
 
 
-def round_activations(model: PreTrainedModel, settings: SamplerSettings) -> None:
-    """From now on the model rounds the inputs of its linear layers, and its keys and values, as the engine does."""
+def round_activations(model: PreTrainedModel, settings: SamplerSettings, queries: bool = False) -> None:
+    """From now on the model rounds the inputs of its linear layers, and its keys and values, as the engine does.
+
+    `queries`: in attention queries too, in the format of keys and values, as on some GPUs.
+    """
     if settings.quantization in ("int8", "fp8"):
         head = model.get_output_embeddings()
         for module in model.modules():
@@ -88,6 +91,8 @@ def round_activations(model: PreTrainedModel, settings: SamplerSettings) -> None
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, CACHE_ROUNDING, rounding)
+                if queries:
+                    setattr(module, QUERY_ROUNDING, rounding)
 
 
 def _rounding(quantization: str) -> Any:

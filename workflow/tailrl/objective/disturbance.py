@@ -15,6 +15,7 @@ run has the same b. ε depends on the response's seed, the position and the toke
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
     size, device = logits_TV.shape[-1], logits_TV.device
     if settings.bias:
         # The CPU's numbers on every machine, since this error is one and the same in all runs.
-        logits_TV = logits_TV + settings.bias * normal([0], [0], size, "disturbance.bias").to(logits_TV)
+        logits_TV = logits_TV + settings.bias * _constant(size, device).to(logits_TV.dtype)
     if settings.noise:
         noise_TV = normal(seeds, positions, size, "disturbance.noise", device)
         logits_TV = logits_TV + settings.noise * noise_TV.to(logits_TV)
@@ -57,6 +58,13 @@ def disturb(logits_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], s
         scaled_TV = logits_TV.log_softmax(-1) + math.log1p(-settings.floor)
         logits_TV = torch.logaddexp(scaled_TV, scaled_TV.new_tensor(math.log(settings.floor) - math.log(size)))
     return logits_TV
+
+
+@cache
+def _constant(size: int, device: torch.device) -> Tensor:
+    """The bias, of standard deviation 1: drawn once, since every step of an engine adds it."""
+    with torch.inference_mode(False):  # an engine may be the first to ask, and a trainer's gradient passes later
+        return normal([0], [0], size, "disturbance.bias").to(device)
 
 
 def round_weights(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-WHOLE_ROWS_BYTES = 10 * 4 * 2**21
+WHOLE_ROWS_BYTES, GPU_WHOLE_ROWS_BYTES = 10 * 4 * 2**21, 10 * 4 * 2**25
 """A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
 QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
 """Of a linear layer's weight in vLLM, without its scales."""
@@ -45,19 +45,15 @@ def peak(parts: Mapping[str, float], sampler: SamplerSettings, machine: Machine)
 
     Weights, optimizer state and a reference policy are always there; gradients and what passes in the update alone. A
     sleeping vLLM has nothing then. On a CPU vLLM keeps all its memory, and the other engines their weights. Whole rows
-    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host with the
-    responses.
+    of the sampler's logits are in the same memory until the step ends; from a GPU they go to the host token by token.
     """
     always = parts["weights"] + parts["optimizer state"] + parts.get("reference policy", 0.0)
     weights, cache = parts["engine's weights"], parts["engine's cache"]
     update = parts["gradients"] + sum(parts.get(name, 0.0) for name in PASSING)
-    rows = parts.get("sampler's logits", 0.0)
+    rows = 0.0 if machine.gpu else parts.get("sampler's logits", 0.0)
     if not sleeps(sampler, machine):
         update += weights + (cache if sampler.engine == "vllm" else 0.0)
-    if not machine.gpu:
-        update += rows
-    on_device = sampler.engine == "vllm" or not machine.gpu  # the other engines copy each token's row to the host
-    return machine.reserve + always + max(update, weights + cache + rows * on_device)
+    return machine.reserve + always + max(update, weights + cache) + rows
 
 
 def training_memory(shape: Shape, run: Run, work: Work, machine: Machine, devices: int) -> dict[str, float]:
@@ -148,7 +144,9 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     """
     tokens, pruned, size = work.batch_sampled, run.vocabulary.rule != "full", BYTES[run.computed_in(machine.gpu)]
     if run.needs_distributions:
-        return distribution_bytes(shape, tokens) + WHOLE_ROWS_BYTES
+        # Where the policy computes in half precision the head is there in float32 too, with its gradient.
+        head = 0 if size == 4 else 8 * shape.vocabulary * shape.hidden
+        return distribution_bytes(shape, tokens) + head + (GPU_WHOLE_ROWS_BYTES if machine.gpu else WHOLE_ROWS_BYTES)
     if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
         return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)

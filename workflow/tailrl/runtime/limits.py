@@ -15,8 +15,10 @@ LEAST_ADDRESS_SPACE = 2e9
 SHARED_MEMORY, LEAST_SHARED = Path("/dev/shm"), 64e6
 """Where NCCL exchanges tensors within a machine, and bytes for each rank. A container has 64 MB by default."""
 
-_REFUSED = re.compile(r"allocate memory|failed to map segment")
+_REFUSED = re.compile(r"allocate memory|failed to map segment|CUDA out of memory")
 """What the system, torch and the dynamic linker say where no memory is left; Python has MemoryError."""
+
+_ON_GPU = "; on a GPU a smaller training.token_budget or sampler.gpu_memory_utilization may help"
 
 
 def enough_address_space() -> None:
@@ -45,6 +47,7 @@ def out_of_memory(error: BaseException | None) -> str | None:
         if isinstance(error, MemoryError) or (isinstance(error, Exception) and _REFUSED.search(str(error))):
             limit = resource.getrlimit(resource.RLIMIT_AS)[0]
             allowed = f"; ulimit -v allows {limit / 1e6:.0f} MB" if limit >= 0 else ""
+            allowed = _ON_GPU if "CUDA" in str(error) else allowed
             return f"no memory is left ({reason(error)}){allowed}"
         error = error.__cause__ or error.__context__
     return None

@@ -1,12 +1,13 @@
 """The job that compares one engine's distributions with the trainer's, on the engine's responses.
 
 The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`). The trainer scores the same responses
-in packed micro-batches, as in training. For the noise floor it scores them twice, packed in two ways.
+in packed micro-batches, as in training, in float32. For the noise floor it scores them twice, packed in two ways.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -148,10 +149,9 @@ def read_inputs(
     tokenizer = load_tokenizer(policy_folder)
     problems = read_problems(problems_file)[: settings.responses]
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
-    model = load_policy(policy_folder)
+    model = load_policy(policy_folder).to(distributed.device())
     if settings.engine.sampler.exact:
-        # Where the engine is, whose bits it has.
-        make_exact(model.to(distributed.device()))
+        make_exact(model)
     length, vocabulary = (
         required_length(problems, prompts, settings.max_new_tokens, model.config),
         model.config.vocab_size,
@@ -230,7 +230,8 @@ def trainer_logits(
     dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
     scoring = Scoring("full", settings.temperature, disturbance=dial)
     found: dict[int, Tensor] = {}
-    with computing_with(model, round_weights(named_weights(model), dial.weights)):
+    coarse = computing_with(model, round_weights(named_weights(model), dial.weights)) if dial.weights else nullcontext()
+    with coarse:
         weight_VH = head_weight(model)
         prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
         for group in micro_batches(prompts, lengths, token_budget):

@@ -29,7 +29,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout, Routes
-from tailrl.rollout.vllm.experts import ExpectedExperts, record_routes, routes_of
+from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, record_routes, routes_of
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
 from tailrl.rollout.vllm.quantization import overrides, prepare
@@ -51,8 +51,7 @@ class VllmSampler(LocalSampler):
 
     compiles = True  # whether torch may compile parts of it
 
-    # A quantised engine's first weights as they came, until its self-test, or the first batch without one.
-    handed: dict[str, Tensor] | None = None
+    untested = False  # whether it quantises, and neither its self-test nor a first batch has been
 
     def __init__(
         self, policy_folder: Path, settings: SamplerSettings, max_length: int, seed: int, beside_trainer: bool = False
@@ -68,9 +67,13 @@ class VllmSampler(LocalSampler):
             )
         model = _without_weights(policy_folder)
         prepare(settings)
+        if settings.routes:
+            check_routes_here(self.runner_v2)
         check_sizes(model, settings)
         self.names, self.projections = model.state_dict().keys(), projections(model)
-        self.folder, self.settings, self.handed = policy_folder, settings, {} if settings.quantized else None
+        self.folder, self.settings, self.untested = policy_folder, settings, settings.quantized
+        # Its first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
+        self.handed: dict[str, Tensor] = {}
         try:
             self.llm = LLM(
                 model=str(policy_folder),
@@ -101,7 +104,7 @@ class VllmSampler(LocalSampler):
                 **scheduling(gpu, self.runner_v2, max_length),
                 disable_log_stats=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
         if not all(self.llm.collective_rpc("records_safe_sets")):
             raise StudyError(
@@ -110,14 +113,18 @@ class VllmSampler(LocalSampler):
             )
         if gpu and distributed.is_first():
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
-        self.routes = settings.routes and record_routes(self.llm, self.runner_v2, policy_folder)
+        cached = settings.kv_cache_dtype != "auto"
+        self.rounds_queries = cached and any(self.llm.collective_rpc("rounds_queries"))
+        if self.rounds_queries and distributed.is_first():
+            say("vLLM rounds queries to fp8 here, as keys and values; a matched control does not")
+        self.routes = settings.routes and record_routes(self.llm, policy_folder)
         self.dtype = getattr(torch, settings.dtype)
         self.max_length = max_length
         self.stop_tokens = stop_tokens(policy_folder)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""
-        self.handed = None
+        self.untested, self.handed = False, {}
         return self._generate(requests, decoding)
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
@@ -164,7 +171,8 @@ class VllmSampler(LocalSampler):
         for index, token, raw_V in record.logits:
             # Disturbed here anew, by the request: `self_test` compares with the processor's log-probs.
             position = requests[index].start + token
-            drawn_1V = disturb(raw_V[None], [requests[index].seed], [position], decoding.disturbance)
+            raw_1V = raw_V[None].to(distributed.device())
+            drawn_1V = disturb(raw_1V, [requests[index].seed], [position], decoding.disturbance)
             logits[index][token] = drawn_1V[0].cpu().numpy()
         return [
             _rollout(request, output.outputs[0], log_kept[index], kept_vocab[index], logits[index], routes_PLK)
@@ -194,11 +202,12 @@ class VllmSampler(LocalSampler):
             raise StudyError(
                 f"vLLM's log-probs are not those of the distribution it samples from: they differ by {worst:.2g} nats"
             )
-        if self.handed is not None:
+        if self.untested:
             plain = replace(shortened(decoding), rule="full", disturbance=UNDISTURBED)
             sampled = self._generate(requests, plain)
-            check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature)
-            self.handed = None
+            if distributed.is_first():
+                check_twin(self.folder, self.handed, self.settings, sampled, plain.temperature, self.rounds_queries)
+            self.untested, self.handed = False, {}
         return worst
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -216,7 +225,7 @@ class VllmSampler(LocalSampler):
             # One at a time, since a second copy of the policy may not fit into this process beside the engine.
             for name, weight in weights:
                 missing.discard(name)
-                if self.handed is not None:
+                if self.untested and distributed.is_first():
                     self.handed[name] = weight.cpu()
                 if self.settings.quantization and name in self.projections:
                     yield from packed(name, weight, self.settings)

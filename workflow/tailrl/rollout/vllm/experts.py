@@ -77,11 +77,15 @@ class ExpectedExperts:
 
 
 def tried_experts(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
-    """What each layer's experts give for `probe_rows`: float32 [E, H] a layer; none of quantised or shared ones."""
+    """What each layer's experts give for `probe_rows`: float32 [E, H] a layer; none of those that cannot be asked."""
     found = []
     for layer in mixtures(model):
         # Several ranks have a part of each expert; Qwen3-MoE has no biases.
-        plain = isinstance(layer._quant_method, UnquantizedFusedMoEMethod) and not layer.moe_config.has_bias
+        method = layer._quant_method
+        # A monolithic kernel, as Blackwell's, routes by itself.
+        plain = isinstance(method, UnquantizedFusedMoEMethod) and not (
+            layer.moe_config.has_bias or method.is_monolithic
+        )
         if not plain or layer.moe_config.tp_size > 1:
             continue
         experts = layer.moe_config.num_experts
@@ -91,7 +95,7 @@ def tried_experts(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
         weight_EK = (torch.arange(layer.router.top_k) == 0).float().expand(experts, -1).contiguous()
         rows_EH = probe_rows(experts, layer.moe_config.hidden_dim)
         like = next(layer.routed_experts.parameters())
-        out_EH = layer._quant_method.apply(
+        out_EH = method.apply(
             layer=layer.routed_experts,
             x=rows_EH.to(like.device, dtype),
             topk_weights=weight_EK.to(like.device),
@@ -192,10 +196,14 @@ class ExpertsExtension:
         return self.route_recorder.take()
 
 
-def record_routes(llm: Any, runner_v2: bool, policy_folder: Path) -> bool:
-    """Let the engine record routes, and return True; raises StudyError where it cannot."""
+def check_routes_here(runner_v2: bool) -> None:
+    """Raises StudyError where an engine on this machine could not say which experts it chose."""
     if runner_v2 or torch.cuda.is_available():
         raise StudyError("sampler.routes: the experts of vLLM's tokens are recorded on a CPU alone: leave it out")
+
+
+def record_routes(llm: Any, policy_folder: Path) -> bool:
+    """Let the engine record routes, and return True; raises StudyError for a policy without experts."""
     if not all(llm.collective_rpc("record_routes")):
         raise StudyError(f"sampler.routes: {policy_folder} is no mixture of experts: leave it out")
     return True

@@ -1,8 +1,8 @@
 """The logits processor for vLLM's Model Runner V2, which GPUs have: called before the temperature.
 
 The engine therefore asks vLLM for a temperature of 1, and the processor divides by the true one. Each request has a
-slot, and each step says which slot a row belongs to. All that decides about rows is known on the host, so no step waits
-for the device.
+slot, and each step says which slot a row belongs to. All that decides about rows is known on the host, so that no step
+waits for the device, but for the largest k of top-k.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 Three traps of vLLM 0.32, each without an error:
 
-- On a CPU with AMX int4 weights meet activations rounded to int8 unless `VLLM_CPU_INT4_W4A8=0`.
+- On a CPU with AMX int4 weights meet activations rounded to int8 unless `VLLM_CPU_INT4_W4A8=0`, as it is set here.
 - A quantised model has scales for its keys and values, which a reload fills with what was in memory.
 - oneDNN's int8 kernel keeps the address of the weights' scales. A reload copies the scales elsewhere and frees them.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm import envs
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 from vllm.model_executor.layers.attention.attention import Attention, set_default_quant_scales
 
@@ -58,10 +57,13 @@ def prepare(settings: SamplerSettings) -> None:
             "sampler.quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit "
             "activations; int8 and int4 run here"
         )
+    if settings.quantization in ("int8", "fp8") and gpu and settings.dtype == "float32":
+        raise StudyError(
+            f"sampler.quantization: {settings.quantization} computes in half precision on a GPU: say dtype: bfloat16 "
+            "or float16"
+        )
     if settings.kv_cache_dtype != "auto" and not gpu and not has_cache_instructions():
         raise StudyError("sampler.kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not")
-    if envs.VLLM_CPU_INT4_W4A8:
-        raise StudyError("VLLM_CPU_INT4_W4A8 is on: int4 weights would meet activations of 8 bits; leave it unset")
     if not gpu and settings.quantization == "int8":
         _hold_scales()
 

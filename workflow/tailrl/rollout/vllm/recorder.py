@@ -117,8 +117,10 @@ class SafeSetRecorder:
             return
         row_K = np.arange(len(logits_SV))[chosen]
         kept_K = (rows.request_S[row_K] >= 0) & (rows.position_S[row_K] % every == rows.seed_S[row_K] % every)
-        for row in row_K[kept_K].tolist():
-            self.kept_logits.append((int(rows.request_S[row]), int(rows.index_S[row]), logits_SV[row].clone()))
+        row_K = row_K[kept_K]
+        # A copy on the host: the rows of a whole batch may not fit beside the engine.
+        for row, logits_V in zip(row_K.tolist(), logits_SV[row_K].cpu(), strict=True):
+            self.kept_logits.append((int(rows.request_S[row]), int(rows.index_S[row]), logits_V))
 
     def take(self) -> SafeSetRecord:
         """Everything recorded since the last call, copied to the host at once."""

@@ -30,13 +30,14 @@ def twin_logprobs(
     settings: SamplerSettings,
     rollouts: Sequence[Rollout],
     temperature: float,
+    queries: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """The twin's log-probs, nats, float32 [T], of all responses' tokens; computed in `dtype` on the CPU."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.load_state_dict(dict(rounded_weights(weights.items(), projections(model), settings)))
-    round_activations(model.eval(), settings)
+    round_activations(model.eval(), settings, queries)
     batch = pack_batch([r.prompt_tokens for r in rollouts], [r.tokens for r in rollouts])
     hidden_TH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T]
     logp_TV = ((hidden_TH @ head_weight(model).T).float() / temperature).log_softmax(-1)
@@ -49,6 +50,7 @@ def check_twin(
     settings: SamplerSettings,
     rollouts: Sequence[Rollout],
     temperature: float,
+    queries: bool = False,
 ) -> float:
     """Check log-probs of a quantised engine, sampled from all tokens without a disturbance, against its twin's.
 
@@ -58,6 +60,7 @@ def check_twin(
         settings: of the engine.
         rollouts: what it sampled.
         temperature: divided the logits.
+        queries: whether the engine's attention rounds queries too.
 
     Returns:
         The mean absolute difference, nats a token.
@@ -67,7 +70,7 @@ def check_twin(
             wrongly, are those of an earlier hand-over, or the engine computes in another format.
     """
     engine_T = torch.cat([torch.from_numpy(rollout.logp_infer_T) for rollout in rollouts])
-    given = (folder, weights, settings, rollouts, temperature)
+    given = (folder, weights, settings, rollouts, temperature, queries)
     exact_T, coarse_T = (twin_logprobs(*given, dtype) for dtype in (torch.float32, getattr(torch, settings.dtype)))
     differs, explained = ((other_T - exact_T).abs().mean().item() for other_T in (engine_T, coarse_T))
     if not differs <= max(SMALLEST, SHARE * explained):

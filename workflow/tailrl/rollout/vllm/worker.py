@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from vllm.model_executor.layers.attention.attention import Attention
 
 from tailrl.rollout.vllm.experts import ExpertsExtension, renew_kernels
 from tailrl.rollout.vllm.quantization import finish_reload
@@ -27,6 +28,11 @@ class WorkerExtension(ExpertsExtension):
     def records_safe_sets(self) -> bool:
         """Whether the processor is in this worker's model runner."""
         return self.safe_set_recorder() is not None
+
+    def rounds_queries(self) -> bool:
+        """Whether attention rounds queries to the format of the cache, as FlashAttention 3 does."""
+        layers = (module for module in self.model_runner.get_model().modules() if isinstance(module, Attention))
+        return any(layer.query_quant is not None for layer in layers)
 
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
