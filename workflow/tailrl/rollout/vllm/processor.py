@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from tailrl.rollout.vllm.recorder import RequestArguments, Rows, SafeSetRecorder, SharedDecoding, StepRows
+from tailrl.rollout.vllm.recorder import RequestArguments, SafeSetRecorder, SharedDecoding, StepRows, decoded_alike
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class SafeSetProcessor(SafeSetRecorder, LogitsProcessor):  # type: ignore[misc] 
         """Disturb and mask float32 logits [rows, V] in place, each row by its request's settings."""
         rows = [self.rows[index] for index in range(logits.shape[0])]
         index_S = np.array([len(row.tokens) for row in rows])
+        kinds = list(dict.fromkeys(row.shared for row in rows))
         return self.constrain(
             logits,
             StepRows(
@@ -63,13 +64,6 @@ class SafeSetProcessor(SafeSetRecorder, LogitsProcessor):  # type: ignore[misc] 
                 seed_S=np.array([row.seed for row in rows]),
                 position_S=np.array([row.start for row in rows]) + index_S,
                 threshold_S1=torch.tensor([[row.threshold] for row in rows], device=logits.device),
-                groups=_groups([row.shared for row in rows]),
+                groups=decoded_alike(kinds, np.array([kinds.index(row.shared) for row in rows])),
             ),
         )
-
-
-def _groups(shared_S: list[SharedDecoding]) -> list[tuple[SharedDecoding, Rows]]:
-    kinds = list(dict.fromkeys(shared_S))
-    if len(kinds) == 1:
-        return [(kinds[0], slice(None))]
-    return [(kind, np.array([row for row, one in enumerate(shared_S) if one == kind])) for kind in kinds]

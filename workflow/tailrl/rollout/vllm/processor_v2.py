@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
 
-from tailrl.rollout.vllm.recorder import RequestArguments, Rows, SafeSetRecorder, SharedDecoding, StepRows
+from tailrl.rollout.vllm.recorder import RequestArguments, SafeSetRecorder, SharedDecoding, StepRows, decoded_alike
 
 
 class SafeSetProcessorV2(SafeSetRecorder, LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed
@@ -71,12 +70,6 @@ class SafeSetProcessorV2(SafeSetRecorder, LogitsProcessor):  # type: ignore[misc
                 seed_S=self.seed[slot_S],
                 position_S=self.start[slot_S] + np.maximum(index_S, 0),
                 threshold_S1=self.threshold.gpu[slots_S][:, None],
-                groups=self._groups(self.kind[slot_S]),
+                groups=decoded_alike(self.kinds, self.kind[slot_S]),
             ),
         )
-
-    def _groups(self, kind_S: NDArray[np.int64]) -> list[tuple[SharedDecoding, Rows]]:
-        kinds = np.unique(kind_S).tolist()
-        if len(kinds) == 1:
-            return [(self.kinds[kinds[0]], slice(None))]
-        return [(self.kinds[kind], np.flatnonzero(kind_S == kind)) for kind in kinds]

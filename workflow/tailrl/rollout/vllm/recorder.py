@@ -136,6 +136,14 @@ class SafeSetRecorder:
         )
 
 
+def decoded_alike(kinds: Sequence[SharedDecoding], kind_S: NDArray[np.int64]) -> list[tuple[SharedDecoding, Rows]]:
+    """The rows of a step that are decoded alike, for `StepRows`; `kind_S` has each row's index in `kinds`."""
+    present = np.unique(kind_S).tolist()
+    if len(present) == 1:
+        return [(kinds[present[0]], slice(None))]
+    return [(kinds[kind], np.flatnonzero(kind_S == kind)) for kind in present]
+
+
 def _mask(logits_SV: Tensor, rule: str, threshold_S1: Tensor) -> tuple[Tensor | float, Tensor | int]:
     """Set logits outside the safe set to −inf in place; returns log Z' and |V'_S|."""
     if rule == "full":
