@@ -1,5 +1,6 @@
 """Logs of every framework give the same tokens; what is no log is one sentence."""
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -98,6 +99,49 @@ def test_parts_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     parts = list(read_log([tmp_path / "run"]))
     assert [title.split(",")[0] for title, _ in parts] == ["the documented JSONL or Parquet"] * 2 + ["prime-rl"] * 2
     assert [len(log.sampler_T) for _, log in parts] == [4, 4, 4, 4]
+
+
+def test_a_compressed_log_and_a_file_that_is_named_twice(tmp_path: Path) -> None:
+    whole = plain(tmp_path / "run")
+    (tmp_path / "gz").mkdir()
+    packed = tmp_path / "gz" / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(whole.read_bytes()))
+    expected = read(whole)
+    for paths in ([packed], [packed.parent], [whole.parent, whole], [whole, whole.parent / "." / whole.name]):
+        log = read(*paths)
+        np.testing.assert_array_equal(log.trainer_T, expected.trainer_T)
+        assert len(log.start_S) == len(expected.start_S)
+    read_bytes: list[float] = []
+    list(read_log([packed], read_bytes.append))
+    assert sum(read_bytes) == packed.stat().st_size
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(StudyError, match=r"log\.jsonl\.gz: cannot be read"):
+        list(read_log([packed]))
+
+
+def test_the_last_line_of_a_log_that_is_still_written_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = plain(tmp_path)
+    whole = file.read_text()
+    expected = read(file)
+    file.write_text(whole + whole.splitlines()[0][:30])
+    log = read(file)
+    np.testing.assert_array_equal(log.trainer_T, expected.trainer_T)
+    cut = len(whole.splitlines()) + 1
+    assert f"line {cut}: is not whole, and left out: the file is still written" in capsys.readouterr().err
+    file.write_text(whole.splitlines()[0][:30] + "\n" + whole)
+    with pytest.raises(StudyError, match="line 1: not valid JSON"):
+        list(read_log([file]))
+
+
+def test_a_column_of_impossible_times_is_one_sentence(tmp_path: Path) -> None:
+    """Python's dates end in the year 9999."""
+    far = pa.array([2**31 - 1], pa.int32()).cast(pa.date32())
+    table = pa.table({**{name: [values] for name, values in PAIR.items()}, "when": far})
+    pq.write_table(table, tmp_path / "log.parquet")
+    with pytest.raises(StudyError, match=r"log\.parquet: cannot be read"):
+        list(read_log([tmp_path / "log.parquet"]))
 
 
 def test_what_is_not_logged_and_what_is_odd(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ import torch
 from log_fixture import SEQUENCES, plain_rows, write_lines
 
 from tailrl import diagnose
+from tailrl.diagnosis.advice import advise
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.metrics import named_metrics, quantity
+from tailrl.diagnosis.page import terminal_page
 from tailrl.diagnosis.progress import read_with_progress
 from tailrl.diagnosis.readers import read_log
 from tailrl.diagnosis.tables import read_table
@@ -38,6 +40,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "pandas": lambda: pd.DataFrame(COLUMNS),
     "pyarrow": lambda: pa.Table.from_pylist(ROWS),
     "a record batch's table": lambda: pa.table(COLUMNS),
+    "a record batch": lambda: pa.RecordBatch.from_pylist(ROWS),
 }
 
 
@@ -70,6 +73,17 @@ def test_what_pandas_lacks_is_not_there() -> None:
     assert log.text_S == ("a", None) and log.step_S[0] == 1 and np.isnan(log.step_S[1]) and len(log.token_T) == 3
 
 
+def test_what_pandas_calls_not_available_is_not_there() -> None:
+    table = pd.DataFrame(ROWS[:2])
+    table["step"] = pd.array([1, None], "Int64")
+    table["text"] = pd.array(["a", None], "string")
+    log = log_of(table)
+    assert log.text_S == ("a", None) and log.step_S[0] == 1 and np.isnan(log.step_S[1])
+
+
+PAIR = {"sampler_logprobs": [[-1.0, -2.0]], "trainer_logprobs": [[-1.0, -1.0]]}
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -85,6 +99,7 @@ def test_what_pandas_lacks_is_not_there() -> None:
         ),
         ([*ROWS, {"sampler_logprobs": [-1.0], "trainer_logprobs": None}], "row 3: trainer_logprobs is missing"),
         ("nowhere.jsonl", "nowhere.jsonl: is missing"),
+        (PAIR | {"step": 3}, "the column step holds one value, not one for each row"),
     ],
 )
 def test_what_is_no_log_is_one_sentence(table: Any, sentence: str) -> None:
@@ -110,6 +125,25 @@ def test_log_probs_of_any_size_are_findings_without_warnings() -> None:
     assert found.measured.tokens == 4 and found.measured.extremes["abs_logp_max"] == 1e6 - 1
     assert all(math.isinf(one.largest) for one in found.remedies if one.name == "sequence_is")
     assert found.advice.words and len(named_metrics(found.measured)) > 20
+
+
+@pytest.mark.parametrize("fill", [-1e3, -1e9, torch.finfo(torch.float64).min])
+@pytest.mark.parametrize("side", ["sampler", "trainer", "recomputed"])
+def test_a_side_that_is_filled_is_a_finding(fill: float, side: str) -> None:
+    """Such ratios are too small or too large for a float."""
+    rows = [{f"{name}_logprobs": [-1.0, -2.0, -0.5] for name in ("sampler", "trainer", "recomputed")}] * 3
+    rows = [row | {f"{side}_logprobs": [fill] * 3} for row in rows]
+    found = diagnose(rows)
+    assert found.measured.tokens == 9 and found.advice.words
+    assert "diagnosis" in terminal_page(found, None).lower()
+
+
+def test_log_probs_that_were_recomputed_and_are_none_are_said() -> None:
+    rows = [{**ROWS[0], "recomputed_logprobs": [-math.inf] * len(ROWS[0]["token_ids"])}] * 5
+    found = diagnose(rows)
+    assert not found.remedies and found.measured.tokens
+    words = advise(found.measured, (), ()).words
+    assert words == "No token has a sound recomputed log-prob: leave this column out, or log it soundly."
 
 
 def test_probabilities_in_place_of_log_probs_leave_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,15 @@ def test_a_pretrained_base_and_a_chat(tmp_path: Path, trained: Path) -> None:
 def test_an_evaluation_that_is_known(
     tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, study = change(tmp_path, trained), parse_study({"name": "s", "arms": {"a": {}}})
+    run, study = tmp_path / "own/train/a/seed5", parse_study({"name": "s", "arms": {"a": {}}})
     policies = [policy_of(seed, [[1, 0, 0, 0, 0, 0, 0, right], [0] * 8]) for seed, right in ((0, 0), (5, 1))]
     for seed in (0, 5):
-        write_job(tmp_path / "train" / "a" / f"seed{seed}", record_of(study.run("a"), seed), [])
-    file = write_scores(tmp_path, study, "a", policies)
+        write_job(tmp_path / "other/train/a" / f"seed{seed}", record_of(study.run("a"), seed), [])
+    shutil.copytree(tmp_path / "other/train/a/seed0", tmp_path / "own/train/a/seed0")
+    shutil.copytree(trained, run)
+    other, file = (write_scores(tmp_path / name, study, "a", policies) for name in ("other", "own"))
+    with pytest.raises(StudyError, match=re.escape(f"{other}: evaluated another policy than {run / 'policy'}")):
+        write_card(run, other)
     call(monkeypatch, "card", run, "--evaluation", file)
     text = Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8")
     assert "On 2 held-out problems of `arithmetic`, 8 samples each" in text

@@ -118,6 +118,7 @@ def diagnose(
     ] = None,
 ) -> None:
     """Say what causes the mismatch in the logs of any framework, and what to do."""
+    _check_folders(out)
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
@@ -131,6 +132,13 @@ def diagnose(
             diagnosis = replace(diagnosis, responses=with_texts(diagnosis.responses, texts))
         with writing(out):
             out.write_text(html_page(diagnosis), encoding="utf-8")
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Raises StudyError where a file could not be written in the end, before work is lost."""
+    for path in filter(None, files):
+        if not path.absolute().parent.is_dir():
+            raise StudyError(f"{path}: there is no folder {path.parent}")
 
 
 def probe(
@@ -170,6 +178,7 @@ def probe(
         **{"samples": samples, "seed": seed},
     }
     settings = validated(ProbeSettings, given, "probe")
+    _check_folders(out, log)
     take(1)
     from tailrl.diagnosis.log_files import check_log_name, write_log
     from tailrl.diagnosis.page import terminal_page
@@ -177,9 +186,6 @@ def probe(
     from tailrl.probes.model.page import diagnose_probe, probe_page
     from tailrl.probes.model.probe import probe_model
 
-    for path in filter(None, (out, log)):
-        if not path.absolute().parent.is_dir():
-            raise StudyError(f"{path}: there is no folder {path.parent}")
     if log is not None:
         check_log_name(log)
     check_sampling(settings.sampler, Path(model))

@@ -118,7 +118,7 @@ def evaluate(
     policies = [seed_and_folder(text) for text in policy]
     on_the_way = [
         (seed, step, folder)
-        for seed, snapshot in map(seed_and_folder, snapshots or [])
+        for seed, snapshot in (seed_and_folder(text, "--snapshots") for text in snapshots or [])
         for step, folder in read_snapshots(snapshot)
     ]
     ranks = min(ranks, len(policies) + len(on_the_way))

@@ -20,9 +20,9 @@ def positive(text: str | int) -> int:
     return whole_number(text, 1)
 
 
-def seed_and_folder(text: str) -> tuple[int, Path]:
-    """The seed and the folder of `SEED=FOLDER`; raises StudyError for any other form."""
+def seed_and_folder(text: str, option: str = "--policy") -> tuple[int, Path]:
+    """The seed and the folder of `SEED=FOLDER`, an option's value; raises StudyError for any other form."""
     seed, separator, folder = text.partition("=")
     if not separator or not (seed.isascii() and seed.isdigit()):
-        raise StudyError(f"--policy {text}: write it as SEED=FOLDER")
+        raise StudyError(f"{option} {text}: write it as SEED=FOLDER")
     return int(seed), Path(folder)

@@ -76,8 +76,11 @@ def advise(measured: Measured, causes: Sequence[Cause], remedies: Sequence[Repla
         if cleaning:
             best = min(cleaning, key=lambda one: one.threshold)
             words = f"DVP with ρ = {best.threshold:.2g} keeps {best.kept_tokens:.1%} of the tokens, and"
-            return Advice("remedy", f"{words} {best.kept_k3 / size:.1%} of the mean k3.", best.name, best.threshold)
-    weights = next(one for one in remedies if (one.name, one.threshold) == ("token_tis", 2.0))
+            words = f"{words} {best.kept_k3 / size:.1%} of the mean k3" + (f" ({best.note})" if best.note else "")
+            return Advice("remedy", f"{words}.", best.name, best.threshold)
+    weights = next((one for one in remedies if (one.name, one.threshold) == ("token_tis", 2.0)), None)
+    if weights is None:
+        return Advice("fix", "No token has a sound recomputed log-prob: leave this column out, or log it soundly.")
     if weights.ess < HEALTHY_ESS:
         words = "No weights repair this sample: even token TIS leaves an effective sample size of"
         return Advice("beyond", f"{words} {weights.ess:.0%}. Make the sampler more precise, or its weights fresher.")

@@ -56,9 +56,9 @@ def _clipped(measured: Measured) -> list[str]:
     found = []
     for side in measured.signals.zeros:
         low, same, near = measured.signals.least(side)
-        if same > 1:
+        if measured.signals.cut(side):
             found.append(
-                f"{count(same, 'token')} of the {side} {'has' if same == 1 else 'have'} exactly its least log-prob, "
+                f"{count(same, 'token')} of the {side} have exactly its least log-prob, "
                 f"{low:.4g}; {near} lie within half a nat above it."
             )
     return found

@@ -91,7 +91,8 @@ def _shifted(interval: Interval, by: float) -> Interval:
 def _ess(measured: Measured, weight: str) -> Interval:
     """Effective sample size of token weights, as a fraction: (mean w)² / mean w²."""
     mean, squared = (measured.token_mean(name).mean for name in (weight, f"{weight}_squared"))
-    return _plain(measured, mean**2 / squared)
+    # Weights too small for a float have no size left to compare.
+    return _plain(measured, mean**2 / squared if squared > 0 else math.nan)
 
 
 def _deviation(measured: Measured) -> Interval:

@@ -116,6 +116,7 @@ def html_page(diagnosis: Diagnosis, title: str = "Diagnosis of a log", more: str
 def _values(diagnosis: Diagnosis) -> dict[str, object]:
     """What both pages say."""
     measured, advice = diagnosis.measured, diagnosis.advice
+    titles = {name: remedy.title for name, remedy in catalogue().remedies.items()}
     return {
         "measured": measured,
         "verdict": verdict(diagnosis),
@@ -123,8 +124,8 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
         "odd": {name: number for name, number in measured.odd.items() if number},
         "causes": [(cause, cause_words()[cause.name]) for cause in diagnosis.causes],
         "remedies": [(one, catalogue().remedies[one.name]) for one in diagnosis.remedies],
-        "titles": {name: remedy.title for name, remedy in catalogue().remedies.items()},
-        "notes": sorted({one.note for one in diagnosis.remedies if one.note}),
+        "titles": titles,
+        "notes": sorted({f"{titles[one.name]}: {one.note}" for one in diagnosis.remedies if one.note}),
         "advice": advice,
         "probable": SURE,
         "configured": configuration(advice.name, advice.threshold) if advice.name else (),

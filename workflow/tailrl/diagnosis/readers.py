@@ -1,8 +1,10 @@
 """Logs of any framework in parts: JSONL, Parquet, `.pt` dumps and this project's tokens.npz."""
 
+import gzip
 import itertools
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from tailrl.artifacts.files import parse_arrays, parse_object, read_bytes
 from tailrl.artifacts.tokens import ARRAYS
 from tailrl.diagnosis.formats import Format, recognise, row_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
-from tailrl.runtime.errors import StudyError, few, reason
+from tailrl.runtime.errors import StudyError, few, reason, say
 
 CHUNK = 200_000
 """Tokens that a part of a log holds, or one longer sequence."""
@@ -42,7 +44,7 @@ def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, L
     """
     for file in log_files(paths):
         found = False
-        for title, part in in_parts(READERS[file.suffix](file, seen)):
+        for title, part in in_parts(READERS[_ending(file)](file, seen)):
             found = True
             yield title, part
         if not found:
@@ -50,19 +52,23 @@ def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, L
 
 
 def log_files(paths: Iterable[Path]) -> list[Path]:
-    """The files in these files and folders, in order; raises StudyError where there is none."""
-    return [file for path in paths for file in _files(path)]
+    """The files in these files and folders, in order, each once; raises StudyError where there is none."""
+    return list({file.resolve(): file for path in paths for file in _files(path)}.values())
+
+
+def _ending(file: Path) -> str:
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in READERS and file.is_file())
+        found = sorted(file for file in path.rglob("*") if _ending(file) in READERS and file.is_file())
         if not found:
             raise StudyError(f"{path}: holds no file that ends in {few(list(READERS))}")
         return found
     if not path.exists():
         raise StudyError(f"{path}: is missing")
-    if path.suffix not in READERS:
+    if _ending(path) not in READERS:
         raise StudyError(f"{path}: is no log that can be read: its name must end in {few(list(READERS))}")
     return [path]
 
@@ -111,16 +117,25 @@ def _jsonl(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
 
 def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
     try:
-        with file.open("rb") as opened:
+        with file.open("rb") as raw, gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw as opened:
+            place = 0
             for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
                 where = f"{file}, line {number}"
-                seen(len(line))
+                seen(raw.tell() - place)
+                place = raw.tell()
                 if len(line) == MOST_BYTES_A_LINE:
                     raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
                 if not line.strip():
                     continue
-                yield where, parse_object(line, where)
-    except OSError as error:
+                try:
+                    given = parse_object(line, where)
+                except StudyError:
+                    if line.endswith(b"\n") or number == 1:
+                        raise
+                    say(f"{where}: is not whole, and left out: the file is still written")
+                    return
+                yield where, given
+    except (OSError, EOFError, zlib.error) as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
@@ -141,7 +156,7 @@ def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
                 for given in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", given
-    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
 
 
@@ -206,5 +221,5 @@ def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
         )
 
 
-READERS = {".jsonl": _jsonl, ".parquet": _parquet, ".pt": _dump, ".npz": _npz}
+READERS = {".jsonl": _jsonl, ".jsonl.gz": _jsonl, ".parquet": _parquet, ".pt": _dump, ".npz": _npz}
 """By the ending of a file's name."""

@@ -167,9 +167,14 @@ class Signals:
     def least(self, side: str) -> tuple[float, int, int]:
         """A side's least log-prob, the tokens with exactly that, and those within about half a nat above it."""
         low, same = self.lowest.get(side, (0.0, 0))
-        place = min(int(-low / LEVEL_WIDTH), LEVELS - 1)
+        place = int(min(-low / LEVEL_WIDTH, LEVELS - 1))
         near = self.levels[side][max(0, place - NEAR_LEVELS) : place + 1].sum() if side in self.levels else 0
         return low, same, int(near) - same
+
+    def cut(self, side: str) -> bool:
+        """Whether many tokens share a side's least log-prob exactly, while few come near it."""
+        low, same, near = self.least(side)
+        return low < -0.5 and same >= max(5.0, 0.3 * near)
 
     def _sums(self, log: Log, sound_T: np.ndarray, train_T: FloatArray, infer_T: FloatArray) -> None:
         delta_T = train_T - infer_T
@@ -190,7 +195,6 @@ class Signals:
             rare_size=np.abs(delta_T)[rare_T].sum(),
             rare_signed=delta_T[rare_T].sum(),
             sure_and_not=((infer_T > HEAD) & (train_T < RARE)).sum(),
-            not_and_sure=((train_T > HEAD) & (infer_T < RARE)).sum(),
             depth=np.minimum(-train_T, DEEPEST)[(infer_T > HEAD) & (train_T < RARE)].sum(),
             impossible=((train_T < -12) & (infer_T > train_T + 2)).sum(),
             entropy=-infer_T.sum(),
@@ -200,7 +204,7 @@ class Signals:
         self._count(again=both_T.sum(), again_squared=((again_T - train_T)[both_T] ** 2).sum())
         self._count(again_paired=squared_T[both_T].sum())
         both_T = np.isfinite(recomputed_T)
-        self._count(recomputed=both_T.sum(), moved_squared=((train_T - recomputed_T)[both_T] ** 2).sum())
+        self._count(recomputed=both_T.sum())
         self._count(engine_squared=((infer_T - recomputed_T)[both_T] ** 2).sum(), paired=squared_T[both_T].sum())
         ranked_T = np.isfinite(log.rank_T[sound_T])
         self._count(ranked=ranked_T.sum())

@@ -34,9 +34,14 @@ def _rows(table: Any) -> Iterator[GivenRow]:
 
 def _mappings(table: Any) -> Iterable[Any]:
     if hasattr(table, "to_batches"):  # pyarrow
-        return (given for batch in table.to_batches(256) for given in batch.to_pylist())
+        return (given for batch in table.to_batches() for given in batch.to_pylist())
+    if hasattr(table, "to_pylist"):  # a batch of it
+        return list(table.to_pylist())
     if isinstance(table, Mapping) or hasattr(table, "columns"):
         columns = {name: table[name] for name in (table if isinstance(table, Mapping) else table.columns)}
+        single = [str(name) for name, values in columns.items() if not hasattr(values, "__len__")]
+        if single:
+            raise StudyError(f"the column {one_line(single[0])} holds one value, not one for each row")
         lengths = {str(name): len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise StudyError(f"the columns differ in length: {lengths}")
@@ -47,4 +52,4 @@ def _mappings(table: Any) -> Iterable[Any]:
 
 
 def _absent(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+    return (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")

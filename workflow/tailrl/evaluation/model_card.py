@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tailrl.artifacts.evaluation import read_evaluation, read_evaluation_file
+from tailrl.artifacts.evaluation import manifest_of, read_evaluation_file
 from tailrl.artifacts.files import parse_object, read_text
+from tailrl.artifacts.manifest import MANIFEST, digest_of, read_manifest
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.config.jobs import Run
@@ -30,7 +31,7 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
         evaluation: the summary of the arm's evaluation; None while there is none.
 
     Raises:
-        StudyError: a file cannot be read.
+        StudyError: a file cannot be read, or the evaluation is of another policy.
     """
     record, config = read_record(run_folder, RunRecord), run_folder / "policy" / "config.json"
     size = parse_object(read_text(config), config).get("vocab_size")
@@ -40,7 +41,7 @@ def write_card(run_folder: Path, evaluation: Path | None = None) -> Path:
     if not rewards:
         raise StudyError(f"{run_folder / 'metrics.jsonl'}: has no {REWARD}")
     chat = (run_folder / "policy" / "chat_template.jinja").is_file()
-    evaluated = None if evaluation is None else _evaluated(evaluation, record.seed)
+    evaluated = None if evaluation is None else _evaluated(evaluation, run_folder, record)
     text = _card(record, record.run, size, chat, rewards, evaluated)
     path = run_folder / "policy" / "README.md"
     path.write_text(text, encoding="utf-8")
@@ -84,9 +85,13 @@ def _arguments(run: Run, size: int) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _evaluated(path: Path, seed: int) -> dict[str, Any]:
-    evaluation, settings = read_evaluation(path), read_evaluation_file(path)
-    score = next((score for score in evaluation.scores if score.seed == seed), None)
+def _evaluated(path: Path, run_folder: Path, record: RunRecord) -> dict[str, Any]:
+    settings = read_evaluation_file(path)
+    evaluation = settings.arrays()
+    score = next((score for score in evaluation.scores if score.seed == record.seed), None)
     if score is None:
-        raise StudyError(f"{path}: holds no policy of seed {seed}")
+        raise StudyError(f"{path}: holds no policy of seed {record.seed}")
+    policy = digest_of(read_manifest(run_folder / MANIFEST).digests("policy"))
+    if read_manifest(manifest_of(path)).evaluated(record.seed) != policy:
+        raise StudyError(f"{path}: evaluated another policy than {run_folder / 'policy'}")
     return {"problems": len(evaluation.problems), "settings": settings, "score": score}

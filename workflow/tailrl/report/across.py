@@ -52,13 +52,13 @@ def write_across(studies: Sequence[Study], folder: Path, out: Path) -> None:
     studies = [_as_run(study, folder / study.name, shared) for study in studies]
     read = [read_results(study, folder / study.name, shared) for study in studies]
     measured = [one for name in QUANTITIES for one in arm_quantities(name, shared, studies, read)]
-    write_csv(out.with_suffix(".csv"), flat_rows(measured))
+    write_csv(out.with_name(f"{out.name}.csv"), flat_rows(measured))
     write_verdicts(out.with_name(f"{out.name}_claims.csv"), judge_across(studies, read, measured))
     first, *others = ((study.name, first_k3(results)) for study, results in zip(studies, read, strict=True))
     ratios = [one for name, own in others for one in ratios_across((first[0], name), first[1], own)]
     write_csv(out.with_name(f"{out.name}_k3_ratios.csv"), flat_rows(ratios))
-    save_svg(across_figure(measured, list(studies[0].arms)), out.with_suffix(".svg"))
-    out.with_suffix(".md").write_text(_page(studies, shared, measured), encoding="utf-8")
+    save_svg(across_figure(measured, list(studies[0].arms)), out.with_name(f"{out.name}.svg"))
+    out.with_name(f"{out.name}.md").write_text(_page(studies, shared, measured), encoding="utf-8")
 
 
 def _as_run(study: Study, folder: Path, arms: Sequence[str]) -> Study:
