@@ -23,6 +23,7 @@ WANTED = (
     *(f"tables/{name}.csv" for name in (*TABLES, "survival", "time")),
     # Scores by problem and rewards by step, with which intervals and collapses can be made again.
     *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
+    *("tables/figure1.csv", "figures/figure1.svg"),  # scores on the way, of a study that keeps snapshots
     *("ablations/*", "across*"),
 )
 """What is published of a study where it is there; no HTML, which holds what the others do."""
