@@ -235,6 +235,7 @@ def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmS
     engine = started(*INT8_CASE)
     (layers,) = engine.llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, Attention)])
     assert len(layers) == 2
+    assert engine.rounds_queries is False, "a CPU's kernels do not"
     for layer in layers:
         layer._k_scale.fill_(-0.5), layer._v_scale.fill_(3.0)
         layer._k_scale_float, layer._v_scale_float = -0.5, 3.0

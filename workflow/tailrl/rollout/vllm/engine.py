@@ -106,6 +106,13 @@ class VllmSampler(LocalSampler):
             )
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise StudyError(f"{policy_folder}: vLLM could not start with this policy: {reason(error)}") from error
+        self._check_start(gpu)
+        self.dtype = getattr(torch, settings.dtype)
+        self.max_length = max_length
+        self.stop_tokens = stop_tokens(policy_folder)
+
+    def _check_start(self, gpu: bool) -> None:
+        """Look at what vLLM started; raises StudyError where it is not what the settings ask for."""
         if not all(self.llm.collective_rpc("records_safe_sets")):
             raise StudyError(
                 "vLLM took another model runner than VLLM_USE_V2_MODEL_RUNNER="
@@ -113,14 +120,11 @@ class VllmSampler(LocalSampler):
             )
         if gpu and distributed.is_first():
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
-        cached = settings.kv_cache_dtype != "auto"
+        cached = self.settings.kv_cache_dtype != "auto"
         self.rounds_queries = cached and any(self.llm.collective_rpc("rounds_queries"))
         if self.rounds_queries and distributed.is_first():
             say("vLLM rounds queries to fp8 here, as keys and values; a matched control does not")
-        self.routes = settings.routes and record_routes(self.llm, policy_folder)
-        self.dtype = getattr(torch, settings.dtype)
-        self.max_length = max_length
-        self.stop_tokens = stop_tokens(policy_folder)
+        self.routes = self.settings.routes and record_routes(self.llm, self.folder)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
         """See `Sampler.generate`; raises StudyError for a prompt that is empty or leaves no room."""

@@ -82,6 +82,12 @@ def finish_reload(model: nn.Module) -> None:
             raise StudyError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
 
 
+def rounds_queries(model: nn.Module) -> bool:
+    """Whether attention rounds queries to the format of the cache, as FlashAttention 3 does."""
+    layers = (module for module in model.modules() if isinstance(module, Attention))
+    return any(layer.query_quant is not None for layer in layers)
+
+
 def _hold_scales() -> None:
     """Have each int8 layer keep the scales whose address its kernel has."""
     process = CPUInt8ScaledMMLinearKernel.process_weights_for_onednn

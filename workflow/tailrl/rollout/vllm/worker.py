@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from vllm.model_executor.layers.attention.attention import Attention
 
 from tailrl.rollout.vllm.experts import ExpertsExtension, renew_kernels
-from tailrl.rollout.vllm.quantization import finish_reload
+from tailrl.rollout.vllm.quantization import finish_reload, rounds_queries
 from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
 
 
@@ -31,8 +30,7 @@ class WorkerExtension(ExpertsExtension):
 
     def rounds_queries(self) -> bool:
         """Whether attention rounds queries to the format of the cache, as FlashAttention 3 does."""
-        layers = (module for module in self.model_runner.get_model().modules() if isinstance(module, Attention))
-        return any(layer.query_quant is not None for layer in layers)
+        return rounds_queries(self.model_runner.get_model())
 
     def take_safe_set_record(self) -> SafeSetRecord:
         """The record of this worker's logits processor."""
