@@ -73,18 +73,6 @@ def test_numbers_that_are_none(side: str, value: float) -> None:
     assert names(find_causes(measured([LoggedRow("here", np.array([np.nan]), np.array([-1.0]))]))) == ["nan"]
 
 
-def test_a_few_tokens_without_log_probs_are_a_warning_in_a_long_log() -> None:
-    """One in a thousand is a cause."""
-    rng = np.random.default_rng(0)
-    sampler = -rng.exponential(size=3000)
-    rows = [LoggedRow("here", sampler, np.minimum(sampler + 0.01 * rng.normal(size=3000), 0.0))]
-    for count, named in ((2, False), (4, True)):
-        rows[0].trainer_T[:count] = np.nan
-        found = measured(rows)
-        assert sum(found.odd.values()) == count
-        assert ("nan" in names(find_causes(found))) is named
-
-
 def test_a_shift_is_told_from_a_few_sequences_and_from_noise() -> None:
     found = rows(noise=0.02, count=60)
     moved = [replace(row, trainer_T=np.roll(row.trainer_T, 1)) for row in found]

@@ -127,7 +127,7 @@ def find_faults(measured: Measured) -> tuple[str, ...]:
     signals = measured.signals
     tokens = signals.sums.get("tokens", 0.0)
     checks = {
-        "nan": sum(measured.odd.values()) > 1e-3 * tokens,  # a few in a long log are a warning alone
+        "nan": any(measured.odd.values()),
         "mask": sum(signals.zeros.values()) >= max(3.0, 1e-3 * tokens),
         "shift": signals.shifted.sum() > max(1.0, 0.3 * signals.compared),
         "clipped": any(map(signals.cut, ("sampler", "trainer"))),

@@ -130,9 +130,11 @@ def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
                 try:
                     given = parse_object(line, where)
                 except StudyError:
-                    if line.endswith(b"\n") or number == 1:
+                    if number == 1 or line.endswith((b"\n", b"}", b"]")):
                         raise
-                    say(f"{where}: is not whole, and left out: the file is still written")
+                    say(
+                        f"{where}: is cut off, and left out: the file is still being written, or its writer was stopped"
+                    )
                     return
                 yield where, given
     except (OSError, EOFError, zlib.error) as error:

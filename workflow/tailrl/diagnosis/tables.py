@@ -33,10 +33,10 @@ def _rows(table: Any) -> Iterator[GivenRow]:
 
 
 def _mappings(table: Any) -> Iterable[Any]:
-    if hasattr(table, "to_batches"):  # pyarrow
-        return (given for batch in table.to_batches() for given in batch.to_pylist())
-    if hasattr(table, "to_pylist"):  # a batch of it
-        return list(table.to_pylist())
+    if hasattr(table, "to_pylist"):  # pyarrow's tables and their batches
+        return (given for start in range(0, len(table), 256) for given in table.slice(start, 256).to_pylist())
+    if hasattr(table, "to_batches"):  # its datasets
+        return (given for batch in table.to_batches(batch_size=256) for given in batch.to_pylist())
     if isinstance(table, Mapping) or hasattr(table, "columns"):
         columns = {name: table[name] for name in (table if isinstance(table, Mapping) else table.columns)}
         single = [str(name) for name, values in columns.items() if not hasattr(values, "__len__")]

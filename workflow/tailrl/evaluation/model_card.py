@@ -92,6 +92,8 @@ def _evaluated(path: Path, run_folder: Path, record: RunRecord) -> dict[str, Any
     if score is None:
         raise StudyError(f"{path}: holds no policy of seed {record.seed}")
     policy = digest_of(read_manifest(run_folder / MANIFEST).digests("policy"))
-    if read_manifest(manifest_of(path)).evaluated(record.seed) != policy:
+    if (given := read_manifest(manifest_of(path)).evaluated(record.seed)) is None:
+        raise StudyError(f"{manifest_of(path)}: does not say which policy of seed {record.seed} was evaluated")
+    if given != policy:
         raise StudyError(f"{path}: evaluated another policy than {run_folder / 'policy'}")
     return {"problems": len(evaluation.problems), "settings": settings, "score": score}

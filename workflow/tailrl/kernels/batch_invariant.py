@@ -194,7 +194,9 @@ def uneven_lengths(heads: int, key_heads: int, size: int, like: Tensor, longest:
         held = key_1KDM[..., :keys], value_1KMD[:, :, :keys]
         return causal_attention(query_1LHD[:, turns], *held, bias_11RM, size**-0.5)[0]
 
-    together_LHD = attention(slice(None), length)
+    # Sixty-four at once, as all scores of a long sequence would need a policy's memory.
+    turns = [slice(start, start + 64) for start in range(0, len(last_L), 64)]
+    together_LHD = torch.cat([attention(some, length) for some in turns])
     alone = [(keys, attention(slice(turn, turn + 1), keys)[0]) for turn, keys in enumerate((last_L + 1).tolist())]
     return [keys for (keys, own_HD), among_HD in zip(alone, together_LHD, strict=True) if not own_HD.equal(among_HD)]
 

@@ -31,8 +31,8 @@ def self_test(generate: Generate, trainer: PreTrainedModel, requests: Sequence[R
     """Check that the trainer's packed forward gives every sampled token the bits that it was sampled with.
 
     The requests are sampled together, repeated under other seeds, and one of them alone. The trainer scores the
-    responses all in one row, in another order, and three at a time. Responses are short here; attention is tried at
-    every length that the requests can reach.
+    responses all in one row, in another order, and three at a time. Responses are short here; attention of
+    one sequence is tried at every multiple of 32 tokens that the requests can reach.
 
     Returns:
         0, the largest difference in nats.
