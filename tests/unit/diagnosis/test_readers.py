@@ -133,9 +133,13 @@ def test_the_last_line_of_a_log_that_is_still_written_is_left_out(
         f"line {cut}: is cut off, and left out: the file is still being written, or its writer was stopped"
         in capsys.readouterr().err
     )
-    file.write_text(whole.splitlines()[0][:30] + "\n" + whole)
-    with pytest.raises(StudyError, match="line 1: not valid JSON"):
-        list(read_log([file]))
+    for content, words in (
+        (whole.splitlines()[0][:30] + "\n" + whole, "line 1: not valid JSON"),
+        (whole + "[1]", f"line {cut}: holds list, not a JSON object"),
+    ):
+        file.write_text(content)
+        with pytest.raises(StudyError, match=words):
+            list(read_log([file]))
 
 
 def test_a_column_of_impossible_times_is_one_sentence(tmp_path: Path) -> None:

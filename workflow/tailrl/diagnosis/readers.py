@@ -129,8 +129,9 @@ def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
                     continue
                 try:
                     given = parse_object(line, where)
-                except StudyError:
-                    if number == 1 or line.endswith((b"\n", b"}", b"]")):
+                except StudyError as error:
+                    # A line that is whole, and no JSON object, is a mistake of another kind.
+                    if number == 1 or line.endswith(b"\n") or "not valid JSON" not in str(error):
                         raise
                     say(
                         f"{where}: is cut off, and left out: the file is still being written, or its writer was stopped"
