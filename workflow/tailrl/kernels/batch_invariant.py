@@ -179,7 +179,7 @@ def uneven_lengths(heads: int, key_heads: int, size: int, like: Tensor, longest:
     """Numbers of keys, up to `longest`, over which a query's attention has other bits than beside later keys.
 
     None where `causal_attention` is batch-invariant here. It is tried on random numbers, with the dtype and the device
-    of `like`, and on each multiple of `KEYS`: its last query alone, and beside those of the others.
+    of `like`. For each multiple of `KEYS` the last query is computed alone, and beside the last queries of the others.
     """
     length = rounded_up(longest, KEYS)
     generator = torch.Generator().manual_seed(0)
