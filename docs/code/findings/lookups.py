@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from findings.number import Number
-from tailrl.analysis.format import short
+from tailrl.analysis.format import scientific, short
 from tailrl.analysis.pools import pools
 from tailrl.artifacts.claims import Verdict, read_verdicts
 from tailrl.artifacts.files import read_text
@@ -183,7 +183,7 @@ def run_of(study: str, arm: str = "") -> Run:
 
 def rate(study: str, arm: str = "") -> str:
     """The learning rate, as 1e-4."""
-    return f"{run_of(study, arm).training.learning_rate:.0e}".replace("e-0", "e-")
+    return scientific(run_of(study, arm).training.learning_rate)
 
 
 def steps(study: str, arm: str = "") -> int:

@@ -58,6 +58,16 @@ def test_contrast_of_an_ablation(make_study: Callable[..., tuple[Study, Path]], 
     assert text.count("\n- dvp, naive: 0.0") == 2
 
 
+def test_a_line_over_several_rates_names_them(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
+    faster = {"base": ["naive", "dvp"], "field": "training.learning_rate", "values": [1e-4, 3e-4, 1e-3]}
+    faster["contrast"] = ["dvp", "naive"]
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2, "learning_rate": 1e-4}, ablations={"faster": faster})
+    write_ablation(study, "faster", folder, tmp_path)
+    found = [(row["id"].rpartition(".")[2], row["rate"]) for row in rows(tmp_path / "ablations" / "faster_claims.csv")]
+    contrasts = [("contrast", "1e-4, 3e-4"), ("contrast", "1e-4, 1e-3")]
+    assert found == [*[("score", "1e-4, 3e-4, 1e-3")] * 2, *contrasts]
+
+
 @pytest.mark.slow  # `report/test_study.py` has the collapses of an ablation
 def test_values_that_shorten_runs(make_study: Callable[..., tuple[Study, Path]], tmp_path: Path) -> None:
     """Welch's tests on the steps that the runs were made to last, by Holm over those of all base arms; an arm of which

@@ -161,6 +161,7 @@ def test_a_line_has_its_scope_and_what_was_seen() -> None:
     assert (line.arms, line.seeds, line.task) == ("b, a", SEEDS, "arithmetic")
     assert line.dose == "vllm in bfloat16, disturbed sampler: noise of 0.5 nats"
     assert line.policy == "from scratch, 4 layers of 128, V = 2048"
+    assert (line.rate, line.where) == ("1e-4", f"{line.dose}; learning rate 1e-4")
     expected = arm_difference(HIGH, LOW)
     assert (line.effect, line.low, line.high) == pytest.approx((expected.mean, expected.low, expected.high), abs=1e-4)
     assert line.p == pytest.approx(expected.p, abs=1e-6)

@@ -38,6 +38,12 @@ def short(value: float) -> str:
     return f"{value:.2g}" if not math.isfinite(value) or abs(value) < 100 else f"{value:.0f}"
 
 
+def scientific(value: float) -> str:
+    """A learning rate in two significant digits, as 1e-4 or 1.7e-4."""
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
+
+
 def spread(values_S: FloatArray) -> str:
     """The mean over seeds with the smallest and largest seed, or `not recorded`."""
     known = values_S[~np.isnan(values_S)]

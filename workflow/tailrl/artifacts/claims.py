@@ -21,7 +21,8 @@ class Verdict:
 
     Attributes:
         id, claim: the claim's id and its text.
-        policy, task, dose, arms, seeds: the scope; seeds: runs of the arm with fewest.
+        policy, task, dose, rate, arms, seeds: the scope; rate: the learning rate, or several; seeds: runs of the arm
+            with fewest.
         effect, low, high, unit: the endpoint with its interval over seeds; NaN if there is none.
         p, p_holm: two-sided, raw and by Holm over the claim's family; NaN if no test decides.
         seen: the effect in words.
@@ -37,6 +38,7 @@ class Verdict:
     policy: str
     task: str
     dose: str
+    rate: str
     arms: str
     seeds: int
     effect: Cell
@@ -47,6 +49,11 @@ class Verdict:
     p_holm: Cell
     seen: str
     endpoint: str
+
+    @property
+    def where(self) -> str:
+        """The mismatch and the learning rate in words; empty where neither is known."""
+        return "; ".join(filter(None, [self.dose, self.rate and f"learning rate {self.rate}"]))
 
 
 _ROW = TypeAdapter(Verdict)

@@ -34,7 +34,7 @@ def judge_ablation(ablation: Ablation, results: Results, points_A: Sequence[Poin
         found += _contrasts(results, ablation.field, points_A, ablation.contrast)
     if ablation.margin:
         for own in bases:
-            scopes = [_scope(results, own, arm_kinds.dose(arm_kinds.settings_of(results, p.arm))) for p in own]
+            scopes = [scope_of(arm_kinds.settings_of(results, p.arm)) for p in own]
             found += as_good(ablation.field, own, scopes, ablation.margin)
     return found
 
@@ -108,7 +108,9 @@ def _lasts(results: Results, p: Point, start: Point) -> Finding:
 
 
 def _scope(results: Results, points_B: Sequence[Point], dose: str) -> Scope:
-    return scope_of(arm_kinds.settings_of(results, points_B[0].arm), dose)
+    settings = [arm_kinds.settings_of(results, p.arm) for p in points_B]
+    rates = dict.fromkeys(scope_of(own).rate for own in settings)
+    return scope_of(settings[0], dose, ", ".join(rates))
 
 
 def _dose(results: Results, field: str, points_B: Sequence[Point]) -> str:
@@ -130,7 +132,7 @@ def _contrasts(results: Results, field: str, points_A: Sequence[Point], pair: tu
         scores_A = [[score.avg_at_k for score in results.evaluations[arm].scores] for arm in four]
         change = arm_contrast(scores_A, (1, -1, -1, 1))
         compared = [p for p in points_A if p.base == first and p.value in (reference, value)]
-        scope = _scope(results, [places[first, reference]], _dose(results, field, compared))
+        scope = _scope(results, compared, _dose(results, field, compared))
         words = f"{value} against {reference}: {points(change)} points"
         lines.append(Line(claim, scope, changed(pair, change.n, change, words)))
     return decide(lines)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tailrl.analysis import arm_kinds
+from tailrl.analysis.format import scientific
 from tailrl.artifacts.claims import Verdict
 from tailrl.claims.catalogue import Claim, Statement, words_of
 from tailrl.claims.finding import (
@@ -46,12 +47,15 @@ class Scope(NamedTuple):
     policy: str
     task: str
     dose: str
+    rate: str = ""
 
 
-def scope_of(settings: Mapping[str, Any], dose: str | None = None) -> Scope:
+def scope_of(settings: Mapping[str, Any], dose: str | None = None, rate: str | None = None) -> Scope:
     """An arm's scope from its settings."""
-    task = str(settings.get("task.name", "not recorded"))
-    return Scope(arm_kinds.policy_name(settings), task, arm_kinds.dose(settings) if dose is None else dose)
+    task, recorded = str(settings.get("task.name", "not recorded")), settings.get("training.learning_rate")
+    dose = arm_kinds.dose(settings) if dose is None else dose
+    own = "" if recorded is None else scientific(recorded)
+    return Scope(arm_kinds.policy_name(settings), task, dose, own if rate is None else rate)
 
 
 class Line(NamedTuple):

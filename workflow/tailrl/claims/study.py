@@ -19,7 +19,8 @@ def judge(results: Results, claims: Iterable[Claim] = TRAINED_CLAIMS) -> list[Ve
     for claim in claims:
         for found in list(_found(claim, results)) or [nothing((), f"the study has no {claim.needs}")]:
             settings = arm_kinds.settings_of(results, (*found.arms, results.arms[0])[0])
-            lines.append(Line(claim, scope_of(settings, None if found.arms else ""), found))
+            scope = scope_of(settings) if found.arms else scope_of(settings, dose="", rate="")
+            lines.append(Line(claim, scope, found))
     return decide(lines)
 
 

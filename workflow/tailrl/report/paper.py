@@ -95,7 +95,7 @@ def _csv_row(answer: Answer) -> dict[str, object]:
     statement, study, line = answer.statement, answer.study, answer.line
     named = {"id": statement.id, "part": statement.part, "statement": statement.text, "verdict": answer.verdict}
     named |= {"seen": answer.words, "claim_id": line.id if line else "", "study": study.name if study else ""}
-    cells = ("claim", "source", "dose", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
+    cells = ("claim", "source", "dose", "rate", "arms", "seeds", "effect", "low", "high", "unit", "p_holm")
     return {**named, **{name: getattr(line, name, "") for name in cells}, "made by": answer.made_by}
 
 
