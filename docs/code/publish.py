@@ -17,7 +17,10 @@ from tailrl.artifacts.tables import read_csv, write_csv
 from tailrl.report.study import claims_page, read_shown, write_pooled
 from tailrl.runtime.errors import StudyError
 
-TABLES = ("arms", "claims", "differences", "evaluation", "first_k3", "flips", "k3_ratios", "policies", "responses")
+TABLES = (
+    *("arms", "claims", "course", "differences", "evaluation", "first_k3", "flips", "k3_ratios", "policies"),
+    "responses",
+)
 WANTED = (
     "summary.md",
     *(f"tables/{name}.csv" for name in (*TABLES, "survival", "time")),

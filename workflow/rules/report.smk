@@ -59,6 +59,7 @@ rule summarise:
                 "k3_ratios",
                 "flips",
                 "responses",
+                "course",
                 *(
                     figure
                     for figure in FIGURES

@@ -84,6 +84,17 @@ def cell(table: str, column: str, unit: str = "", **where: str) -> Number:
     return Number(float(_cell(rows[0], column, table)), ends[0], ends[1], ends[2], unit)
 
 
+def course(study: str, arm: str, column: str, tenth: int) -> Number:
+    """A metric in one tenth of an arm's runs, counted from 0 or back from -1: the mean over runs."""
+    seeds: dict[str, list[float]] = {}
+    for row in _read(RESULTS / study / "course.csv"):
+        if row["arm"] == arm:
+            seeds.setdefault(row["seed"], []).append(float(row[column] or math.nan))
+    if not seeds:
+        raise StudyError(f"docs/results/{study}/course.csv: no row is of {arm}")
+    return Number(mean_interval([values[tenth] for values in seeds.values()]).mean)
+
+
 def compared(target: str, family: str) -> list[Number]:
     """The differences of a family over a study's parts, in points: of its lines that count."""
     rows = _read(RESULTS / target / "comparisons.csv")
@@ -261,6 +272,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         k3,
         rejected,
         cell,
+        course,
         compared,
         parts,
         planned,

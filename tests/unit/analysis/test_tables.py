@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tailrl.analysis.scores import PolicyScore
 from tailrl.analysis.tables import (
     NATS,
+    course,
     curve,
     delta_bins,
     flip_rows,
@@ -29,7 +30,16 @@ from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.artifacts.tokens import Tokens
 from tailrl.stats.intervals import Interval
 from tailrl.stats.tests import paired_difference
-from tailrl.tracking.metrics import CURRICULUM_LEVEL, DELTA_SEQUENCE_UNMASKED, LENGTH, ROUTING, SAMPLE_SIZE_RAW, STEP
+from tailrl.tracking.metrics import (
+    CURRICULUM_LEVEL,
+    DELTA_SEQUENCE_UNMASKED,
+    ENTROPY,
+    LENGTH,
+    REWARD,
+    ROUTING,
+    SAMPLE_SIZE_RAW,
+    STEP,
+)
 
 NAN = math.nan
 
@@ -270,6 +280,23 @@ def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> Non
     assert found.level == 2.0
     assert found.sample_size == pytest.approx(0.3)
     assert found.delta_sd == pytest.approx(float(np.std(list(sums.values()), ddof=1)))
+
+
+def test_the_course_of_a_run_in_tenths() -> None:
+    """23 steps are three stretches of three and seven of two; fewer than ten steps are a stretch each."""
+    reward_N = [float(n) ** 2 for n in range(23)]
+    long = run({STEP: [*map(float, range(23))], REWARD: reward_N, ENTROPY: [NAN] * 3 + [0.5] * 20}, seed=3)
+    short = run({STEP: [0.0, 1.0], REWARD: [0.25, 0.75], CURRICULUM_LEVEL: [0.0, 1.0]})
+    both = results_of(mixed=made(NAIVE, reward=[0.5]))
+    found = list(course(replace(both, arms=("long", "short"), runs={"long": (long,), "short": (short,)})))
+    ends = [(0, 2), (3, 5), (6, 8), *((first, first + 1) for first in range(9, 23, 2))]
+    assert [(one.first_step, one.last_step) for one in found] == [*ends, (0, 0), (1, 1)]
+    assert [one.reward for one in found[:10]] == pytest.approx([np.mean(reward_N[a : b + 1]) for a, b in ends])
+    assert math.isnan(found[0].entropy) and {one.entropy for one in found[1:10]} == {0.5}
+    assert [(one.arm, one.seed, one.reward, one.level) for one in found[10:]] == [
+        *(("arm", 0, 0.25, 0.0), ("arm", 0, 0.75, 1.0))
+    ]
+    assert all(math.isnan(one.k3) and math.isnan(one.sample_size) for one in found)
 
 
 def test_a_response_whose_delta_is_not_finite_has_no_part_in_its_spread() -> None:

@@ -37,7 +37,17 @@ def report(whole: tuple[Study, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_the_files_of_a_report(report: Path) -> None:
     assert {path.name for path in report.iterdir()} == {"summary.md", "summary.html", "figures", "tables"}
     assert {path.stem for path in (report / "figures").iterdir()} == NAMES
-    tables = NAMES | {"policies", "differences", "claims", "arms", "first_k3", "k3_ratios", "flips", "responses"}
+    tables = NAMES | {
+        "policies",
+        "differences",
+        "claims",
+        "arms",
+        "first_k3",
+        "k3_ratios",
+        "flips",
+        "responses",
+        "course",
+    }
     compressed = {"problems.csv.gz", "rewards.csv.gz"}
     assert {path.name for path in (report / "tables").iterdir()} == {f"{name}.csv" for name in tables} | compressed
     assert all(path.read_text().startswith("<?xml") for path in (report / "figures").iterdir())

@@ -19,6 +19,8 @@ from tailrl.stats.intervals import cluster_interval
 from tailrl.tracking.metrics import (
     CURRICULUM_LEVEL,
     DELTA_SEQUENCE_UNMASKED,
+    ENTROPY,
+    K3_UNMASKED,
     LENGTH,
     PHASES,
     REWARD,
@@ -35,6 +37,9 @@ SMOOTHING = 0.05
 
 NATS = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, math.inf)
 """Edges of the bins of -ln π_train; finer near probability 1, where the bound on |Δ| goes to zero."""
+
+STRETCHES = 10
+"""The stretches into which the table of a run's course divides it."""
 
 BEHIND = {
     "evaluation": ("evaluation", "policies"),
@@ -275,6 +280,40 @@ def _delta_sd(tokens: Tokens) -> float:
         delta_R = np.bincount(tokens.responses(), tokens.logp_train_T - tokens.logp_infer_T)
     delta_R = delta_R[np.isfinite(delta_R)]
     return float(delta_R.std(ddof=1)) if delta_R.size > 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a run's course, with means over its steps; NaN where not recorded.
+
+    Attributes:
+        first_step, last_step: both belong to it; steps count from 0.
+        reward: the mean reward.
+        k3: of the full policies, nats.
+        entropy: nats.
+        sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
+        level: of the curriculum.
+    """
+
+    arm: str
+    seed: int
+    first_step: int
+    last_step: int
+    reward: float
+    k3: float
+    entropy: float
+    sample_size: float
+    level: float
+
+
+def course(results: Results) -> Iterator[Stretch]:
+    """Each tenth of each run, arm by arm; each step where a run has fewer than ten."""
+    keys = REWARD, K3_UNMASKED, ENTROPY, SAMPLE_SIZE_RAW, CURRICULUM_LEVEL
+    for run in results.all_runs():
+        step_N = run.metric(STEP)
+        for own in np.array_split(np.arange(step_N.size), min(STRETCHES, step_N.size)):
+            means = (known_mean(run.metric(key)[own]) for key in keys)
+            yield Stretch(run.arm, run.seed, int(step_N[own[0]]), int(step_N[own[-1]]), *means)
 
 
 def known_mean(value_N: FloatArray) -> float:

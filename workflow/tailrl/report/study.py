@@ -78,6 +78,7 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))
     write_csv(out / "tables" / "flips.csv", tables.flip_rows(read))
     write_csv(out / "tables" / "responses.csv", flat_rows(tables.response_means(read)))
+    write_csv(out / "tables" / "course.csv", flat_rows(tables.course(read)))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
     comparisons = scores.compare_arms(read, arm_kinds.references(read))
     _write_evaluation(read, gains, policies, comparisons, out)
