@@ -143,12 +143,14 @@ def test_the_last_line_of_a_log_that_is_still_written_is_left_out(
 
 
 def test_a_column_of_impossible_times_is_one_sentence(tmp_path: Path) -> None:
-    """Python's dates end in the year 9999."""
+    """Python's dates end in the year 9999. A column that no format has is not read."""
     far = pa.array([2**31 - 1], pa.int32()).cast(pa.date32())
-    table = pa.table({**{name: [values] for name, values in PAIR.items()}, "when": far})
-    pq.write_table(table, tmp_path / "log.parquet")
+    pair = {name: [values] for name, values in PAIR.items()}
+    pq.write_table(pa.table({**pair, "reward": far}), tmp_path / "log.parquet")
     with pytest.raises(StudyError, match=r"log\.parquet: cannot be read"):
         list(read_log([tmp_path / "log.parquet"]))
+    pq.write_table(pa.table({**pair, "when": far}), tmp_path / "log.parquet")
+    assert read(tmp_path / "log.parquet").sampler_T.tolist() == PAIR["sampler_logprobs"]
 
 
 def test_what_is_not_logged_and_what_is_odd(tmp_path: Path) -> None:

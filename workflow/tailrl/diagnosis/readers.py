@@ -152,9 +152,12 @@ def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
 
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
-            recognise(opened.schema_arrow.names, str(file))
+            names = opened.schema_arrow.names
+            known = recognise(names, str(file))
+            # A log may hold images and whole conversations beside.
+            wanted = [name for name in known.columns.values() if name in names]
             number, bytes_a_row = 0, file.stat().st_size / max(opened.metadata.num_rows, 1)
-            for batch in opened.iter_batches(256):
+            for batch in opened.iter_batches(256, columns=wanted):
                 seen(batch.num_rows * bytes_a_row)
                 for given in batch.to_pylist():
                     number += 1
