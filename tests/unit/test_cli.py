@@ -140,6 +140,8 @@ def test_probe(
         (("--temperature", "0"), "probe: temperature: Input should be greater than or equal to 0.01"),
         (("--top-p", "0"), "probe: top_p: Input should be greater than 0"),
         (("--engine", "exact", "--dtype", "float16"), "probe: sampler: engine: exact computes as the trainer does"),
+        (("--engine", "exact", "--trainer-dtype", "bfloat16"), "in float32 alone: leave out trainer_dtype"),
+        (("--trainer-dtype", "float16"), "probe: trainer_dtype: must be one of auto, float32, bfloat16"),
         (("--engine", "exact", "--kv-cache-dtype", "fp8_e4m3"), "quantises the trainer likewise: there is nothing to"),
         (("--engine", "transformers", "--kv-cache-dtype", "fp8_e4m3"), "leave out kv_cache_dtype"),
         (("--quantization", "int2"), "probe: sampler.quantization: must be one of int8, int4, fp8 (given: 'int2')"),

@@ -90,6 +90,7 @@ def write(folder: Path, engine: str, size: float, **changes: Any) -> None:
         max_new_tokens=9,
         token_budget=64,
         rollout_timeout=60.0,
+        dtype="float32",
     )
     (folder / engine).mkdir()
     record = {"settings": job.model_dump(mode="json"), "edges": [0.0, 1.0, 5.0], "head_below": 1.0, "tail_from": 5.0}

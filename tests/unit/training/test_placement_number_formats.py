@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from tailrl.artifacts import results
 from tailrl.config.jobs import Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.training import step
@@ -50,7 +51,7 @@ def test_auto_is_placed_as_float32(model: PreTrainedModel) -> None:
 
 
 def test_a_cpu_says_nothing_and_sets_nothing() -> None:
-    with tensor_floats(run_of({}, dtype="float32")):
+    with tensor_floats(SamplerSettings()):
         assert not torch.backends.cuda.matmul.allow_tf32
     assert number_formats(run_of({}, dtype="bfloat16")) is None
 

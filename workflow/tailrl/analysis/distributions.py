@@ -35,12 +35,13 @@ class Compared:
     def words(self) -> str:
         """The engine in words."""
         settings = self.record["settings"]["engine"]
+        trainer = "the trainer in bfloat16" if self.record["settings"].get("dtype") == "bfloat16" else ""
         left = flatten({key: value for key, value in settings.items() if key != "rescored"})
         engine = describe_sampler(left)
         if settings["rescored"]:
             packed = "alone" if settings["rescored"] == 1 else f"in at most {settings['rescored']} tokens"
-            return f"the trainer itself, responses packed {packed}; sampled by {engine}"
-        clauses = [engine, *describe_disturbance(left)]
+            return f"{trainer or 'the trainer'} itself, responses packed {packed}; sampled by {engine}"
+        clauses = [engine, *describe_disturbance(left), *filter(None, [trainer])]
         return "; ".join(clauses + [f"{key} = {value}" for key, value in left.items() if value != DEFAULTS.get(key)])
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tailrl.analysis.tables import known_mean
+from tailrl.analysis.runs import known_mean
 from tailrl.artifacts.results import Results
 from tailrl.stats.tests import Difference, arm_difference, difference_from
 from tailrl.tracking.metrics import K3_UNMASKED

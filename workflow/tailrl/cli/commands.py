@@ -151,6 +151,9 @@ def probe(
     ] = None,
     engine: Annotated[str, Option(help="vllm, transformers or exact")] = "vllm",
     dtype: Annotated[str | None, Option(help="of the engine; else bfloat16, and float32 for exact")] = None,
+    trainer_dtype: Annotated[
+        str, Option(help="of the trainer: float32 or bfloat16; auto: bfloat16 on a GPU, float32 on a CPU")
+    ] = "auto",
     kv_cache_dtype: Annotated[str, Option(help="of vLLM's keys and values: auto, fp8_e4m3 or fp8_e5m2")] = "auto",
     quantization: Annotated[str | None, Option(help="of vLLM's linear layers: int8, int4 or fp8")] = None,
     group_size: Annotated[int | None, Option(metavar="N", help="inputs to a scale of int4: 32, 64 or 128")] = None,
@@ -174,8 +177,8 @@ def probe(
     formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
     given = {
         "sampler": {"engine": engine, "group_size": group_size, **formats},
-        **{"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens},
-        **{"samples": samples, "seed": seed},
+        **{"trainer_dtype": trainer_dtype, "temperature": temperature, "top_p": top_p},
+        **{"max_new_tokens": max_new_tokens, "samples": samples, "seed": seed},
     }
     settings = validated(ProbeSettings, given, "probe")
     _check_folders(out, log)

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.base import NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.training import TrainerDtype
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.runtime.errors import one_line
 
@@ -109,3 +110,13 @@ class Distributions(Settings):
     max_new_tokens: int
     token_budget: int
     rollout_timeout: float
+    dtype: TrainerDtype
+
+    def decided(self, gpu: bool) -> Self:
+        """The settings with the trainer's number format on a machine with or without a GPU.
+
+        It is training's own; the trainer of an exact engine has float32 alone.
+        """
+        usual = "bfloat16" if gpu else "float32"
+        dtype = "float32" if self.engine.sampler.exact else usual if self.dtype == "auto" else self.dtype
+        return self.model_copy(update={"dtype": dtype})

@@ -7,13 +7,16 @@ from pydantic import Field, model_validator
 from tailrl.config.base import Settings
 from tailrl.config.distributions import SAME_BITS, ComparedEngine, Distributions
 from tailrl.config.sampler import SamplerSettings
-from tailrl.config.training import Training
+from tailrl.config.training import TrainerDtype, Training
 
 
 class ProbeSettings(Settings):
     """A probe of one model; without a file of its own."""
 
     sampler: SamplerSettings = SamplerSettings()
+    trainer_dtype: TrainerDtype = Field(
+        "auto", description="number format of the trainer; auto: as training, bfloat16 on a GPU and float32 on a CPU"
+    )
     temperature: float = Field(1.0, ge=0.01, description="divides the logits of both sides")
     top_p: float = Field(1.0, gt=0, le=1, description="the engine samples from the fewest tokens with this mass")
     max_new_tokens: int | None = Field(None, ge=1, description="longest response, tokens; null: 64, if there is room")
@@ -26,6 +29,8 @@ class ProbeSettings(Settings):
             raise ValueError("sampler.verify draws from the trainer's own distribution: there is nothing to compare")
         if self.sampler.quantizes_trainer:
             raise ValueError(SAME_BITS)
+        if self.sampler.exact and self.trainer_dtype == "bfloat16":
+            raise ValueError("an engine with the trainer's own bits has them in float32 alone: leave out trainer_dtype")
         self.sampler.check_temperature("temperature", self.temperature)
         return self
 
@@ -43,4 +48,5 @@ class ProbeSettings(Settings):
             max_new_tokens=max_new_tokens,
             token_budget=usual.token_budget,
             rollout_timeout=usual.rollout_timeout,
+            dtype=self.trainer_dtype,
         )

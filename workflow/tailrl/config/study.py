@@ -29,7 +29,7 @@ MOST_ARMS = 1000
 BASE_ARM = "base"
 """The arm of the untrained policy: it is evaluated, never trained."""
 
-SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout")
+SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "dtype")
 """Fields of `training` that the comparison of distributions takes too."""
 
 WILDCARD = re.compile(r"\{\s*\w")

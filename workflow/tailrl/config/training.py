@@ -10,6 +10,9 @@ from tailrl.config.base import Settings
 from tailrl.runtime.timeouts import MONTH
 from tailrl.tracking.alarm import SIGNALS
 
+TrainerDtype = Literal["auto", "float32", "bfloat16"]
+"""Number format of the trainer's forward and backward; auto: the machine decides."""
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -90,7 +93,7 @@ class Training(Settings):
     token_budget: int = Field(
         1024, ge=1, description="most tokens in a packed micro-batch; larger ones exceed a CPU's cache"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: TrainerDtype = Field(
         "auto",
         description="number format of the trainer's forward and backward; master weights and optimizer are float32; "
         "auto: bfloat16 on a GPU, float32 on a CPU and for an engine with the trainer's own bits. So the same file may "

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from tailrl.analysis import arm_kinds
 from tailrl.analysis.ablation import Point, points_of
 from tailrl.analysis.format import LOST
+from tailrl.analysis.runs import reward_rows
 from tailrl.analysis.scores import compare_arms, problem_rows
-from tailrl.analysis.tables import reward_rows
 from tailrl.artifacts.claims import write_verdicts
 from tailrl.artifacts.results import read_results
 from tailrl.artifacts.tables import flat_rows, write_csv

@@ -7,7 +7,7 @@ results/<study>, with `train/<arm>/seed<seed>/` and `eval/<arm>.json` in it.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrl.analysis import arm_kinds, scores, tables
+from tailrl.analysis import arm_kinds, runs, scores, tables
 from tailrl.analysis.describe import arm_rows
 from tailrl.analysis.first_steps import first_k3, k3_ratios
 from tailrl.analysis.survival import survival_curve
@@ -76,9 +76,9 @@ def write_report(study: Study, results: Path, out: Path) -> None:
     first = first_k3(read)
     write_csv(out / "tables" / "first_k3.csv", flat_rows(first))
     write_csv(out / "tables" / "k3_ratios.csv", flat_rows(k3_ratios(first)))
-    write_csv(out / "tables" / "flips.csv", tables.flip_rows(read))
-    write_csv(out / "tables" / "responses.csv", flat_rows(tables.response_means(read)))
-    write_csv(out / "tables" / "course.csv", flat_rows(tables.course(read)))
+    write_csv(out / "tables" / "flips.csv", runs.flip_rows(read))
+    write_csv(out / "tables" / "responses.csv", flat_rows(runs.response_means(read)))
+    write_csv(out / "tables" / "course.csv", flat_rows(runs.course(read)))
     gains, policies = scores.gains_over_base(read), scores.policy_scores(read)
     comparisons = scores.compare_arms(read, arm_kinds.references(read))
     _write_evaluation(read, gains, policies, comparisons, out)
@@ -161,7 +161,7 @@ def _write_evaluation(
     write_csv(out / "tables" / "evaluation.csv", flat_rows(gains))
     write_csv(out / "tables" / "policies.csv", flat_rows(policies))
     write_csv(out / "tables" / "problems.csv.gz", scores.problem_rows(results))
-    write_csv(out / "tables" / "rewards.csv.gz", tables.reward_rows(results))
+    write_csv(out / "tables" / "rewards.csv.gz", runs.reward_rows(results))
     write_csv(out / "tables" / "differences.csv", flat_rows(comparisons))
     figure = figures.evaluation_figure(gains, policies, problem_interval(base.correct_PK), base.correct_PK.shape[1])
     save_svg(figure, out / "figures" / "evaluation.svg")

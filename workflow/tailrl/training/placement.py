@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from tailrl.config.jobs import Run
+from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -46,15 +47,15 @@ def number_formats(run: Run) -> str | None:
 
 
 @contextmanager
-def tensor_floats(run: Run) -> Iterator[None]:
-    """Within the block a GPU multiplies float32 matrices in TF32, unless an engine needs the trainer's own bits.
+def tensor_floats(sampler: SamplerSettings) -> Iterator[None]:
+    """Within the block a GPU multiplies float32 matrices in TF32, unless the engine needs the trainer's own bits.
 
     An engine in this process has its own choice, which comes back afterwards.
     """
     products = torch.backends.cuda.matmul
     before = products.allow_tf32
     if _on_gpu():
-        products.allow_tf32 = not run.sampler.exact
+        products.allow_tf32 = not sampler.exact
     try:
         yield
     finally:

@@ -54,7 +54,7 @@ def with_reference(
     settings = run.reference_kl
     if settings is None:
         return samples
-    with watch.phase("forward"), tensor_floats(run):
+    with watch.phase("forward"), tensor_floats(run.sampler):
         coarse = run.disturbance.weights if run.disturbance.side == "both" else None
         # Rounded as the policy is, and with its own experts: the sampler's are the present policy's.
         own_routes = run.model_copy(update={"training": run.training.model_copy(update={"routing_replay": False})})

@@ -247,13 +247,13 @@ def update(
     order = np.random.default_rng(seed).permutation(len(samples)) if count > 1 else np.arange(len(samples))
     old = None
     if count > 1 and run.clip is not None and run.clip.ratio != "bypass":
-        with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run):
+        with watch.phase("forward"), computing_at(model, run, delayed), tensor_floats(run.sampler):
             old = old_logprobs(model, samples, run)
     for part in np.array_split(order, count):
         chosen = [samples[i] for i in part]
         before = None if old is None else [old[i] for i in part]
         done = len(record.parts)
-        with computing_at(model, run, delayed), tensor_floats(run):
+        with computing_at(model, run, delayed), tensor_floats(run.sampler):
             losses.append(accumulate_gradients(model, chosen, run, watch, record, before))
         # Numbers within this update become numbers within the step.
         record.parts[done:] = [replace(p, number_N=torch.from_numpy(part)[p.number_N]) for p in record.parts[done:]]

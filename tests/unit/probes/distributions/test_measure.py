@@ -1,18 +1,21 @@
 """The job on a plain engine, on the exact one, and on what it cannot use."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from sampler_fixture import PlainSampler
+from transformers import AutoModelForCausalLM
 
 from tailrl.config.distributions import Distributions
 from tailrl.config.load import parse_study
+from tailrl.objective.disturbance import round_weights
 from tailrl.probes.distributions import measure
 from tailrl.probes.distributions.measure import write_distributions
 from tailrl.rollout import Decoding
@@ -99,6 +102,61 @@ def test_coarse_weights_differ_and_their_matched_control_does_not(policy_folder:
     both = measured(settings({"disturbance": {**coarse, "side": "both"}}), policy_folder, problems_file)
     assert alone["tv_P"].min() > 1e-4
     assert both["tv_P"].max() < 1e-5
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("disturbance", [{}, {"weights": "float8_e4m3", "side": "both"}])
+def test_the_trainer_computes_in_trainings_number_format(
+    disturbance: dict[str, Any], policy_folder: Path, problems_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 its logits are those of the library's own model in bfloat16, whatever the engine was handed; where
+    weights are rounded, they are rounded from float32, once."""
+    handed: set[torch.dtype] = set()
+    load, seen = PlainSampler.load_weights, []
+
+    def spy(self: PlainSampler, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        kept = dict(weights)
+        handed.update(weight.dtype for weight in kept.values())
+        load(self, kept.items())
+
+    both = measure.both_logits
+    monkeypatch.setattr(PlainSampler, "load_weights", spy)
+    monkeypatch.setattr(measure, "both_logits", lambda *a: (seen.append((a, found := both(*a))), found)[1])
+    usual = measured(settings({"disturbance": disturbance}), policy_folder, problems_file)
+    half = settings({"disturbance": disturbance}).model_copy(update={"dtype": "bfloat16"})
+    apart = measured(half, policy_folder, problems_file)
+    assert handed == {torch.float32} and usual["tv_P"].max() < 1e-5 < apart["tv_P"].mean() < 0.05
+    (model, requests, rollouts, _), (train_PV, _) = seen[-1]
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    library = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    rounded = dict(round_weights(library.state_dict().items(), disturbance.get("weights")))
+    library.load_state_dict({name: weight.to(torch.bfloat16).float() for name, weight in rounded.items()})
+    for parameter in library.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    row = 0
+    for request, rollout in zip(requests, rollouts, strict=True):
+        whole = torch.tensor([[*rollout.prompt_tokens, *rollout.tokens]])
+        with torch.no_grad():
+            own_TV = library(input_ids=whole).logits[0, len(rollout.prompt_tokens) - 1 :]
+        for position in measure.kept_positions(request, rollout, half.every):
+            torch.testing.assert_close(train_PV[row], own_TV[position].float() / 0.7, atol=0.03, rtol=0.03)
+            row += 1
+    assert row == len(train_PV)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "expected"),
+    [
+        ("auto", {}, ["float32", "bfloat16"]),
+        ("float32", {}, ["float32", "float32"]),
+        ("bfloat16", {}, ["bfloat16", "bfloat16"]),
+        ("bfloat16", EXACT, ["float32", "float32"]),
+        ("auto", EXACT, ["float32", "float32"]),
+    ],
+)
+def test_auto_is_bfloat16_on_a_gpu_alone(dtype: str, engine: dict[str, str], expected: list[str]) -> None:
+    given = settings({"sampler": engine}).model_copy(update={"dtype": dtype})
+    assert [given.decided(gpu).dtype for gpu in (False, True)] == expected
 
 
 @pytest.mark.usefixtures("plain")

@@ -113,6 +113,18 @@ def test_every_column_is_that_of_a_loop_over_the_vocabulary(
     assert distance(found.floor).kl_infer_train.mean < 1e-10
 
 
+def test_a_trainer_in_bfloat16(policy_folder: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in float32 differs from it; the page says in what the trainer computes."""
+    with_engine(monkeypatch, PlainSampler)
+    found = {dtype: probed(policy_folder, prompts_file, trainer_dtype=dtype) for dtype in ("auto", "bfloat16")}
+    k3 = {dtype: distance(one.engine).kl_infer_train.mean for dtype, one in found.items()}
+    assert 0 <= k3["auto"] < 1e-9 < k3["bfloat16"] < 1e-2
+    assert found["bfloat16"].engine.words.endswith("; the trainer in bfloat16")
+    assert found["bfloat16"].floor.words.startswith("the trainer in bfloat16 itself, ")
+    for dtype, words in (("auto", "which computes in float32, "), ("bfloat16", "which computes in bfloat16, ")):
+        assert words in probe_page(found[dtype], diagnose_probe(found[dtype]))
+
+
 def test_with_the_exact_engine_nothing_differs(policy_folder: Path, prompts_file: Path) -> None:
     found = probed(policy_folder, prompts_file, sampler={"engine": "exact", "dtype": "float32"}, samples=12)
     log = pack(found.rows)

@@ -1,13 +1,13 @@
 """The job that compares one engine's distributions with the trainer's, on the engine's responses.
 
 The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`). The trainer scores the same responses
-in packed micro-batches, as in training, in float32. For the noise floor it scores them twice, packed in two ways.
+in packed micro-batches and in the number format of training. For the noise floor it scores them twice, packed in two
+ways.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
-from tailrl.objective.disturbance import computing_with, disturb, round_weights
+from tailrl.objective.disturbance import disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.rollout import Decoding, Sampler, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
@@ -37,6 +37,7 @@ from tailrl.runtime.provenance import provenance
 from tailrl.runtime.seeding import derive_seed
 from tailrl.runtime.timeouts import guarded
 from tailrl.tasks.problem import read_problems
+from tailrl.training.placement import tensor_floats
 from tailrl.training.weight_sync import WeightSync
 
 HELD_LOGITS = 2**26
@@ -58,6 +59,7 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     """
     begun = time.perf_counter()
     _check_temperature(settings)
+    settings = settings.decided(distributed.device().type == "cuda")
     sources, digest = at_start(job_files("compare", settings)), policy_digest(policy_folder)
     inputs = {"problems": vouched_checksum(problems_file), "base policy": digest}
     model, prompts, length, log_rhos = read_inputs(settings, policy_folder, problems_file)
@@ -99,13 +101,25 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
 def start_sampler(settings: Distributions, policy_folder: Path, model: PreTrainedModel, length: int) -> Sampler:
     """The engine, with the policy's weights; `length`: most tokens of prompt and response together.
 
+    The model is float32, and from then on computes as the trainer of these settings (`Distributions.decided`).
+
     Raises StudyError as `make_sampler` does.
     """
     with guarded(settings.rollout_timeout, "the engine's start"):
         sampler = make_sampler(settings.engine.sampler, policy_folder, length, settings.seed, model)
     with guarded(settings.rollout_timeout, "the hand-over of the weights"):
         WeightSync(sampler, settings.engine.disturbance)(model)
+    compute_as_trainer(model, settings)
     return sampler
+
+
+def compute_as_trainer(model: PreTrainedModel, settings: Distributions) -> None:
+    """Gives the model's weights the trainer's number format; in a matched control they are rounded first, as the
+    engine's are. Buffers, such as those of rotary positions, keep theirs, as under FSDP2."""
+    dial, parameters = settings.engine.disturbance, dict(model.named_parameters())
+    for name, weight in round_weights(named_weights(model), dial.weights if dial.side == "both" else None):
+        if name in parameters:
+            parameters[name].data = weight.to(getattr(torch, settings.dtype))
 
 
 def self_tested(sampler: Sampler, requests: Sequence[Request], decoding: Decoding, settings: Distributions) -> float:
@@ -230,16 +244,15 @@ def trainer_logits(
     dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
     scoring = Scoring("full", settings.temperature, disturbance=dial)
     found: dict[int, Tensor] = {}
-    coarse = computing_with(model, round_weights(named_weights(model), dial.weights)) if dial.weights else nullcontext()
-    with coarse:
-        weight_VH = head_weight(model)
-        prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
-        for group in micro_batches(prompts, lengths, token_budget):
-            chosen = [rollouts[i] for i in group]
-            batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
-            positions = [kept_positions(requests[i], rollouts[i], settings.every) for i in group]
-            starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
-            kept = [start + position for start, own in zip(starts, positions, strict=True) for position in own]
+    weight_VH = head_weight(model)
+    prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
+    for group in micro_batches(prompts, lengths, token_budget):
+        chosen = [rollouts[i] for i in group]
+        batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
+        positions = [kept_positions(requests[i], rollouts[i], settings.every) for i in group]
+        starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
+        kept = [start + position for start, own in zip(starts, positions, strict=True) for position in own]
+        with tensor_floats(settings.engine.sampler):
             hidden_PH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T[kept]]
             seeds = [requests[i].seed for i, own in zip(group, positions, strict=True) for _ in own]
             flat = [position for own in positions for position in own]
@@ -247,7 +260,7 @@ def trainer_logits(
                 logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
             else:
                 logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
-            found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
+        found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
     return torch.cat([found[i] for i in range(len(rollouts))])
 
 

@@ -82,7 +82,7 @@ def probe_model(path: str, settings: ProbeSettings, prompts_file: Path | None = 
     if settings.sampler.exact:
         make_exact(model)
     prompts, longest = encode_prompts(tokenizer, texts, model.config.max_position_embeddings, settings.max_new_tokens)
-    compared = settings.compared(longest)
+    compared = settings.compared(longest).decided(distributed.device().type == "cuda")
     say(f"starts the engine {settings.sampler.engine} in {settings.sampler.dtype}")
     sampler = start_sampler(compared, local_folder(path), model, max(map(len, prompts)) + longest)
     rule = "full" if settings.top_p == 1 else "top_p"

@@ -1,0 +1,120 @@
+"""What each run was like, a row or a record a run: rewards by step, routing flips, responses, its course in tenths."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.results import Results
+from tailrl.artifacts.tables import Row
+from tailrl.artifacts.tokens import Tokens
+from tailrl.tracking.metrics import (
+    CURRICULUM_LEVEL,
+    DELTA_SEQUENCE_UNMASKED,
+    ENTROPY,
+    K3_UNMASKED,
+    LENGTH,
+    REWARD,
+    ROUTING,
+    SAMPLE_SIZE_RAW,
+    STEP,
+)
+
+STRETCHES = 10
+"""The stretches into which the table of a run's course divides it."""
+
+
+def reward_rows(results: Results) -> Iterator[Row]:
+    """The mean reward of each step of each run, which the count of collapses is made of."""
+    for run in results.all_runs():
+        for step, reward in zip(run.metric(STEP), run.metric(REWARD), strict=True):
+            yield {"arm": run.arm, "seed": run.seed, "step": int(step), "reward": float(reward)}
+
+
+def flip_rows(results: Results) -> Iterator[Row]:
+    """The means over steps of the metrics `routing/*`, a row for each run of a mixture that has routes."""
+    for run in results.all_runs():
+        if ROUTING.keys() <= run.metrics.keys():
+            means = {key.partition("/")[2]: known_mean(run.metric(key)) for key in ROUTING}
+            yield {"arm": run.arm, "seed": run.seed, **means}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseMeans:
+    """What a run's responses are like, as means over its steps; NaN where not recorded.
+
+    Attributes:
+        tokens: the length of a response.
+        delta_abs: |Δ_y| of a response, unmasked, nats.
+        delta_sd: the standard deviation of Δ_y over the responses of all kept steps, unmasked, nats.
+        sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
+        level: of the curriculum, in the last step.
+    """
+
+    arm: str
+    seed: int
+    tokens: float
+    delta_abs: float
+    delta_sd: float
+    sample_size: float
+    level: float
+
+
+def response_means(results: Results) -> Iterator[ResponseMeans]:
+    """A record for each run, arm by arm."""
+    for run in results.all_runs():
+        tokens, delta_abs, size = (
+            known_mean(run.metric(key)) for key in (LENGTH, DELTA_SEQUENCE_UNMASKED, SAMPLE_SIZE_RAW)
+        )
+        level = float(run.metric(CURRICULUM_LEVEL)[-1])
+        yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level)
+
+
+def _delta_sd(tokens: Tokens) -> float:
+    """Without responses whose Δ_y is not finite; NaN with fewer than two."""
+    with np.errstate(invalid="ignore"):
+        delta_R = np.bincount(tokens.responses(), tokens.logp_train_T - tokens.logp_infer_T)
+    delta_R = delta_R[np.isfinite(delta_R)]
+    return float(delta_R.std(ddof=1)) if delta_R.size > 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class RunStretch:
+    """A stretch of a run's course, with means over its steps; NaN where not recorded.
+
+    Attributes:
+        first_step, last_step: both belong to it; steps count from 0.
+        reward: the mean reward.
+        k3: of the full policies, nats.
+        entropy: nats.
+        sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
+        level: of the curriculum.
+    """
+
+    arm: str
+    seed: int
+    first_step: int
+    last_step: int
+    reward: float
+    k3: float
+    entropy: float
+    sample_size: float
+    level: float
+
+
+def course(results: Results) -> Iterator[RunStretch]:
+    """Each tenth of each run, arm by arm; each step where a run has fewer than ten."""
+    keys = REWARD, K3_UNMASKED, ENTROPY, SAMPLE_SIZE_RAW, CURRICULUM_LEVEL
+    for run in results.all_runs():
+        step_N = run.metric(STEP)
+        for own in np.array_split(np.arange(step_N.size), min(STRETCHES, step_N.size)):
+            means = (known_mean(run.metric(key)[own]) for key in keys)
+            yield RunStretch(run.arm, run.seed, int(step_N[own[0]]), int(step_N[own[-1]]), *means)
+
+
+def known_mean(value_N: FloatArray) -> float:
+    """The mean of what is not NaN; NaN where nothing is."""
+    known_N = value_N[~np.isnan(value_N)]
+    return float(known_N.mean()) if known_N.size else math.nan
