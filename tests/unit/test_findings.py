@@ -148,6 +148,10 @@ def test_a_typed_result_is_seen() -> None:
             lambda: lookups.compared("causes_harm", "x"),
             "docs/results/causes_harm/comparisons.csv: no line of x counts",
         ),
+        (
+            lambda: lookups.course("horizon_1", "x", "k3", 0),
+            "docs/results/horizon_1/course.csv: no row is of x",
+        ),
     ],
 )
 def test_a_wrong_lookup_is_one_sentence(wrong, says: str) -> None:
@@ -176,6 +180,16 @@ def test_lookups_give_what_the_files_say() -> None:
     assert lookups.k3("collapse", "naive").bare == "1.7"
     assert lookups.endpoints("stale")[0].startswith("Collapses of the training reward (stats/survival.py) of `stale`")
     assert lookups.endpoints("dvp_at_zero") == ["Held-out avg@4 of each DVP arm less that of naive, over seeds"]
+
+
+def test_a_score_on_the_way_is_no_run() -> None:
+    """A table of snapshots has as many problems as rows of scores have runs."""
+    assert lookups.ran("horizon_1").startswith("5 runs, ")
+    with (DOCS / "results/horizon_1/course.csv").open(encoding="utf-8", newline="") as file:
+        entropies = [float(row["entropy"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
+    assert [lookups.course("horizon_1", "naive", "entropy", tenth).mean for tenth in (0, 3, -1)] == [
+        *(entropies[0], entropies[3], entropies[9])
+    ]
 
 
 def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:

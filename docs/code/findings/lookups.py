@@ -114,6 +114,21 @@ def planned(target: str) -> tuple[str, ...]:
     return pools()[target].parts
 
 
+def finished(target: str) -> list[str]:
+    """The parts of a study that are published."""
+    return [part for part in planned(target) if (RESULTS / part).is_dir()]
+
+
+def on_the_way(target: str, arm: str, step: int) -> Number:
+    """The held-out score of an arm's policies after so many steps, over the finished parts of a study."""
+    means = []
+    for part in finished(target):
+        rows = _read(RESULTS / part / "figure1.csv")
+        means.append(next(float(row["avg_mean"]) for row in rows if (row["arm"], row["step"]) == (arm, str(step))))
+    found = mean_interval(means)
+    return Number(found.mean, found.low, found.high, unit="%")
+
+
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
     own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
@@ -276,6 +291,8 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         compared,
         parts,
         planned,
+        finished,
+        on_the_way,
         flips,
         claim,
         speaking,
@@ -330,8 +347,10 @@ def _arm(study: str, arm: str) -> Row:
 
 
 def _scores(study: str) -> list[dict[str, str]]:
-    """The rows of every trained arm, those of ablations too."""
-    tables = [path for path in sorted((RESULTS / study).glob("*.csv")) if path.name != "policies.csv"]
+    """The rows of every trained arm's last policies, those of ablations too."""
+    tables = [
+        path for path in sorted((RESULTS / study).glob("*.csv")) if path.name not in ("policies.csv", "figure1.csv")
+    ]
     tables.sort(key=lambda path: path.name != "evaluation.csv")
     return [row for path in tables if "avg_mean" in _header(path) for row in _read(path)]
 

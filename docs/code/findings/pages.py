@@ -48,7 +48,7 @@ def scope(study: str, arm: str = "") -> str:
     seeds = " or ".join(map(str, sorted(set(map(len, settings_of(study).arm_seeds().values())))))
     return (
         f"Task {line.task}; policy {line.policy}; learning rate {rate(study, arm)}; {steps(study, arm)} steps; "
-        f"{seeds} seeds."
+        f"{seeds} {'seed' if seeds == '1' else 'seeds'}."
     )
 
 
