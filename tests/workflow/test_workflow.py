@@ -73,6 +73,21 @@ def test_the_default_study_is_used_by_itself(workflow: Workflow) -> None:
     }
 
 
+def test_a_cpu_without_a_formats_instructions_leaves_its_arms_out(workflow: Workflow) -> None:
+    (workflow.folder / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2\n")
+    (workflow.folder / "coarse.yaml").write_text(
+        "name: coarse\nseeds: [0]\narms: {naive: {}, fp8: {sampler: {kv_cache_dtype: fp8_e4m3}}}\n"
+    )
+    command = ("snakemake", "--dry-run", "--configfile", "coarse.yaml")
+    with workflow.edited("workflow/tailrl/runtime/devices.py", 'Path("/proc/cpuinfo")', 'Path("cpuinfo")'):
+        here = workflow.run(*command)
+        on_another = workflow.run("snakemake", "--dry-run", "--configfile", TINY)
+    sentence = "tailrl: left out, since on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not: arms fp8\n"
+    assert here.returncode == 0 and here.stderr.count(sentence) == 1
+    assert "train naive, seed 0" in here.stdout + here.stderr and "train fp8" not in here.stdout + here.stderr
+    assert "left out" not in on_another.stderr
+
+
 def test_another_study_replaces_the_default_one(workflow: Workflow) -> None:
     """Snakemake merges configurations by itself: no arm, seed or ablation of config.yaml may shine through."""
     (workflow.folder / "other.yaml").write_text("name: other\narms: {only: {}}\n")

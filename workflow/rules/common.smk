@@ -16,7 +16,7 @@ from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.cli.job_client import OFFER
 from tailrl.config.distributions import DistributionSettings
 from tailrl.runtime.errors import StudyError, say
-from tailrl.runtime.devices import attached, visible
+from tailrl.runtime.devices import attached, cpu_flags, visible
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
@@ -25,6 +25,7 @@ from tailrl.config.study import BASE_ARM
 from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
 from tailrl.config.training import without_operational
 from tailrl.planning.again import again, manifests
+from tailrl.planning.formats import without_lacking
 from tailrl.planning.ending import stopped, where_to_look
 from tailrl.runtime.atomic_files import forget_finished, hold
 
@@ -36,6 +37,15 @@ try:
         merged(*files, config), " ".join(map(str, workflow.configfiles)) or "study"
     )
     study.check_files()
+    # Where jobs run elsewhere, or on GPUs, this machine's CPU says nothing of them.
+    if (
+        workflow.is_main_process
+        and workflow.resource_settings.nodes is None
+        and not attached()
+    ):
+        study, left_out = without_lacking(study, cpu_flags())
+        if left_out:
+            say(left_out)
 except StudyError as error:
     raise WorkflowError(str(error)) from None
 

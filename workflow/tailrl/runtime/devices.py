@@ -21,7 +21,7 @@ ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables of schedulers, which number the GPUs of each allocation from 0: equal numbers are other GPUs there."""
 RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """What torchrun tells a process that it starts, and what another process would read there."""
-NODES = Path("/dev")
+NODES, CPU = Path("/dev"), Path("/proc/cpuinfo")
 BETWEEN_LOOKS = 1.0
 """Seconds between two looks for free GPUs."""
 
@@ -32,6 +32,15 @@ taken: list[IO[bytes]] = []
 def attached() -> int:
     """How many GPUs this machine, or this container, has."""
     return len(list(NODES.glob("nvidia[0-9]*")))
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this machine's CPU, as Linux names them; none where it does not say."""
+    try:
+        lines = CPU.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
 
 
 def has_cuda() -> bool:
