@@ -33,11 +33,11 @@ def test_published_lines_are_read_and_written_without_a_change(path: Path, tmp_p
 @pytest.mark.parametrize(
     ("header", "line", "words"),
     [
-        (HEADER.removesuffix(",endpoint"), "a,b,c,d,,,,,3,,,,,,,", "a line has no endpoint"),
-        (HEADER, "a,b,c,d,,,,,3,,,,,,,,,", "a line has more cells than the header"),
-        (HEADER + ",more", "a,b,c,d,,,,,3,,,,,,,,,", "line 2: more: Unexpected keyword argument"),
-        (HEADER, "a,b,c,d,,,,,,,,,,,,,", "line 2: seeds: Input should be a valid integer"),
-        (HEADER, "a,b,c,d,,,,,3,high,,,,,,,", "line 2: effect: Input should be a valid number"),
+        (HEADER.removesuffix(",endpoint"), "a,b,c,d,,,,,,3,,,,,,,", "a line has no endpoint"),
+        (HEADER, "a,b,c,d,,,,,,3,,,,,,,,,", "a line has more cells than the header"),
+        (HEADER + ",more", "a,b,c,d,,,,,,3,,,,,,,,,", "line 2: more: Unexpected keyword argument"),
+        (HEADER, "a,b,c,d,,,,,,,,,,,,,,", "line 2: seeds: Input should be a valid integer"),
+        (HEADER, "a,b,c,d,,,,,,3,high,,,,,,,", "line 2: effect: Input should be a valid number"),
     ],
 )
 def test_a_table_that_cannot_be_used(header: str, line: str, words: str, tmp_path: Path) -> None:
