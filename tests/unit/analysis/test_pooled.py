@@ -11,7 +11,7 @@ from tailrl.analysis.pooled import POOLED_SCORE, PartNumbers, PooledLine, pooled
 from tailrl.analysis.pools import Pool, pools
 from tailrl.stats.tests import holm
 
-REMEDIES = ("exact", "floor_naive", "floor_tis", "floor_dvp", "floor_control", "stale_naive", "stale_tis")
+REMEDIES = ("exact", "floor_naive", "floor_tis", "floor_dvp", "floor_control", "engine_naive", "engine_tis")
 CAUSES = ("int4", "both", "noise_int4", "noise_both", "stale_both")
 LOST = {
     "int4": (2, 3, 4),
@@ -75,11 +75,12 @@ def lines(name: str, parts: PartNumbers) -> dict[tuple[str, str], PooledLine]:
 def test_a_difference_is_the_paired_test_of_the_parts_means(count: int) -> None:
     parts = remedies(count)
     found = lines("remedies_pooled", parts)
-    assert len(found) == 9
+    assert len(found) == 9 + 3
     for (family, arm), one in found.items():
         reference = one.less
-        assert family.startswith(arm.split("_")[0]) and reference in (*REMEDIES, "stale_control")
-        if reference == "stale_control":
+        assert arm.split("_")[0] in family or family == "what there was to remedy"
+        assert reference in (*REMEDIES, "engine_control")
+        if reference == "engine_control":
             assert math.isnan(one.difference.mean) and one.difference.n == 0
             continue
         means = np.array(
@@ -97,11 +98,11 @@ def test_a_difference_is_the_paired_test_of_the_parts_means(count: int) -> None:
 def test_holm_is_over_the_remedies_of_a_cause_and_one_reference() -> None:
     read = lines("remedies_pooled", remedies(5))
     assert list(read)[:3] == [("floor, less naive", "floor_tis"), ("floor, less naive", "floor_dvp"),
-                              ("stale, less naive", "stale_tis")]  # fmt: skip
+                              ("engine, less naive", "engine_tis")]  # fmt: skip
     for less in ("naive", "the matched control", "exact"):
         own = [read[f"floor, less {less}", arm] for arm in ("floor_tis", "floor_dvp")]
         assert [one.difference_p_holm for one in own] == holm([one.difference.p for one in own]).tolist()
-    alone = read["stale, less naive", "stale_tis"]
+    alone = read["engine, less naive", "engine_tis"]
     assert alone.difference_p_holm == alone.difference.p
 
 
@@ -123,12 +124,25 @@ def test_a_part_that_lacks_an_arm_is_left_out_of_its_pairs_alone() -> None:
     assert read["floor, less naive", "floor_tis"].difference.n == 4
 
 
-def test_a_remedy_that_samples_as_exact_does_differs_from_it_by_nothing() -> None:
+def test_differences_that_are_all_zero_have_no_interval() -> None:
+    """Scores at a ceiling agree by chance, and say nothing of how much they could differ."""
     parts = remedies(3)
     for part in parts.values():
-        part[POOLED_SCORE]["floor_verified"] = part[POOLED_SCORE]["exact"]
-    one = lines("remedies_pooled", parts)["floor, less exact", "floor_verified"].difference
-    assert (one.mean, one.low, one.high, one.p) == (0.0, 0.0, 0.0, 1.0)
+        part[POOLED_SCORE]["floor_tis"] = part[POOLED_SCORE]["exact"]
+    one = lines("remedies_pooled", parts)["floor, less exact", "floor_tis"].difference
+    assert (one.mean, one.p) == (0.0, 1.0) and math.isnan(one.low) and math.isnan(one.high)
+
+
+def test_what_there_was_to_remedy_is_said_of_each_cause() -> None:
+    parts = remedies(4)
+    found = [one for one in pooled_lines(pools()["remedies_pooled"], parts) if one.family == "what there was to remedy"]
+    assert [(one.arm, one.less) for one in found] == [
+        ("floor_naive", "floor_control"),
+        ("engine_naive", "engine_control"),
+        ("floor_naive", "exact"),
+        ("floor_control", "exact"),
+        ("engine_naive", "exact"),
+    ]
 
 
 def test_scores_are_over_parts_or_over_the_seeds_of_one() -> None:

@@ -142,7 +142,8 @@ def _over(parts: Sequence[Numbers], weights: Mapping[str, float]) -> tuple[Diffe
         sum(weight * float(np.mean(list(part[arm].values()))) for arm, weight in weights.items()) for part in parts
     ]
     several = len(parts) > 1
-    found = difference_from(within, 0.0) if several else replace(_within([(parts[0], weights)]), p=nan)
+    # Equal differences are no zeros by nature, as those of an engine without a mismatch are.
+    found = difference_from(within, 0.0, exact=()) if several else replace(_within([(parts[0], weights)]), p=nan)
     return found, nan, float(min(within)), float(max(within))
 
 

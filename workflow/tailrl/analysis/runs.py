@@ -16,6 +16,8 @@ from tailrl.tracking.metrics import (
     ENTROPY,
     K3_UNMASKED,
     LENGTH,
+    MASKED_TOKENS,
+    REJECTED,
     REWARD,
     ROUTING,
     SAMPLE_SIZE_RAW,
@@ -51,6 +53,7 @@ class ResponseMeans:
         delta_sd: the standard deviation of Δ_y over the responses of all kept steps, unmasked, nats.
         sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
         level: of the curriculum, in the last step.
+        dropped, masked: the shares of responses and of tokens that a correction drops.
     """
 
     arm: str
@@ -60,6 +63,8 @@ class ResponseMeans:
     delta_sd: float
     sample_size: float
     level: float
+    dropped: float
+    masked: float
 
 
 def response_means(results: Results) -> Iterator[ResponseMeans]:
@@ -69,7 +74,8 @@ def response_means(results: Results) -> Iterator[ResponseMeans]:
             known_mean(run.metric(key)) for key in (LENGTH, DELTA_SEQUENCE_UNMASKED, SAMPLE_SIZE_RAW)
         )
         level = float(run.metric(CURRICULUM_LEVEL)[-1])
-        yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level)
+        lost = (known_mean(run.metric(key)) for key in (REJECTED, MASKED_TOKENS))
+        yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level, *lost)
 
 
 def _delta_sd(tokens: Tokens) -> float:
