@@ -123,8 +123,7 @@ def on_the_way(target: str, arm: str, step: int) -> Number:
     """The held-out score of an arm's policies after so many steps, over the finished parts of a study."""
     means = []
     for part in finished(target):
-        rows = _read(RESULTS / part / "figure1.csv")
-        means.append(next(float(row["avg_mean"]) for row in rows if (row["arm"], row["step"]) == (arm, str(step))))
+        means.append(cell(f"{part}/figure1.csv", "avg", arm=arm, step=str(step)).mean)
     found = mean_interval(means)
     return Number(found.mean, found.low, found.high, unit="%")
 

@@ -52,8 +52,11 @@ def test_the_remedies_of_a_cause_are_its_arms_but_its_references() -> None:
         own = {arm for arm in arms if arm.startswith(f"{cause}_")} - {f"{cause}_naive", f"{cause}_control"}
         for less in ("naive", "the matched control", "exact"):
             assert len(own) == 10 and set(found[f"{cause}, less {less}"]) == own
+    harm = pools()["remedies_pooled"].families["what there was to remedy"]
     naive, control = ("floor_naive", "engine_naive"), ("floor_control", "engine_control")
-    assert sorted(found["what there was to remedy"]) == sorted([*naive, *naive, *control])
+    assert sorted((arm, one.less) for one in harm.of for arm in one.chosen(arms)) == sorted(
+        [*zip(naive, control, strict=True), *((arm, "exact") for arm in (*naive, *control))]
+    )
 
 
 def test_the_families_of_causes_are_those_of_its_header() -> None:

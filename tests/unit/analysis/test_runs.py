@@ -15,13 +15,18 @@ from tailrl.tracking.metrics import (
     DELTA_SEQUENCE_UNMASKED,
     ENTROPY,
     LENGTH,
+    MASKED_TOKENS,
+    OUTSIDE,
+    REJECTED,
     REWARD,
     ROUTING,
     SAMPLE_SIZE_RAW,
     STEP,
+    VETOED,
 )
 
 NAN = math.nan
+LOST = REJECTED, VETOED, MASKED_TOKENS, OUTSIDE
 
 
 def test_flips_are_means_over_a_run_that_has_routes() -> None:
@@ -47,6 +52,7 @@ def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> Non
         LENGTH: [10.0, 14.0],
         DELTA_SEQUENCE_UNMASKED: [0.5, NAN],
         SAMPLE_SIZE_RAW: [0.2, 0.4],
+        **{key: [share, 0.0] for key, share in zip(LOST, (0.2, 0.4, 0.6, 0.8), strict=True)},
     }
     one = run(metrics, 3, Tokens(step_T, train_T, infer_T, sequence_T))
     both = results_of(mixed=made(NAIVE, reward=[0.5]))
@@ -57,6 +63,7 @@ def test_responses_are_summed_over_their_tokens_and_averaged_over_a_run() -> Non
     assert (found.arm, found.seed, found.tokens, found.delta_abs) == ("arm", 3, 12.0, 0.5)
     assert found.level == 2.0
     assert found.sample_size == pytest.approx(0.3)
+    assert (found.rejected, found.vetoed, found.masked, found.outside) == pytest.approx((0.1, 0.2, 0.3, 0.4))
     assert found.delta_sd == pytest.approx(float(np.std(list(sums.values()), ddof=1)))
 
 

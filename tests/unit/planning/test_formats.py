@@ -21,13 +21,13 @@ def study(**arms: Any) -> Study:
     return parse_study({"name": "s", "description": "Words.", "arms": arms})
 
 
-@pytest.mark.parametrize("flags", [WIDE, {"amx_tile"}, WIDE | PLAIN])
-def test_a_cpu_with_the_instructions_leaves_nothing_out(flags: set[str]) -> None:
+@pytest.mark.parametrize("flags", [WIDE, {"amx_tile"}, WIDE | PLAIN, set()])
+def test_a_cpu_with_the_instructions_or_without_a_word_leaves_nothing_out(flags: set[str]) -> None:
     whole = study(naive={}, fp8=CACHE, twin=TWIN)
     assert without_lacking(whole, flags) == (whole, "")
 
 
-@pytest.mark.parametrize("flags", [PLAIN, set(), WIDE - {"avx512vl"}])
+@pytest.mark.parametrize("flags", [PLAIN, WIDE - {"avx512vl"}])
 def test_arms_of_an_fp8_cache_are_left_out_and_their_twin_stays(flags: set[str]) -> None:
     found, sentence = without_lacking(study(naive={}, fp8=CACHE, twin=TWIN, both=CACHE), flags)
     assert list(found.arms) == ["naive", "twin"]

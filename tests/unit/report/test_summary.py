@@ -370,7 +370,7 @@ def test_summary_has_every_arm_and_comparison(whole: tuple[Study, object], resul
     claims = text.partition("\n## Claims\n")[2].partition("\n## ")[0]
     spoken = [line for line in verdicts if line.arms]
     assert len([line for line in claims.splitlines() if line.startswith("| ")]) == 2 + len(spoken)
-    assert all(f"| **{line.verdict}** | {line.dose} | {line.arms} | " in claims for line in spoken)
+    assert all(f"| **{line.verdict}** | {line.where} | {line.arms} | " in claims for line in spoken)
     assert all(f" | `{line.id}` |\n" in claims for line in spoken)
     assert all(line.claim.replace("|", "\\|" if line.arms else "|") in claims for line in verdicts)
     base = results.base.scores[0].avg_at_k

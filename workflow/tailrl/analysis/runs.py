@@ -17,11 +17,13 @@ from tailrl.tracking.metrics import (
     K3_UNMASKED,
     LENGTH,
     MASKED_TOKENS,
+    OUTSIDE,
     REJECTED,
     REWARD,
     ROUTING,
     SAMPLE_SIZE_RAW,
     STEP,
+    VETOED,
 )
 
 STRETCHES = 10
@@ -53,7 +55,8 @@ class ResponseMeans:
         delta_sd: the standard deviation of Δ_y over the responses of all kept steps, unmasked, nats.
         sample_size: effective sample size of the weights e^Δ_y, as a share of the responses.
         level: of the curriculum, in the last step.
-        dropped, masked: the shares of responses and of tokens that a correction drops.
+        rejected, vetoed: the shares of responses that a weight's bound or a rejection drops, and that the veto drops.
+        masked, outside: the shares of tokens that a correction masks, and that lie outside the trainer's safe set.
     """
 
     arm: str
@@ -63,8 +66,10 @@ class ResponseMeans:
     delta_sd: float
     sample_size: float
     level: float
-    dropped: float
+    rejected: float
+    vetoed: float
     masked: float
+    outside: float
 
 
 def response_means(results: Results) -> Iterator[ResponseMeans]:
@@ -74,7 +79,7 @@ def response_means(results: Results) -> Iterator[ResponseMeans]:
             known_mean(run.metric(key)) for key in (LENGTH, DELTA_SEQUENCE_UNMASKED, SAMPLE_SIZE_RAW)
         )
         level = float(run.metric(CURRICULUM_LEVEL)[-1])
-        lost = (known_mean(run.metric(key)) for key in (REJECTED, MASKED_TOKENS))
+        lost = (known_mean(run.metric(key)) for key in (REJECTED, VETOED, MASKED_TOKENS, OUTSIDE))
         yield ResponseMeans(run.arm, run.seed, tokens, delta_abs, _delta_sd(run.tokens), size, level, *lost)
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from tailrl.config.arm import Arm
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.study import Study
-from tailrl.runtime.errors import StudyError, few
+from tailrl.runtime.errors import StudyError
 
 CACHE_INSTRUCTIONS = ({"avx512f", "avx512bw", "avx512dq", "avx512vl"}, {"amx_tile"})
 """Flags of a CPU, of which an fp8 cache needs all of one set."""
@@ -15,12 +15,12 @@ Kept = TypeVar("Kept")
 
 
 def lacking(sampler: SamplerSettings, flags: Collection[str]) -> str:
-    """Why vLLM cannot sample so on a CPU with these flags; empty if it can."""
+    """Why vLLM cannot sample so on a CPU with these flags; empty if it can, or if the flags are not known (none)."""
     if sampler.engine != "vllm":
         return ""
     if sampler.quantization == "fp8":
         return "fp8 weights need a GPU"
-    if sampler.kv_cache_dtype != "auto" and not any(needed <= set(flags) for needed in CACHE_INSTRUCTIONS):
+    if sampler.kv_cache_dtype != "auto" and flags and not any(needed <= set(flags) for needed in CACHE_INSTRUCTIONS):
         return "on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"
     return ""
 
@@ -46,7 +46,7 @@ def without_lacking(study: Study, flags: Collection[str]) -> tuple[Study, str]:
         name: words for name, engine in study.distributions.engines.items() if (words := lacking(engine.sampler, flags))
     }
     left = {"arms": arms, "ablations": ablations, "compared engines": engines}
-    named = [f"{kind} {few(list(found))}" for kind, found in left.items() if found]
+    named = [f"{kind} {', '.join(found)}" for kind, found in left.items() if found]
     if not named:
         return study, ""
     why = "; ".join(dict.fromkeys(filter(None, (words for found in left.values() for words in found.values()))))

@@ -128,6 +128,8 @@ def test_the_trainer_computes_in_trainings_number_format(
     assert handed == {torch.float32} and usual["tv_P"].max() < 1e-5 < apart["tv_P"].mean() < 0.05
     (model, requests, rollouts, _), (train_PV, _) = seen[-1]
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    logits_PV = 0.7 * train_PV
+    assert ((logits_PV.bfloat16() - logits_PV).abs() > 1e-5).float().mean() > 0.5, "the head's product is not rounded"
     library = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     rounded = dict(round_weights(library.state_dict().items(), disturbance.get("weights")))
     library.load_state_dict({name: weight.to(torch.bfloat16).float() for name, weight in rounded.items()})

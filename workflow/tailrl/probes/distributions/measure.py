@@ -26,7 +26,7 @@ from tailrl.kernels.batch_invariant import pad_rows
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states, make_exact
-from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, named_weights, required_length
+from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.objective.disturbance import disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.rollout import Decoding, Sampler, is_kept, make_sampler
@@ -116,10 +116,14 @@ def start_sampler(settings: Distributions, policy_folder: Path, model: PreTraine
 def compute_as_trainer(model: PreTrainedModel, settings: Distributions) -> None:
     """Gives the model's weights the trainer's number format; in a matched control they are rounded first, as the
     engine's are. Buffers, such as those of rotary positions, keep theirs, as under FSDP2."""
-    dial, parameters = settings.engine.disturbance, dict(model.named_parameters())
-    for name, weight in round_weights(named_weights(model), dial.weights if dial.side == "both" else None):
-        if name in parameters:
-            parameters[name].data = weight.to(getattr(torch, settings.dtype))
+    dial = settings.engine.disturbance
+    for (
+        name,
+        parameter,
+    ) in model.named_parameters():  # one at a time: both formats of all would not fit beside an engine
+        own = [(name, parameter.detach())]
+        ((_, weight),) = round_weights(own, dial.weights if dial.side == "both" else None)
+        parameter.data = weight.to(getattr(torch, settings.dtype))
 
 
 def self_tested(sampler: Sampler, requests: Sequence[Request], decoding: Decoding, settings: Distributions) -> float:
@@ -244,7 +248,8 @@ def trainer_logits(
     dial = settings.engine.disturbance if settings.engine.disturbance.side == "both" else Disturbance()
     scoring = Scoring("full", settings.temperature, disturbance=dial)
     found: dict[int, Tensor] = {}
-    weight_VH = head_weight(model)
+    # The head's product is in float32, as training's: rounded logits would be a mismatch that training does not have.
+    weight_VH = head_weight(model).float()
     prompts, lengths = [r.prompt_tokens for r in rollouts], [len(r.tokens) for r in rollouts]
     for group in micro_batches(prompts, lengths, token_budget):
         chosen = [rollouts[i] for i in group]
@@ -259,7 +264,7 @@ def trainer_logits(
             if settings.engine.sampler.exact:
                 logits_PV = head_logits(pad_rows(hidden_PH), weight_VH, scoring, seeds, flat)[: len(flat)]
             else:
-                logits_PV = disturb((hidden_PH @ weight_VH.T).float() / settings.temperature, seeds, flat, dial)
+                logits_PV = disturb(hidden_PH.float() @ weight_VH.T / settings.temperature, seeds, flat, dial)
         found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
     return torch.cat([found[i] for i in range(len(rollouts))])
 
