@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailrl.config.base import NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
-from tailrl.config.training import TrainerDtype
+from tailrl.config.training import TrainerDtype, trainer_dtype
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.runtime.errors import one_line
 
@@ -113,10 +113,5 @@ class Distributions(Settings):
     dtype: TrainerDtype
 
     def decided(self, gpu: bool) -> Self:
-        """The settings with the trainer's number format on a machine with or without a GPU.
-
-        It is training's own; the trainer of an exact engine has float32 alone.
-        """
-        usual = "bfloat16" if gpu else "float32"
-        dtype = "float32" if self.engine.sampler.exact else usual if self.dtype == "auto" else self.dtype
-        return self.model_copy(update={"dtype": dtype})
+        """The settings with the number format that training has on a machine with or without a GPU."""
+        return self.model_copy(update={"dtype": trainer_dtype(self.dtype, self.engine.sampler.exact, gpu)})

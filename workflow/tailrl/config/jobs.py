@@ -13,7 +13,7 @@ from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.tasks import Generated, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
-from tailrl.config.training import Training
+from tailrl.config.training import Training, trainer_dtype
 from tailrl.config.vocabulary import Vocabulary, log_rho
 from tailrl.runtime.timeouts import MONTH
 
@@ -80,9 +80,7 @@ class Run(Settings):
 
     def computed_in(self, gpu: bool) -> Literal["float32", "bfloat16"]:
         """The trainer's number format on a machine with or without a GPU."""
-        if self.training.dtype != "auto":
-            return self.training.dtype
-        return "bfloat16" if gpu and not self.sampler.exact else "float32"
+        return trainer_dtype(self.training.dtype, self.sampler.exact, gpu)
 
     @property
     def policy_dtype(self) -> Literal["float32", "bfloat16"]:

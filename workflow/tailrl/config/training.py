@@ -10,10 +10,17 @@ from tailrl.config.base import Settings
 from tailrl.runtime.timeouts import MONTH
 from tailrl.tracking.alarm import SIGNALS
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 TrainerDtype = Literal["auto", "float32", "bfloat16"]
 """Number format of the trainer's forward and backward; auto: the machine decides."""
 
-Decay = Annotated[float, Field(ge=0, lt=1)]
+
+def trainer_dtype(given: TrainerDtype, exact: bool, gpu: bool) -> Literal["float32", "bfloat16"]:
+    """The trainer's number format on a machine with or without a GPU; an exact engine's trainer has float32 alone."""
+    if given != "auto" and not exact:
+        return given
+    return "bfloat16" if gpu and not exact else "float32"
 
 
 class StopRule(Settings):

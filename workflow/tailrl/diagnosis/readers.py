@@ -52,7 +52,7 @@ def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, L
 
 
 def log_files(paths: Iterable[Path]) -> list[Path]:
-    """The logs among these files and in these folders, in order, each once; raises StudyError where there is none."""
+    """These files and the logs in these folders, in order, each once; raises StudyError where there is no log."""
     return list({file.resolve(): file for path in paths for file in _files(path)}.values())
 
 

@@ -109,8 +109,8 @@ def test_coarse_weights_differ_and_their_matched_control_does_not(policy_folder:
 def test_the_trainer_computes_in_trainings_number_format(
     disturbance: dict[str, Any], policy_folder: Path, problems_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16 its logits are those of the library's own model in bfloat16, whatever the engine was handed; where
-    weights are rounded, they are rounded from float32, once."""
+    """The engine gets float32 weights. The trainer's logits are those of the library's own model in bfloat16. A matched
+    control rounds the float32 weights, not those in bfloat16."""
     handed: set[torch.dtype] = set()
     load, seen = PlainSampler.load_weights, []
 

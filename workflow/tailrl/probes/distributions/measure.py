@@ -1,8 +1,8 @@
 """The job that compares one engine's distributions with the trainer's, on the engine's responses.
 
 The engine keeps the logits of a share of its decoding steps (`rollout.is_kept`). The trainer scores the same responses
-in packed micro-batches and in the number format of training. For the noise floor it scores them twice, packed in two
-ways.
+in packed micro-batches and in the number format of training. The noise floor is the trainer against itself: it scores
+the responses twice, and packs them in two ways.
 """
 
 import math
