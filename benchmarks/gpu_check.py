@@ -38,8 +38,10 @@ CHECKS: dict[str, Check] = {
     "packed row, float32": partial(runs.packed, torch.float32, 1e-4),
     "packed row, bfloat16": partial(runs.packed, torch.bfloat16, 0.03),
     "exact engine": runs.exact,
-    "steps, float32": partial(runs.step, "float32", 1e-2),
-    "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2),
+    "exact engine, large vocabulary": runs.exact_large,
+    "steps, float32": partial(runs.step, "float32", 1e-2, "transformers"),
+    "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2, "transformers"),
+    "steps, exact engine": partial(runs.step, "float32", 0.0, "exact"),
     "checkpoint and resume": runs.resume,
     "memory beside the plan": runs.memory,
 }
@@ -95,10 +97,14 @@ def failed_rows(checks: Mapping[str, Check], out: Path | None) -> int:
     made = []
     for name, check in checks.items():
         made.append(row_of(name, check, device))
-        print(f"{name}: {made[-1]['verdict']} ({made[-1]['seconds']} s)", file=sys.stderr, flush=True)
+        print(
+            f"{name}: {made[-1]['verdict']}, {made[-1]['figure']} ({made[-1]['seconds']} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+        if out:  # after each check: what a machine is lent for may end before the last one
+            write_csv([{**row, **same} for row in made], out)
     show(made, None)
-    if out:
-        write_csv([{**row, **same} for row in made], out)
     return sum(str(row["verdict"]).startswith("failed") for row in made)
 
 

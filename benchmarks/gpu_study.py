@@ -1,6 +1,7 @@
 """SmolLM2-135M in the paper's arms on one GPU, in calls that go on from one another: curves, tokens a second, phases.
 
     PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_study --seconds 500
+    PYTHONPATH=workflow python benchmarks/gpu_study.py results/gpu_small --small    # our own policy, under a floor
     PYTHONPATH=workflow python benchmarks/gpu_study.py results/rehearsal --policy FOLDER --rehearse    # on a CPU
 
 What trains is `tailrl job train` with the settings of studies/smollm2.yaml and 200 steps: the engine is transformers in
@@ -8,6 +9,9 @@ bfloat16, since vLLM need not be there, the trainer computes in float32 over the
 compute in bfloat16 too, and one more samples with the exact engine, which its own self-test may refuse on a GPU. A call
 ends a job that is not finished when its time is up, and ends with 75 itself; the next one goes on from the job's last
 checkpoint. Nothing is fetched: the model comes from its package (benchmarks/smollm2.py), or from a folder.
+
+With `--small` our own small policy trains for 100 steps at a rate of 1e-4: naive in bfloat16, and with the exact engine
+naive, its twin (int4 weights, fp8 cache), and naive, matched control and DVP under a floor of 7 %.
 
 When all arms are finished or refused, `curves.csv` has a row for each arm and step, and `phases.csv` one for each arm:
 the medians, over its steps, of tokens a second and of the seconds of each phase.
@@ -40,12 +44,22 @@ TAILRL = (sys.executable, "-c", "from tailrl.cli import main; main()", "job")
 ENGINE = {"sampler": {"engine": "transformers"}}
 SAFE = {"vocabulary": {"rule": "min_p", "rho": "e-13"}}
 MIS = {"correction": {"sequence": "mis", "sequence_threshold": 2.0, "veto": 1e-4}}
+EXACT = {"engine": "exact", "dtype": "float32"}
+FLOOR = {"sampler": EXACT, "disturbance": {"floor": 0.07}}
+SMALL: dict[str, dict[str, Any]] = {
+    "naive": ENGINE,
+    "exact": {"sampler": EXACT},
+    "twin": {"sampler": EXACT | {"quantization": "int4", "group_size": 32, "kv_cache_dtype": "fp8_e4m3"}},
+    "floor": FLOOR,
+    "floor_control": FLOOR | {"disturbance": {"floor": 0.07, "side": "both"}},
+    "floor_dvp": FLOOR | {"vocabulary": {"rule": "min_p", "rho": "0.34/V"}},
+}
 ARMS: dict[str, dict[str, Any]] = {
     "naive": ENGINE,
     "dvp": ENGINE | SAFE,
     "dvp_mis": ENGINE | SAFE | MIS,
     "naive_bfloat16": ENGINE | {"training": {"dtype": "bfloat16"}},
-    "exact": {"sampler": {"engine": "exact", "dtype": "float32"}},
+    "exact": {"sampler": EXACT},
 }
 SIZES = {"steps": 200, "prompts": 16, "token_budget": 8192, "checkpoint_every": 10, "dtype": "float32"}
 REHEARSED = {"steps": 3, "prompts": 2, "group_size": 2, "max_new_tokens": 6, "checkpoint_every": 1}
@@ -54,6 +68,12 @@ CURVES = (
     *(keys.ENTROPY, keys.GRADIENT_NORM, keys.LENGTH),
 )
 PHASES = (*keys.PHASES, "step")
+
+
+def small_study() -> Study:
+    """The arms of SMALL with all else as in studies/causes_1.yaml."""
+    base = read_config(ROOT / "studies/causes_1.yaml")
+    return parse_study({**base, "name": "gpu_small", "arms": SMALL})
 
 
 def study_of(policy: Path, rehearse: bool) -> Study:
@@ -139,15 +159,16 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where jobs and tables lie, from call to call")
     parser.add_argument("--seconds", type=float, default=500, help="of this call, after which a job is ended")
     parser.add_argument("--policy", type=Path, help="a Hugging Face folder; without it the package's model")
+    parser.add_argument("--small", action="store_true", help="our own small policy, with a floor")
     parser.add_argument("--rehearse", action="store_true", help="one arm, three steps: a CPU can do it")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
     policy = arguments.policy or arguments.out / "model"
-    if arguments.policy is None and not policy.is_dir():
+    if not (arguments.small or arguments.policy or policy.is_dir()):
         from smollm2 import save
 
         save(policy, shots=True)
-    study = study_of(policy, arguments.rehearse)
+    study = small_study() if arguments.small else study_of(policy, arguments.rehearse)
     prepare(study, arguments.out)
     states = {arm: train(study, arm, arguments.out, until) for arm in study.arms}
     if False in states.values():

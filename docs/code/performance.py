@@ -5,7 +5,7 @@
 
 import csv
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -132,6 +132,38 @@ def plan() -> str:
     return table(head, map(line, rows("plan.csv")))
 
 
+def gpu_checks() -> str:
+    """What was compared on a GPU."""
+    return table(
+        ("check", "found", "at most", "verdict"),
+        ([row["check"], row["figure"], row["limit"], row["verdict"]] for row in rows("gpu_check.csv")),
+    )
+
+
+def gpu_logprobs() -> str:
+    """Time and memory of the constrained log-probs on a GPU."""
+    lines = (
+        [row["case"], f"{float(row['ms']):.0f}", ratio(row, "ratio"), f"{int(row['peak_mib']):,}"]
+        for row in rows("logprobs_gpu.csv")
+    )
+    return table(("", "ms", "over three dense products", "MiB"), lines)
+
+
+def gpu_small() -> dict[str, object]:
+    """Steps of the exact engine on a GPU and their largest k3; those of bfloat16 and their mean."""
+    arms: dict[str, list[float]] = {}
+    for row in rows("gpu_small.csv"):
+        arms.setdefault(row["arm"], []).append(float(row["rollout_corr/k3_kl"]))
+    exact = [k3 for arm in ("twin", "floor_control") for k3 in arms[arm]]
+    naive = arms["naive"]
+    return {
+        "steps": len(exact),
+        "largest": f"{max(exact):g}",
+        "naive": len(naive),
+        "mean": f"{statistics.mean(naive):.1e}",
+    }
+
+
 def soak() -> dict[str, str]:
     """The ends of the long run, from the second tenth of the steps to the last."""
     second, *_, last = rows("soak.csv")[1:]
@@ -151,11 +183,17 @@ def soak() -> dict[str, str]:
     }
 
 
+MADE: tuple[Callable[[], object], ...] = (
+    *(logprobs, memory, update, step, rollout, profile, plan, soak),
+    *(gpu_checks, gpu_logprobs, gpu_small),
+)
+
+
 def page() -> str:
     """The page's Markdown."""
     template = Path(__file__).with_name("performance.md.j2").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    tables = {made.__name__: made() for made in (logprobs, memory, update, step, rollout, profile, plan, soak)}
+    tables = {made.__name__: made() for made in MADE}
     training = one("study_time.csv", part="training")
     working = float(training["working_seconds"]) / float(training["seconds"])
     others = one("rollout_profile.csv", policy="default study", part="all other operators")["calls"]

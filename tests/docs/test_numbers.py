@@ -109,14 +109,8 @@ def test_what_fuzzing_found_is_in_its_file() -> None:
         return sum(int(row[column]) for row in own)
 
     page = words("reliability.md")
-    for kind in ("studies", "rows", "results", "models", "logs"):
-        own = [row for row in rows if row["kind"] == kind]
-        counts = [f"{total(column, own):,}" for column in ("cases", "accepted", "refused", "failed")]
-        timed = [row for row in own if row["processor"]]
-        assert (
-            f"| {kind} | {' | '.join(counts)} | {1000 * total('processor', timed) / total('cases', timed):.1f} ms |"
-            in page
-        )
+    assert {row["kind"] for row in rows} == {"studies", "rows", "results", "models", "logs"}
+    assert f"{total('failed', rows)} failed, which are mended" in page
     assert f"tried {total('cases', rows):,} inputs in {total('seconds', rows) / 60:.0f} minutes" in page
     logs, others = ([row for row in rows if (row["kind"] == "logs") == of_logs] for of_logs in (True, False))
     last = [[row for row in own if row["commit"] == own[-1]["commit"]] for own in (logs, others)]

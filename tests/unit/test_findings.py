@@ -192,6 +192,18 @@ def test_a_score_on_the_way_is_no_run() -> None:
     ]
 
 
+def test_a_metric_over_parts_has_one_weight_a_part() -> None:
+    means = []
+    for part in ("horizon_1", "horizon_2", "horizon_3"):
+        with (DOCS / f"results/{part}/course.csv").open(encoding="utf-8", newline="") as file:
+            own = [float(row["k3"]) for row in csv.DictReader(file) if row["arm"] == "naive"]
+        means.append(sum(own) / len(own))
+    found = lookups.over_parts("horizon_pooled", "course.csv", "k3", "naive")
+    assert found.mean == pytest.approx(sum(means) / len(means), rel=1e-12)
+    with pytest.raises(StudyError, match=r"no course\.csv of a part of horizon_pooled has nobody"):
+        lookups.over_parts("horizon_pooled", "course.csv", "k3", "nobody")
+
+
 def test_studies_are_pooled_that_differ_in_the_pruning_alone() -> None:
     """Without those at another rate, and each with the weight of one study."""
     pooled, studies = lookups.pooled(1e-4)

@@ -128,6 +128,17 @@ def on_the_way(target: str, arm: str, step: int) -> Number:
     return Number(found.mean, found.low, found.high, unit="%")
 
 
+def over_parts(target: str, table: str, column: str, arm: str, unit: str = "") -> Number:
+    """A metric of an arm in a table of runs: the mean over rows of a part, then over a study's finished parts."""
+    means = []
+    for part in finished(target):
+        own = [float(row[column]) for row in _read(RESULTS / part / table) if row["arm"] == arm]
+        means += [mean_interval(own).mean] if own else []
+    if not means:
+        raise StudyError(f"docs/results: no {table} of a part of {target} has {arm}")
+    return Number(mean_interval(means).mean, unit=unit)
+
+
 def flips(arm: str, column: str) -> Number:
     """A metric of a mixture's flips, the mean over the arm's runs."""
     own = [float(row[column]) for row in _read(RESULTS / "moe/flips.csv") if row["arm"] == arm]
@@ -292,6 +303,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         planned,
         finished,
         on_the_way,
+        over_parts,
         flips,
         claim,
         speaking,

@@ -16,6 +16,15 @@ def test_the_whole_study_is_valid() -> None:
     assert {study.run(arm).sampler.engine for arm in study.arms} == {"transformers", "exact"}
 
 
+def test_the_small_study_is_valid() -> None:
+    study = gpu_study.small_study()
+    runs = [study.run(arm) for arm in study.arms]
+    assert {(run.training.steps, run.training.learning_rate, run.training.dtype) for run in runs} == {
+        (100, 1e-4, "auto")
+    }
+    assert study.run("floor_control").disturbance.side == "both" and study.run("twin").sampler.quantization == "int4"
+
+
 @pytest.mark.slow
 def test_a_rehearsal(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a policy to curves and phases, through `tailrl job train`; a call whose time is up leaves no table."""

@@ -26,7 +26,7 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["kernels_logprobs.py", "kernels_noise.py"])
+@pytest.mark.parametrize("file", ["kernels_logprobs.py", "kernels_noise.py", "kernels_attention.py"])
 def test_under_the_interpreter(file: str) -> None:
     arguments = ("-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", str(FIXTURES / file))
     passed = run(*arguments, TRITON_INTERPRET="1", OMP_NUM_THREADS="1").splitlines()[-1]
@@ -66,6 +66,7 @@ def test_a_cuda_device_takes_the_kernels(
     assert (other.kept_vocab_T == 3).all(), "nor do they know other rules"
 
 
+SHARED_BYTES = 99 * 1024  # of a program: what the smallest GPU with bfloat16 has
 # What each kernel is given, in order; V is a value in the dtype of the products, E an entry.
 SIGNATURES = {
     "block_sums": "*fp32 *fp32 *fp32 *fp32 i32 fp32",
@@ -74,6 +75,7 @@ SIGNATURES = {
     "spread_kept": "*V *i64 *i32 *i32 *E *i32 *i32 *fp32 *i64 *fp32 i32 i32 i32",
     "spread_computed": "*V *fp32 *i64 *fp32 *fp32 *fp32 *i32 *fp32 i32 i32 fp32",
     "hash_tokens": "*i32 *i32 i32",
+    "attend": "*V *V *V *fp32 *V i32 i32 i32 i32 i32 i32 i32 i32 i32 fp32",
 }
 
 
@@ -88,14 +90,24 @@ def test_kernels_compile_for_an_h100(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tailrl.kernels import cuda_passes, triton_kernels
+    from tailrl.kernels import attention_rows, cuda_passes, triton_kernels
     from tailrl.objective import noise_kernel
 
     kernel = getattr(triton_kernels, name, None) or getattr(noise_kernel, name)
     types = SIGNATURES[name].replace("V", value).replace("E", entry).split()
     sizes = {"BLOCK": cuda_passes.BLOCK_TOKENS, "STEP": cuda_passes.ENTRIES_STEP}
+    sizes |= {
+        "HEADS": 8,
+        "SIZE": 240,
+        "WIDTH": 256,
+        "QUERIES": attention_rows.QUERY_ROWS,
+        "KEYS": attention_rows.KEY_BLOCK,
+    }
     constants = {argument: sizes[argument] for argument in kernel.arg_names if argument in sizes}
     signature = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(constants)], strict=True))
     places = {(kernel.arg_names.index(argument),): size for argument, size in constants.items()}
     target, options = GPUTarget("cuda", 90, 32), {"num_warps": cuda_passes.WARPS}
-    assert triton.compile(ASTSource(kernel, signature, places, {}), target=target, options=options).asm["ptx"]
+    if name == "attend":
+        options = {"num_warps": attention_rows.ATTENTION_WARPS, "num_stages": attention_rows.ATTENTION_STAGES}
+    compiled = triton.compile(ASTSource(kernel, signature, places, {}), target=target, options=options)
+    assert compiled.asm["ptx"] and compiled.metadata.shared <= SHARED_BYTES

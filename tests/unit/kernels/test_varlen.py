@@ -96,6 +96,25 @@ def test_it_gives_the_padded_paths_log_probs_and_gradients(
         torch.testing.assert_close(gradient, expected[parameter], rtol=0, atol=1e-4 * largest, msg=parameter)
 
 
+def test_an_older_pytorch_gets_repeated_keys(
+    as_a_gpu: Callable[..., ReferenceVarlen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.11 knows no `enable_gqa`; the H200 whose results are published had it."""
+    shapes, offsets = [(7, heads, 8) for heads in (6, 2, 2)], torch.tensor([3, 4])
+    torch.manual_seed(0)
+    rows = [torch.randn(shape) for shape in shapes]
+    segments = pack(offsets.tolist()).segments
+    reference = as_a_gpu(torch.float32)
+    expected = varlen_attention(*rows, segments, 0.3)
+
+    def older(query: Tensor, key: Tensor, value: Tensor, *rest: Any, scale: float, window_size: Any) -> Tensor:
+        assert key.shape == value.shape == query.shape
+        return reference(query, key, value, *rest, scale=scale, window_size=window_size)
+
+    monkeypatch.setattr(varlen, "varlen_attn", older)
+    torch.testing.assert_close(varlen_attention(*rows, segments, 0.3), expected)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_padded_path(
     name: str, as_a_gpu: Callable[..., ReferenceVarlen]

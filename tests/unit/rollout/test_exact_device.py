@@ -3,19 +3,23 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from exact_fixture import random_policy, random_requests, sampler_of
+from exact_fixture import ROW_MULTIPLES, random_policy, random_requests, sampler_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
 from tailrl.kernels import batch_invariant
-from tailrl.rollout import Decoding, self_test
+from tailrl.kernels.batch_invariant import GPU_ROWS, ROWS, causal_attention, future_bias, logit_chunks, pad_rows
+from tailrl.model.forward import head_weight
+from tailrl.rollout import Decoding, kv_cache, self_test
 from tailrl.rollout.exact import ExactSampler
+from tailrl.rollout.kv_cache import Flight
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
 from tailrl.training.placement import place
@@ -81,10 +85,48 @@ def test_every_product_on_a_gpu_has_one_shape(rows: int, monkeypatch: pytest.Mon
     torch.testing.assert_close(found.as_subclass(Tensor), linear(rows_RI, weight_OI, bias_O))
 
 
+def test_rows_of_logits_on_a_gpu_have_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the trainer and of the engine: it chooses how a GPU sums a row of a large vocabulary."""
+    for rows in (1, 128, 129, 300):
+        parts = [torch.zeros(rows, 2).as_subclass(OnCuda)[part] for part in logit_chunks(rows, 50, on_gpu=True)]
+        assert {len(pad_rows(part)) for part in parts} == {GPU_ROWS} and sum(map(len, parts)) == rows
+    assert len(pad_rows(torch.zeros(1))) == ROWS, "a CPU needs fewer"
+    model, requests = random_policy("llama", "float32"), random_requests(3)
+    assert Flight(model, requests, [4, 4, 4]).drawn_multiple == ROW_MULTIPLES["llama"]
+    monkeypatch.setattr(kv_cache, "head_weight", lambda _: head_weight(model).as_subclass(OnCuda))
+    flight = Flight(model, requests, [4, 4, 4])
+    assert flight.drawn_multiple == len(flight.token_S) == len(flight.hidden_SH) == GPU_ROWS
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (3, 3)])
+def test_attention_on_a_gpu_is_the_kernels(heads: int, key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its arguments in order; the kernel's place is taken by the definition."""
+    seen = []
+
+    def attention_rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float) -> Tensor:
+        seen.append(query.shape)
+        return (scaling * query @ key + bias).softmax(-1) @ value
+
+    kernel = ModuleType("tailrl.kernels.attention_rows")
+    kernel.attention_rows = attention_rows  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tailrl.kernels.attention_rows", kernel)
+    query, key, value = (
+        torch.randn(2, 5, heads, 8),
+        torch.randn(2, key_heads, 8, 32),
+        torch.randn(2, key_heads, 32, 8),
+    )
+    bias = future_bias(torch.arange(5)[None], heads // key_heads, 32)
+    expected = causal_attention(query, key, value, bias, 0.3)
+    found = causal_attention(query.as_subclass(OnCuda), key, value, bias, 0.3).as_subclass(Tensor)
+    assert seen == [(2, key_heads, 5 * heads // key_heads, 8)]
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_a_gpu_where_it_is_not_exact_is_said(on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = sampler_of(random_policy("llama", "float32"), tmp_path)
     monkeypatch.setattr(self_test, "differing_tokens", lambda *_: 3)
+    monkeypatch.setattr(self_test, "uneven_lengths", lambda *_: [])
     weight = torch.zeros(1)
     monkeypatch.setattr(self_test, "head_weight", lambda _: weight.as_subclass(OnCuda) if on_gpu else weight)
     with pytest.raises(StudyError, match="not exact on this machine: 3 of the trainer's") as raised:

@@ -14,6 +14,9 @@ operators differ with the batch on a CPU. Three kinds do, and this is the remedy
   are added block after block, so later blocks add zeros and the padding's length does not matter. One softmax over all
   keys is already row-wise: trailing zeros stay zeros in each of its lanes.
 
+On a GPU products take rows of one number (`GPU_ROWS`), and so do logits, since a sum over a large vocabulary is cut by
+the number of rows. Attention is a kernel of its own (`attention_rows`). An H200 was exact with them.
+
 The backward is autograd's: correct, not batch-invariant, and it need not be. It keeps every layer's attention
 probabilities, so memory grows with the square of the length.
 """
@@ -32,7 +35,7 @@ from tailrl.kernels.packing import Packing, padded, unpadded
 ROWS = 64
 FEWEST_ROWS = 16
 BLOCK_ROWS = 32  # rows that every kernel seen so far multiplies alike; with more, AMX cuts long sums differently
-GPU_ROWS = 128  # rows of a product on a GPU: as many as sequences in flight
+GPU_ROWS = 128  # rows of a product, and of logits, on a GPU: as many as sequences in flight
 SUMMANDS = 512  # of a float32 sum that no kernel seen so far cuts; an Intel CPU with two threads cuts from 768 on
 MOST_ROWS = 1024  # most rows of a product at once, as many as `at_once` tries
 VECTORS = 128  # half-precision numbers in one unrolled vector loop, times two threads
@@ -45,9 +48,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """A layer's attention over one row: layer, query [P, H, d], key and value [P, K, d], scale → [P, H, d]."""
 
 
-def logit_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Slices of rows whose logits are held at once."""
-    size = max(1, CHUNK_LOGITS // (vocabulary * ROWS)) * ROWS
+def logit_chunks(rows: int, vocabulary: int, on_gpu: bool = False) -> Iterator[slice]:
+    """Slices of rows whose logits are held at once, and padded by `pad_rows`."""
+    size = GPU_ROWS if on_gpu else max(1, CHUNK_LOGITS // (vocabulary * ROWS)) * ROWS
     for start in range(0, rows, size):
         yield slice(start, start + size)
 
@@ -63,8 +66,8 @@ def row_multiple(widths: Iterable[int]) -> int:
 
 
 def pad_rows(rows_R: Tensor) -> Tensor:
-    """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`."""
-    missing = -len(rows_R) % ROWS
+    """Zeros after the last entry of the first dimension, up to a multiple of `ROWS`, on a GPU of `GPU_ROWS`."""
+    missing = -len(rows_R) % (GPU_ROWS if rows_R.is_cuda else ROWS)
     return pad(rows_R, (0, 0) * (rows_R.ndim - 1) + (0, missing)) if missing else rows_R
 
 
@@ -158,8 +161,13 @@ def causal_attention(
     batch, length, heads, size = query_NLHD.shape
     key_heads, keys = value_NKMD.shape[1:3]
     group = heads // key_heads
-    query_NLKGD = (query_NLHD * scaling).view(batch, length, key_heads, group, size)
-    rows_NKRD = query_NLKGD.transpose(1, 2).flatten(2, 3)
+    rows_NKRD = query_NLHD.view(batch, length, key_heads, group, size).transpose(1, 2).flatten(2, 3)
+    if query_NLHD.is_cuda:
+        from tailrl.kernels.attention_rows import attention_rows
+
+        out_NKRD = attention_rows(rows_NKRD, key_NKDM, value_NKMD, bias_N1RM, scaling)
+        return out_NKRD.view(batch, key_heads, length, group, size).transpose(1, 2).flatten(2, 3)
+    rows_NKRD = rows_NKRD * scaling
     rows = length * group
     missing = -rows % QUERIES
     score_BRM = torch.bmm(_pad_queries(rows_NKRD.flatten(0, 1), missing), key_NKDM.flatten(0, 1))[:, :rows]

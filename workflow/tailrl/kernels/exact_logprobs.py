@@ -59,7 +59,7 @@ def exact_logprobs(
         positions: likewise.
     """
     parts = []
-    for rows in logit_chunks(len(tokens_T), len(weight_VH)):
+    for rows in logit_chunks(len(tokens_T), len(weight_VH), weight_VH.is_cuda):
         logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)

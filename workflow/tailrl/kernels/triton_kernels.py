@@ -1,9 +1,9 @@
-"""Triton kernels around the matrix products of the constrained log-prob: each reads or writes a matrix once.
+"""Triton kernels: around the matrix products of the constrained log-prob, and the batch-invariant attention.
 
-Every program has one row and one block of BLOCK tokens. In the forward the matrix is logits, float32 [C, V], of C of
-the T rows; z is a logit over the temperature, and e = exp(z − max z) with the row's maximum. In the backward it is the
-gradient by the logits, [R, n], of R rows. Its columns are the n tokens of a stretch of the vocabulary that are safe in
-some row.
+Each kernel of the log-prob reads or writes a matrix once. A program has one row and one block of BLOCK tokens. In the
+forward the matrix is logits, float32 [C, V], of C of the T rows; z is a logit over the temperature, and e = exp(z − max
+z) with the row's maximum. In the backward it is the gradient by the logits, [R, n], of R rows. Its columns are the n
+tokens of a stretch of the vocabulary that are safe in some row.
 
 Arrays of numbers per row and block are [C, B] or [T, B], B blocks. Offsets that grow with rows × vocabulary are int64.
 """
@@ -185,3 +185,68 @@ def spread_computed(
     chosen = tl.load(chosen_ptr + tl.program_id(0))
     gradient = tl.where(column == chosen, tl.load(chosen_gradient_ptr + row), gradient)
     tl.store(gradient_ptr + out + column, gradient.to(gradient_ptr.dtype.element_ty), mask=there)
+
+
+# Sizes that would be compiled apart where they are 1 or a multiple of 16.
+ANY_SIZE = (
+    *("rows", "keys", "bias_sequence"),
+    *("key_sequence", "key_head", "key_size", "value_sequence", "value_head", "value_key"),
+)
+
+
+@triton.jit(do_not_specialize=ANY_SIZE)
+def attend(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    keys,
+    bias_sequence,
+    key_sequence,
+    key_head,
+    key_size,
+    value_sequence,
+    value_head,
+    value_key,
+    scaling,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Attention of QUERIES rows of one sequence and key head over its keys, KEYS at a time, by the running softmax.
+
+    `query_ptr` and `out_ptr` are [N, HEADS, rows, SIZE], the keys [N, HEADS, SIZE, keys], the values [N, HEADS, keys,
+    SIZE], and `bias_ptr`, which is added to the scores, float32 [N, 1, rows, keys]. WIDTH is SIZE up to a power of 2.
+    """
+    sequence = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    column = tl.arange(0, WIDTH)
+    block = tl.arange(0, KEYS)
+    wide = column < SIZE
+    there = (row < rows)[:, None] & wide[None, :]
+    at = (tl.program_id(1).to(tl.int64) * rows + row)[:, None] * SIZE + column[None, :]
+    query = tl.load(query_ptr + at, mask=there, other=0.0)
+    key_ptr += sequence * key_sequence + head * key_head
+    value_ptr += sequence * value_sequence + head * value_head
+    largest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    result = tl.zeros((QUERIES, WIDTH), tl.float32)
+    for start in range(0, keys, KEYS):
+        now = start + block
+        key = tl.load(key_ptr + column[:, None] * key_size + now[None, :], mask=wide[:, None], other=0.0)
+        bias_at = sequence * bias_sequence + row[:, None] * keys + now[None, :]
+        bias = tl.load(bias_ptr + bias_at, mask=(row < rows)[:, None], other=0.0)
+        score = tl.dot(query, key, input_precision="ieee") * scaling + bias
+        above = tl.maximum(largest, tl.max(score, 1))
+        shrunk = tl.exp(largest - above)
+        probability = tl.exp(score - above[:, None])
+        total = total * shrunk + tl.sum(probability, 1)
+        value = tl.load(value_ptr + now[:, None] * value_key + column[None, :], mask=wide[None, :], other=0.0)
+        result = result * shrunk[:, None] + tl.dot(probability.to(value.dtype), value, input_precision="ieee")
+        largest = above
+    tl.store(out_ptr + at, (result / total[:, None]).to(out_ptr.dtype.element_ty), mask=there)

@@ -10,6 +10,7 @@ On ragged lengths a padded view costs about twice the products, and cuDNN plans 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Any, cast
 
@@ -101,6 +102,13 @@ def varlen_attention(
     """
     from torch.nn.attention import varlen
 
+    grouped: dict[str, Any] = {}
+    if query_PHD.shape[1] != key_PKD.shape[1]:
+        if "enable_gqa" in signature(varlen.varlen_attn).parameters:
+            grouped = {"enable_gqa": True}
+        else:  # PyTorch 2.11
+            group = query_PHD.shape[1] // key_PKD.shape[1]
+            key_PKD, value_PKD = (tensor.repeat_interleave(group, 1) for tensor in (key_PKD, value_PKD))
     size = query_PHD.shape[-1]
     if missing := -size % HEAD_MULTIPLE:
         query_PHD, key_PKD, value_PKD = (pad(tensor, (0, missing)) for tensor in (query_PHD, key_PKD, value_PKD))
@@ -119,7 +127,7 @@ def varlen_attention(
         segments.longest_key,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=query_PHD.shape[1] != key_PKD.shape[1],
+        **grouped,
     )
     return cast(Tensor, out_PHD)[..., :size]
 

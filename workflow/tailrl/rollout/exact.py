@@ -7,7 +7,7 @@ sequences end, the last ones in flight move into their rows; waiting requests ar
 
 Where the settings quantise, the trainer does too (`model.quantized`): a quantised engine without a mismatch.
 
-Engine and trainer are on the GPU where there is one. Whether it is exact there, the self-test decides before any step.
+Engine and trainer are on the GPU where there is one. An H200 was exact; the self-test decides before any step.
 """
 
 from collections.abc import Iterable, Sequence

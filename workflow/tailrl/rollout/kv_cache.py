@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.kernels.batch_invariant import KEYS, PackedAttention, causal_attention, future_bias, pad_rows, rounded_up
+from tailrl.kernels.batch_invariant import (
+    GPU_ROWS,
+    KEYS,
+    PackedAttention,
+    causal_attention,
+    future_bias,
+    pad_rows,
+    rounded_up,
+)
 from tailrl.kernels.packing import micro_batches, pack
 from tailrl.model.forward import exact_hidden_states, head_size, head_weight, key_group, key_heads, row_multiple
 from tailrl.rollout.sampling import token_bytes
@@ -97,8 +105,11 @@ class Flight:
         self.cache = KeyValueCache(model, len(requests), int((self.prompt_N + self.limit_N).max()))
         self.alive = 0
         self.fresh = 0
-        self.hidden_SH = head_weight(model).new_zeros(self.cache.rows, head_weight(model).shape[1])
-        nothing_3S = torch.zeros(3, self.cache.rows, dtype=torch.int64, device=self.device)
+        # A GPU sums a row of a large vocabulary by a kernel that the number of rows chooses.
+        self.drawn_multiple = GPU_ROWS if head_weight(model).is_cuda else self.cache.row_multiple
+        places = rounded_up(self.cache.rows, self.drawn_multiple)
+        self.hidden_SH = head_weight(model).new_zeros(places, head_weight(model).shape[1])
+        nothing_3S = torch.zeros(3, places, dtype=torch.int64, device=self.device)
         self.request_S, self.token_S, self.position_S = nothing_3S
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
@@ -148,7 +159,7 @@ class Flight:
             row_SH = exact_hidden_states(self.model, self.token_S[run], self.position_S[run], self.cache.attend)
             self.hidden_SH[:seen] = row_SH[:seen]
         self.fresh = 0
-        used = slice(rounded_up(self.alive, self.cache.row_multiple))
+        used = slice(rounded_up(self.alive, self.drawn_multiple))
         request_S, position_S = self.request_S[used], self.position_S[used]
         return Step(
             alive=self.alive,

@@ -115,7 +115,7 @@ class VerifiedSampler:
         threshold_N = torch.tensor([request.threshold for request in requests], device=weight_VH.device)
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
-        for rows in logit_chunks(len(seeds), len(weight_VH)):
+        for rows in logit_chunks(len(seeds), len(weight_VH), weight_VH.is_cuda):
             logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)

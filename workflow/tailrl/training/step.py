@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -62,8 +62,15 @@ def forward_logprobs(model: PreTrainedModel, samples: Sequence[Sample], run: Run
         routing = Routing(given_LPK if run.training.routing_replay else None)
     elif run.training.routing_replay:
         raise StudyError(f"arm {run.arm}: training.routing_replay needs the sampler's experts, which it did not give")
+
+    def columns() -> tuple[Tensor | None, ...]:
+        # Not the dataclass: before PyTorch 2.12 FSDP overlooks tensors in one, and gathers no weights for the backward.
+        logprobs, centre_T = _logprobs(model, batch, samples, run, routing)
+        return *(getattr(logprobs, field.name) for field in fields(logprobs)), centre_T
+
     # Together, since a sharded model has its head's weight whole only within its forward.
-    scored = as_forward(model, lambda: _logprobs(model, batch, samples, run, routing))
+    *parts, centre_T = as_forward(model, columns)
+    scored = TokenLogprobs(*cast(list[Tensor], parts)), centre_T
     return (*scored, None if routing is None or given_LPK is None else flips(routing, given_LPK, batch)), batch
 
 
