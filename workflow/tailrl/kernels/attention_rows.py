@@ -1,9 +1,9 @@
 """Batch-invariant attention on a GPU: a query's result depends on its own keys alone, by the order of the sums.
 
-A program has `QUERY_ROWS` queries of one key head and takes the keys in blocks of `KEY_BLOCK`, first to last, with the running
-softmax of FlashAttention (arXiv 2205.14135, Algorithm 1). Each block is one product of one shape, whatever the number
-of queries, keys and sequences. A block of later keys has probability 0 and leaves maximum, sum and result as they are.
-cuBLAS, by contrast, chooses its kernel by all three numbers.
+A program has `QUERY_ROWS` queries of one key head and takes keys in blocks of `KEY_BLOCK`, first to last, with the
+running softmax of FlashAttention (arXiv 2205.14135, Algorithm 1). Each block is one product of one shape, whatever the
+number of queries, keys and sequences. A block of later keys has probability 0 and leaves maximum, sum and result as
+they are. cuBLAS, by contrast, chooses its kernel by all three numbers.
 """
 
 from typing import Any, cast
