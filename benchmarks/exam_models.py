@@ -174,7 +174,7 @@ def _problems(spec: Spec, count: int, seed: int, slip: float = 0.0) -> list[Prob
 
 def _write_base(spec: Spec, folder: Path) -> None:
     if spec.kind == "pretrained":
-        smollm2.save(folder, shots=True)
+        smollm2.save(folder, shots="words")
         return
     seed = 1000 * spec.seed
     lessons = [*_problems(spec, 8000, seed), *_problems(spec, 3200, seed + 1, 0.3)]

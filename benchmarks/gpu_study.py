@@ -167,7 +167,7 @@ def main() -> None:
     if not (arguments.small or arguments.policy or policy.is_dir()):
         from smollm2 import save
 
-        save(policy, shots=True)
+        save(policy, shots="words")
     study = small_study() if arguments.small else study_of(policy, arguments.rehearse)
     prepare(study, arguments.out)
     states = {arm: train(study, arm, arguments.out, until) for arm in study.arms}

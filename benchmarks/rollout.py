@@ -71,7 +71,7 @@ def save_default(folder: Path) -> None:
 
 LOADS = {
     "default study": Load(save_default, prompts=32, group=8, prompt=16, new_tokens=40),
-    "SmolLM2-135M": Load(partial(smollm2.save, shots=False), prompts=16, group=8, prompt=16, new_tokens=24),
+    "SmolLM2-135M": Load(partial(smollm2.save, shots=None), prompts=16, group=8, prompt=16, new_tokens=24),
 }
 
 

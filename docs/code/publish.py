@@ -28,8 +28,11 @@ WANTED = (
     *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
     *("tables/figure1.csv", "figures/figure1.svg"),  # scores on the way, of a study that keeps snapshots
     *("ablations/*", "across*"),
+    *(f"distributions/*.{kind}" for kind in ("csv", "md", "svg")),
 )
 """What is published of a study where it is there; no HTML, which holds what the others do."""
+OWN_FOLDER = "distributions"
+"""Its files keep their folder, since they have names of the study's own files."""
 DIGESTS = "studies.csv"
 """The digest of every published study's settings, which do not change any more."""
 
@@ -51,7 +54,9 @@ def publish(study: str, results: Path, published: Path) -> list[Path]:
         raise StudyError(f"{source}: no summary.md; `make {study}` runs the study")
     out.mkdir(parents=True, exist_ok=True)
     for path in (path for pattern in WANTED for path in sorted(source.glob(pattern)) if path.suffix != ".html"):
-        shutil.copy(path, out)
+        target = out / OWN_FOLDER if path.parent.name == OWN_FOLDER else out
+        target.mkdir(exist_ok=True)
+        shutil.copy(path, target)
     made = [out]
     for name, pool in pools().items():
         if study in pool.parts:

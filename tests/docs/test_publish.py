@@ -24,7 +24,8 @@ def test_every_study_with_a_summary_has_a_digest() -> None:
 def test_a_study_is_published_with_the_page_over_its_parts(tmp_path: Path) -> None:
     folder = tmp_path / "results/causes_2"
     names = ("summary.md", "summary.html", "tables/policies.csv", "tables/other.csv", "figures/evaluation.svg")
-    for name in (*names, "ablations/rate.md", "ablations/rate.html", "across.csv"):
+    others = ("ablations/rate.md", "ablations/rate.html", "across.csv", "distributions/claims.csv", "distributions/a.html")
+    for name in (*names, *others):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("", encoding="utf-8")
     for table in ("policies", "first_k3"):
@@ -32,8 +33,9 @@ def test_a_study_is_published_with_the_page_over_its_parts(tmp_path: Path) -> No
         (folder / f"tables/{table}.csv").write_text(text, encoding="utf-8")
     out = tmp_path / "published"
     assert publish.publish("causes_2", tmp_path / "results", out) == [out / "causes_2", out / "causes_harm"]
-    found = {path.name for path in (out / "causes_2").iterdir()}
-    assert found == {"summary.md", "policies.csv", "first_k3.csv", "evaluation.svg", "rate.md", "across.csv"}
+    found = {path.relative_to(out / "causes_2").as_posix() for path in (out / "causes_2").rglob("*.*")}
+    copied = {"summary.md", "policies.csv", "first_k3.csv", "evaluation.svg", "rate.md", "across.csv"}
+    assert found == copied | {"distributions/claims.csv"}
     assert "From causes_2. Not finished: causes_1" in (out / "causes_harm/pooled.md").read_text(encoding="utf-8")
 
 

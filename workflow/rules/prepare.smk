@@ -68,7 +68,11 @@ rule smollm2_model:
     conda:
         conda_env
     params:
-        shots=lambda wildcards: ["--shots"] * wildcards.model.endswith("_shots"),
+        shots=lambda wildcards: (
+            ["--shots", task]
+            if (task := MADE_MODELS[f"results/models/{wildcards.model}"])
+            else []
+        ),
         out=subpath(output[0], parent=True),
     message:
         "model {wildcards.model}\nlog: {log}"

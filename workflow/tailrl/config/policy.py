@@ -71,8 +71,12 @@ class ScratchPolicy(Settings):
         return self
 
 
-MADE_MODELS = ("results/models/smollm2", "results/models/smollm2_shots")
-"""Folders of pretrained policies that the workflow makes."""
+MADE_MODELS = {
+    "results/models/smollm2": "",
+    "results/models/smollm2_shots": "words",
+    "results/models/smollm2_sums": "sums",
+}
+"""Folders of pretrained policies that the workflow makes, and the task of the worked examples that prompt them."""
 
 
 TOKENIZERS = (
