@@ -24,7 +24,13 @@ def test_every_study_with_a_summary_has_a_digest() -> None:
 def test_a_study_is_published_with_the_page_over_its_parts(tmp_path: Path) -> None:
     folder = tmp_path / "results/causes_2"
     names = ("summary.md", "summary.html", "tables/policies.csv", "tables/other.csv", "figures/evaluation.svg")
-    others = ("ablations/rate.md", "ablations/rate.html", "across.csv", "distributions/claims.csv", "distributions/a.html")
+    others = (
+        "ablations/rate.md",
+        "ablations/rate.html",
+        "across.csv",
+        "distributions/claims.csv",
+        "distributions/a.html",
+    )
     for name in (*names, *others):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("", encoding="utf-8")

@@ -67,6 +67,23 @@ def test_attention_over_the_whole_row_is_found(folder: Path, monkeypatch: pytest
     assert "packed responses would see one another" in refusal(folder)
 
 
+def test_a_model_that_amplifies_rounding_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of 30,000 that all keys share: their rounding moves probabilities, packed or alone."""
+    folder = write_family("qwen2", tmp_path / "model")
+    weights = load_file(folder / WEIGHTS)
+    for name, weight in weights.items():
+        if name.endswith(("q_proj.bias", "k_proj.bias")):
+            weight.view(-1, 8)[:, 3] = 300.0
+        elif weight.ndim > 1 and ".layers." in name:
+            weight.mul_(10)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    assert load_policy(folder).config.model_type == "qwen2"
+    monkeypatch.setattr(checks, "AMPLIFIED", 0.0)
+    assert "rounding explains 2e-05" in refusal(folder), "the case shows what it is for"
+    monkeypatch.undo()
+    test_attention_over_the_whole_row_is_found(folder, monkeypatch)
+
+
 # --- files and configuration that do not fit -----------------------------------------------------------
 
 
