@@ -134,7 +134,7 @@ def _check_forward(model: PreTrainedModel, path: str | Path) -> None:
 def _alone(model: PreTrainedModel, tokens_P: Tensor, attention: str) -> Tensor:
     """Last hidden states [P, H] of the two sequences, each alone in the library's own attention of this name."""
     model.set_attn_implementation(attention)
-    parts = [model.base_model(input_ids=part[None], use_cache=False) for part in torch.split(tokens_P, LENGTHS)]
+    parts = [model.base_model(input_ids=part[None], use_cache=False) for part in torch.split(tokens_P, list(LENGTHS))]
     return torch.cat([output.last_hidden_state[0] for output in parts])
 
 
