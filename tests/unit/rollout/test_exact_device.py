@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import Training
-from tailrl.kernels import batch_invariant
+from tailrl.kernels import batch_invariant, exact_logprobs
 from tailrl.kernels.batch_invariant import GPU_ROWS, ROWS, causal_attention, future_bias, logit_chunks, pad_rows
 from tailrl.model.forward import head_weight
 from tailrl.rollout import Decoding, kv_cache, self_test
@@ -95,7 +95,23 @@ def test_rows_of_logits_on_a_gpu_have_one_number(monkeypatch: pytest.MonkeyPatch
     assert Flight(model, requests, [4, 4, 4]).drawn_multiple == ROW_MULTIPLES["llama"]
     monkeypatch.setattr(kv_cache, "head_weight", lambda _: head_weight(model).as_subclass(OnCuda))
     flight = Flight(model, requests, [4, 4, 4])
-    assert flight.drawn_multiple == len(flight.token_S) == len(flight.hidden_SH) == GPU_ROWS
+    assert flight.admit() and len(flight.step().hidden_SH) == GPU_ROWS
+    assert kv_cache.SEQUENCES_IN_FLIGHT <= GPU_ROWS, "else a step has another number of rows than the trainer"
+
+
+def test_the_trainer_scores_such_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def head_logits(hidden_RH: Tensor, weight_VH: Tensor, *_: object) -> Tensor:
+        seen.append(len(hidden_RH))
+        return (hidden_RH @ weight_VH.T).as_subclass(Tensor)
+
+    monkeypatch.setattr(exact_logprobs, "head_logits", head_logits)
+    hidden_TH, weight_VH = torch.randn(300, 4).as_subclass(OnCuda), torch.randn(50, 4).as_subclass(OnCuda)
+    tokens_T, threshold_T1 = torch.arange(300) % 50, torch.full((300, 1), -3.0)
+    rows = (hidden_TH, weight_VH, tokens_T.as_subclass(OnCuda), threshold_T1.as_subclass(OnCuda))
+    exact_logprobs.exact_logprobs(*rows, exact_logprobs.Scoring("min_p"), [0] * 300, list(range(300)))
+    assert seen == [GPU_ROWS] * 3
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (3, 3)])

@@ -31,9 +31,15 @@ def attention_rows(
         query_NKRD: float32, bfloat16 or float16.
         key_NKDM: M keys, a multiple of `KEY_BLOCK`, contiguous in their last dimension.
         value_NKMD: likewise.
-        bias_N1RM: float32, added to the scores, 0 for at least the first key; N may be 1 for all sequences.
+        bias_N1RM: float32, added to the scores, finite for some of the first `KEY_BLOCK` keys; N may be 1 for all
+            sequences.
         scaling: multiplies the scores.
+
+    Raises:
+        ValueError: keys or values of another layout.
     """
+    if key_NKDM.shape[-1] % KEY_BLOCK or key_NKDM.stride(-1) != 1 or value_NKMD.stride(-1) != 1:
+        raise ValueError(f"keys and values are contiguous in their last dimension, a multiple of {KEY_BLOCK} keys")
     arguments = (query_NKRD.contiguous(), key_NKDM, value_NKMD, bias_N1RM.contiguous(), scaling)
     return cast(Tensor, _AttentionRows.apply(*arguments))  # type: ignore[no-untyped-call]
 
@@ -45,7 +51,7 @@ class _AttentionRows(torch.autograd.Function):
     ) -> Tensor:
         sequences, heads, rows, size = query_NKRD.shape
         out_NKRD = torch.empty_like(query_NKRD)
-        attend[-(-rows // QUERY_ROWS), sequences * heads](
+        attend[sequences * heads, -(-rows // QUERY_ROWS)](
             query_NKRD,
             key_NKDM,
             value_NKMD,

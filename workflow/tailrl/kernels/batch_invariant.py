@@ -17,8 +17,8 @@ operators differ with the batch on a CPU. Three kinds do, and this is the remedy
 On a GPU products take rows of one number (`GPU_ROWS`), and so do logits, since a sum over a large vocabulary is cut by
 the number of rows. Attention is a kernel of its own (`attention_rows`). An H200 was exact with them.
 
-The backward is autograd's: correct, not batch-invariant, and it need not be. It keeps every layer's attention
-probabilities, so memory grows with the square of the length.
+The backward is autograd's: correct, not batch-invariant, and it need not be. On a CPU it keeps every layer's attention
+probabilities, on a GPU it computes one layer's anew: memory grows with the square of the length.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -222,14 +222,14 @@ def attend(
     `query_ptr` and `out_ptr` are [N, HEADS, rows, SIZE], the keys [N, HEADS, SIZE, keys], the values [N, HEADS, keys,
     SIZE], and `bias_ptr`, which is added to the scores, float32 [N, 1, rows, keys]. WIDTH is SIZE up to a power of 2.
     """
-    sequence = (tl.program_id(1) // HEADS).to(tl.int64)
-    head = tl.program_id(1) % HEADS
-    row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    sequence = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    row = tl.program_id(1).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
     column = tl.arange(0, WIDTH)
     block = tl.arange(0, KEYS)
     wide = column < SIZE
     there = (row < rows)[:, None] & wide[None, :]
-    at = (tl.program_id(1).to(tl.int64) * rows + row)[:, None] * SIZE + column[None, :]
+    at = (tl.program_id(0).to(tl.int64) * rows + row)[:, None] * SIZE + column[None, :]
     query = tl.load(query_ptr + at, mask=there, other=0.0)
     key_ptr += sequence * key_sequence + head * key_head
     value_ptr += sequence * value_sequence + head * value_head
