@@ -1,9 +1,12 @@
 """What the trained policy computes in and keeps: bfloat16 over float32 weights, and layers that are computed twice."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks_fixture import on_ranks
@@ -16,9 +19,10 @@ from tailrl.config.jobs import Run
 from tailrl.model.policy import named_weights
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
+from tailrl.training import step
 from tailrl.training.optimizer import make_optimizer, optimizer_step
 from tailrl.training.placement import is_sharded, place
-from tailrl.training.step import accumulate_gradients
+from tailrl.training.step import Sample, accumulate_gradients
 from tailrl.training.step_record import StepRecord, Stopwatch
 
 ARM = {"vocabulary": DVP}
@@ -126,3 +130,35 @@ def test_a_model_without_named_layers_stays_whole(model: PreTrainedModel, traini
         StudyError, match=r"^LlamaForCausalLM does not name its layers: it can be trained by one process"
     ):
         place(model, run_of({}, **training).training)
+
+
+# --- what FSDP sees of a forward ----------------------------------------------------------------------------
+
+
+def with_logits(sample: Sample, vocabulary: int) -> Sample:
+    """With the sampler's logits of each token, as centering needs them."""
+    logits = tuple(np.zeros(vocabulary, np.float32) for _ in sample.rollout.tokens)
+    return replace(sample, rollout=replace(sample.rollout, logits_infer_KV=logits))
+
+
+@pytest.mark.parametrize("centering", ["none", "full"])
+def test_fsdp_gets_the_tensors_themselves(
+    model: PreTrainedModel, centering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of it look into no dataclass."""
+    seen: list[tuple[Any, ...]] = []
+
+    def as_forward(_: object, function: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        seen.append(function())
+        return seen[-1]
+
+    run = run_of({"correction": {"centering": centering}})
+    samples = samples_of(*make_rollouts(), run)
+    if centering == "full":
+        vocabulary = model.config.vocab_size
+        samples = [with_logits(sample, vocabulary) for sample in samples]
+    monkeypatch.setattr(step, "as_forward", as_forward)
+    (logprobs, centre_T, _), _ = step.forward_logprobs(model, samples, run)
+    (given,) = seen
+    assert all(isinstance(part, torch.Tensor) for part in given[:-1]) and given[0] is logprobs.logp_T
+    assert given[-1] is centre_T and (centre_T is None) == (centering == "none")

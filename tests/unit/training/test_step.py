@@ -7,8 +7,7 @@ sequence at a time, log-softmax and the estimator's definition.
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ from tailrl.training.optimizer import make_optimizer
 from tailrl.training.placement import decided
 from tailrl.training.step import Sample, accumulate_gradients, update
 from tailrl.training.step_record import StepRecord, Stopwatch
-
-
-def with_logits(sample: Sample, vocabulary: int) -> Sample:
-    """With the sampler's logits of each token, as centering needs them."""
-    logits = tuple(np.zeros(vocabulary, np.float32) for _ in sample.rollout.tokens)
-    return replace(sample, rollout=replace(sample.rollout, logits_infer_KV=logits))
-
 
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {},
@@ -145,29 +137,6 @@ def test_the_token_budget_changes_nothing(model: PreTrainedModel, arm: str) -> N
         assert loss == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
         torch.testing.assert_close(gradient, results[0][1], rtol=1e-3, atol=1e-5 * results[0][1].abs().max().item())
         assert record.metrics() == pytest.approx(results[0][2].metrics(), rel=1e-4, abs=1e-6, nan_ok=True)
-
-
-@pytest.mark.parametrize("centering", ["none", "full"])
-def test_fsdp_gets_the_tensors_themselves(
-    model: PreTrainedModel, centering: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older versions of it look into no dataclass."""
-    seen: list[tuple[Any, ...]] = []
-
-    def as_forward(_: object, function: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        seen.append(function())
-        return seen[-1]
-
-    run = run_of({"correction": {"centering": centering}})
-    samples = samples_of(*make_rollouts(), run)
-    if centering == "full":
-        vocabulary = model.config.vocab_size
-        samples = [with_logits(sample, vocabulary) for sample in samples]
-    monkeypatch.setattr(step, "as_forward", as_forward)
-    (logprobs, centre_T, _), _ = step.forward_logprobs(model, samples, run)
-    (given,) = seen
-    assert all(isinstance(part, torch.Tensor) for part in given[:-1]) and given[0] is logprobs.logp_T
-    assert given[-1] is centre_T and (centre_T is None) == (centering == "none")
 
 
 @pytest.mark.parametrize("arm", ARMS)
