@@ -37,7 +37,7 @@ CHECKS: dict[str, Check] = {
     "varlen attention, bfloat16": rows.varlen,
     "packed row, float32": partial(runs.packed, torch.float32, 1e-4),
     "packed row, bfloat16": partial(runs.packed, torch.bfloat16, 0.03),
-    "exact attention, float32": partial(rows.exact_attention, torch.float32),
+    "exact attention, float32": rows.exact_attention,
     "exact engine": runs.exact,
     "exact engine, large vocabulary": runs.exact_large,
     "steps, float32": partial(runs.step, "float32", 1e-2, "transformers"),

@@ -2,8 +2,8 @@
 
 A program has `QUERY_ROWS` queries of one key head and takes keys in blocks of `KEY_BLOCK`, first to last, with the
 running softmax of FlashAttention (arXiv 2205.14135, Algorithm 1). Each block is one product of one shape, whatever the
-number of queries, keys and sequences. A block of later keys has probability 0 and leaves maximum, sum and result as
-they are. cuBLAS, by contrast, chooses its kernel by all three numbers.
+number of queries, keys and sequences. A block of later keys has probability 0: it changes neither maximum nor sum nor
+result. cuBLAS instead chooses its kernel by these three numbers.
 """
 
 from typing import Any, cast

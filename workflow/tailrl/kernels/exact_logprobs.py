@@ -1,6 +1,6 @@
 """The trainer's constrained log-probs with batch-invariant operators, with which the exact engine samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,6 +38,14 @@ def head_logits(
     return disturb(logits_RV, [*seeds, *missing], [*positions, *missing], scoring.disturbance)
 
 
+def chunked_logits(
+    hidden_TH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], positions: Sequence[int]
+) -> Iterator[tuple[slice, Tensor]]:
+    """`head_logits` of some rows at a time, each with its slice of the T rows; the logits of padding come last."""
+    for rows in logit_chunks(len(hidden_TH), len(weight_VH), weight_VH.is_cuda):
+        yield rows, head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
+
+
 def exact_logprobs(
     hidden_TH: Tensor,
     weight_VH: Tensor,
@@ -59,8 +67,7 @@ def exact_logprobs(
         positions: likewise.
     """
     parts = []
-    for rows in logit_chunks(len(tokens_T), len(weight_VH), weight_VH.is_cuda):
-        logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
+    for rows, logits_RV in chunked_logits(hidden_TH, weight_VH, scoring, seeds, positions):
         chosen_R, threshold_R1 = pad_rows(tokens_T[rows]), pad_rows(threshold_T1[rows])
         part = token_logprobs(logits_RV, chosen_R, scoring.rule, threshold_R1, scoring.paper_fill)
         parts.append(part.at(slice(len(tokens_T[rows]))))

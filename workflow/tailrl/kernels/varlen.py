@@ -8,8 +8,9 @@ token sees its whole prefix and no later token.
 On ragged lengths a padded view costs about twice the products, and cuDNN plans each of its shapes anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from itertools import pairwise
 from typing import Any, cast
@@ -88,6 +89,12 @@ class Segments:
         )
 
 
+@cache
+def _knows_groups(kernel: Callable[..., Any]) -> bool:
+    """Whether the kernel takes fewer key heads than query heads; that of PyTorch 2.11 does not."""
+    return "enable_gqa" in signature(kernel).parameters
+
+
 def varlen_attention(
     query_PHD: Tensor, key_PKD: Tensor, value_PKD: Tensor, segments: Segments, scaling: float
 ) -> Tensor:
@@ -104,9 +111,9 @@ def varlen_attention(
 
     grouped: dict[str, Any] = {}
     if query_PHD.shape[1] != key_PKD.shape[1]:
-        if "enable_gqa" in signature(varlen.varlen_attn).parameters:
+        if _knows_groups(varlen.varlen_attn):
             grouped = {"enable_gqa": True}
-        else:  # PyTorch 2.11
+        else:
             group = query_PHD.shape[1] // key_PKD.shape[1]
             key_PKD, value_PKD = (tensor.repeat_interleave(group, 1) for tensor in (key_PKD, value_PKD))
     size = query_PHD.shape[-1]

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tailrl.kernels.batch_invariant import logit_chunks, pad_rows
-from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.kernels.batch_invariant import pad_rows
+from tailrl.kernels.exact_logprobs import Scoring, chunked_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states
 from tailrl.objective.disturbance import UNDISTURBED
@@ -115,8 +115,7 @@ class VerifiedSampler:
         threshold_N = torch.tensor([request.threshold for request in requests], device=weight_VH.device)
         threshold_T1 = threshold_N[batch.sequence_T, None]
         parts = []
-        for rows in logit_chunks(len(seeds), len(weight_VH), weight_VH.is_cuda):
-            logits_RV = head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
+        for rows, logits_RV in chunked_logits(hidden_TH, weight_VH, scoring, seeds, positions):
             count = len(seeds[rows])
             missing = [0] * (len(logits_RV) - count)
             of_row = pad_rows(threshold_T1[rows]), [*seeds[rows], *missing], [*positions[rows], *missing]

@@ -22,8 +22,7 @@ from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.sampler import Disturbance
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.vocabulary import log_rho
-from tailrl.kernels.batch_invariant import logit_chunks, pad_rows
-from tailrl.kernels.exact_logprobs import Scoring, head_logits
+from tailrl.kernels.exact_logprobs import Scoring, chunked_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
 from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
@@ -262,13 +261,9 @@ def trainer_logits(
             seeds = [requests[i].seed for i, own in zip(group, positions, strict=True) for _ in own]
             flat = [position for own in positions for position in own]
             if settings.engine.sampler.exact:
-                parts = [
-                    head_logits(pad_rows(hidden_PH[rows]), weight_VH, scoring, seeds[rows], flat[rows])[
-                        : len(flat[rows])
-                    ]
-                    for rows in logit_chunks(len(flat), len(weight_VH), weight_VH.is_cuda)
-                ]
-                logits_PV = torch.cat(parts) if parts else weight_VH.new_empty(0, len(weight_VH))
+                chunks = chunked_logits(hidden_PH, weight_VH, scoring, seeds, flat)
+                none_PV = weight_VH.new_empty(0, len(weight_VH))
+                logits_PV = torch.cat([none_PV, *(part[: len(flat[rows])] for rows, part in chunks)])
             else:
                 logits_PV = disturb(hidden_PH.float() @ weight_VH.T / settings.temperature, seeds, flat, dial)
         found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
