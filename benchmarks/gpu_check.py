@@ -1,11 +1,12 @@
-"""What a GPU must show before a study is trusted to it: one table, a row for each check, in under eight minutes.
+"""What a GPU must show before a study is trusted to it: one table, a row for each check, in a quarter of an hour.
 
     make gpu-check                                                            # with the pinned environment
     PYTHONPATH=workflow python benchmarks/gpu_check.py --out gpu_check.csv    # torch, Triton, transformers, pydantic
 
-`gpu_rows.py` and `gpu_runs.py` hold the checks. Each stands alone: one that raises is a failed row, and the rest goes
-on. A row whose package or device is not there says so. Nothing is fetched, and vLLM, W&B and lm-eval are not used. On a
-CPU the sizes are small, and Triton's interpreter runs the kernels. Exit code 1: some row failed.
+`gpu_rows.py`, `gpu_runs.py` and `gpu_memory.py` hold the checks. Each stands alone: one that raises is a failed row,
+and the rest goes on. A row whose package or device is not there says so. Nothing is fetched; W&B and lm-eval are not
+used. On a CPU the sizes are small, and Triton's interpreter runs the kernels. `--only PART` makes the rows whose name
+holds it. Exit code 1: some row failed.
 
 Verdicts: `ok` and `failed` for what has a limit, `measured` for what has none, `not there` for what this machine lacks,
 `refused` for what the project itself would not do on it.
@@ -24,6 +25,7 @@ from pathlib import Path
 import gpu_rows as rows
 import gpu_runs as runs
 import torch
+from gpu_memory import memory
 from gpu_rows import LOG_RHO, Check, MissingError
 from table import show, write_csv
 
@@ -40,11 +42,18 @@ CHECKS: dict[str, Check] = {
     "exact attention, float32": rows.exact_attention,
     "exact engine": runs.exact,
     "exact engine, large vocabulary": runs.exact_large,
-    "steps, float32": partial(runs.step, "float32", 1e-2, "transformers"),
-    "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2, "transformers"),
-    "steps, exact engine": partial(runs.step, "float32", 0.0, "exact"),
+    "steps, float32": partial(runs.step, "float32", 1e-2, runs.TRANSFORMERS),
+    "steps, bfloat16": partial(runs.step, "bfloat16", 1e-2, runs.TRANSFORMERS),
+    "steps, exact engine": partial(runs.step, "float32", 0.0, runs.EXACT),
+    "steps, verified": runs.verified,
+    "steps, vLLM": partial(runs.vllm_step, 1e-2, {}),
+    "steps, vLLM, compiled": partial(runs.vllm_step, 1e-2, {"enforce_eager": False}),
+    "steps, vLLM, fp8 cache": partial(runs.vllm_step, None, {"kv_cache_dtype": "fp8_e4m3"}),
+    "steps, vLLM, fp8": partial(runs.vllm_step, None, {"quantization": "fp8"}),
+    "steps, vLLM, int8": partial(runs.vllm_step, None, {"quantization": "int8"}),
+    "steps, vLLM, int4": partial(runs.vllm_step, None, {"quantization": "int4", "group_size": 32}),
     "checkpoint and resume": runs.resume,
-    "memory beside the plan": runs.memory,
+    "memory beside the plan": memory,
 }
 VERSIONS = ("torch", "triton", "transformers", "liger_kernel")
 
@@ -112,12 +121,16 @@ def failed_rows(checks: Mapping[str, Check], out: Path | None) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="write a CSV file")
+    parser.add_argument("--only", metavar="PART", default="", help="the checks whose name holds this")
     arguments = parser.parse_args()
+    checks = {name: check for name, check in CHECKS.items() if arguments.only in name}
+    if not checks:
+        parser.error(f"--only: no check is named so; there are: {'; '.join(CHECKS)}")
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
     os.environ["WANDB_MODE"] = "disabled"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need
-    sys.exit(min(1, failed_rows(CHECKS, arguments.out)))
+    sys.exit(min(1, failed_rows(checks, arguments.out)))
 
 
 if __name__ == "__main__":

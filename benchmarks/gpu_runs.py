@@ -1,12 +1,15 @@
-"""The checks of `gpu_check.py` on a policy: packed rows, the exact engine, training, a resumed run, memory.
+"""The checks of `gpu_check.py` on a policy: packed rows, the exact engine, training, a resumed run.
 
 tailrl is imported within the checks, so that a missing package costs its own rows alone.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -20,9 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 STEPS, STOPPED_AT = 3, 1
+TRANSFORMERS = {"engine": "transformers"}
+EXACT = {"engine": "exact", "dtype": "float32"}
 PHASES = ("rollout", "forward", "backward", "optimizer", "weights")
 LONGEST = 2048  # prompt and response, tokens
-PROMPT = 64  # tokens, where no engine samples
 
 
 def make_policy(sizes: Sizes, seed: int = 0) -> "PreTrainedModel":
@@ -108,15 +112,21 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def run_of(
-    sizes: Sizes, dtype: str = "float32", engine: str = "transformers", checkpoint_every: int = STEPS + 1
+    sizes: Sizes,
+    dtype: str = "float32",
+    sampler: Mapping[str, Any] = TRANSFORMERS,
+    checkpoint_every: int = STEPS + 1,
 ) -> Any:
-    """DVP with MIS, sampled by transformers in bfloat16 or exactly; without a checkpoint, if none is asked for."""
+    """DVP with MIS, sampled in bfloat16 unless `sampler` says more; without a checkpoint, if none is asked for.
+
+    A quantised sampler has DVP alone: random weights suffer so much that MIS would reject every response.
+    """
     from tailrl.config.load import parse_study
 
     arm = {
-        "sampler": {"engine": engine, "dtype": "float32" if engine == "exact" else "bfloat16"},
+        "sampler": dict(sampler),
         "vocabulary": {"rule": "min_p", "rho": "e-13"},
-        "correction": {"sequence": "mis", "sequence_threshold": 2.0},
+        "correction": {} if sampler.get("quantization") else {"sequence": "mis", "sequence_threshold": 2.0},
     }
     training = {"steps": STEPS, "prompts": 4, "group_size": 4, "max_new_tokens": sizes.response, "dtype": dtype}
     rest = {"token_budget": 16 * sizes.response, "checkpoint_every": checkpoint_every, "learning_rate": 1e-3}
@@ -171,25 +181,49 @@ def change(one: Path, other: Path) -> float:
     return float(max((weights[name].double() - others[name].double()).abs().max().item() for name in weights))
 
 
-def step(dtype: str, limit: float, engine: str, _: str, sizes: Sizes) -> Found:
-    """Whole steps: rollout by transformers, update, weights into the engine."""
+def step(dtype: str, limit: float | None, sampler: Mapping[str, Any], _: str, sizes: Sizes) -> Found:
+    """Whole steps: rollout, update, weights into the engine."""
     from tailrl.tracking import metrics as keys
 
     with prepared(sizes) as folder:
-        steps = train(folder, run_of(sizes, dtype, engine), "whole")
+        steps = train(folder, run_of(sizes, dtype, sampler), "whole")
         moved = change(folder / "policy", folder / "whole/policy")
     if len(steps) != STEPS or not moved > 0 or not all(row.get(keys.GRADIENT_NORM, 0) > 0 for row in steps):
         raise ValueError(f"{len(steps)} of {STEPS} steps; the weights moved by {moved:g}")
     last = steps[-1]
     seconds = ", ".join(f"{name} {last[keys.in_group(keys.TIME, name)]:.2g} s" for name in PHASES)
-    sampled = "sampled by the exact engine" if engine == "exact" else f"sampled by {engine} in bfloat16"
-    what = f"{STEPS} steps of DVP with MIS, the trainer in {dtype}: largest k3 of its tokens, {sampled}"
+    sampled = ", ".join(str(value) if name == "engine" else f"{name} {value}" for name, value in sampler.items())
+    arm = "DVP" if sampler.get("quantization") else "DVP with MIS"
+    what = f"{STEPS} steps of {arm}, the trainer in {dtype}: largest k3 of its tokens, sampled by {sampled}"
     return Found(
         what,
         max(row[keys.K3_MASKED] for row in steps),
         limit,
         note=f"{last[keys.TOKENS_PER_SECOND]:.3g} tokens/s: {seconds}",
     )
+
+
+def verified(device: str, sizes: Sizes) -> Found:
+    """Short responses, since each token that differs costs another round."""
+    return step(
+        "float32", 0.0, TRANSFORMERS | {"verify": True}, device, replace(sizes, response=sizes.response // 8 + 5)
+    )
+
+
+def vllm_step(limit: float | None, settings: Mapping[str, Any], device: str, sizes: Sizes) -> Found:
+    """Whole steps with vLLM, its self-test first, in a process of their own, at whose end alone it frees its memory."""
+    from tailrl.runtime.errors import StudyError
+
+    if not find_spec("vllm"):
+        raise MissingError("vLLM is not installed")
+    sampler = {"engine": "vllm", "enforce_eager": True} | dict(settings)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(step, "float32", limit, sampler, device, sizes).result()
+        except StudyError as refusal:
+            if "sampler." not in str(refusal):
+                raise
+            raise RefusedError(str(refusal)) from None
 
 
 def resume(device: str, sizes: Sizes) -> Found:
@@ -213,62 +247,3 @@ def resume(device: str, sizes: Sizes) -> Found:
     what = f"weights after a stop in step {STOPPED_AT} with an undisturbed run's, as a share of what training moved"
     torch.use_deterministic_algorithms(False)
     return Found(what, error / moved, 0.0 if device == "cpu" else 0.05)
-
-
-def memory(device: str, sizes: Sizes) -> Found:
-    """What the allocator held at its highest in an update, beside the plan's count."""
-    if device != "cuda":
-        raise MissingError("a CPU's memory is not counted apart: benchmarks/plan.py measures it in processes")
-    from tailrl.planning.machine import Machine
-    from tailrl.planning.memory import training_memory
-    from tailrl.planning.shapes import Shape
-    from tailrl.planning.work import work_of
-
-    larger = replace(sizes, hidden=2 * sizes.hidden, layers=2 * sizes.layers)  # its weights outweigh fixed limits
-    run = run_of(larger, "bfloat16")
-    updates(larger, run)
-    held = torch.cuda.max_memory_reserved()
-    heads = larger.hidden // 64
-    widths = (larger.hidden, larger.layers, heads, heads // 2, 64, 3 * larger.hidden, larger.policy_vocabulary)
-    work = work_of(run.training, PROMPT, None, 1)
-    planned = sum(training_memory(Shape(*widths, tied=False), run, work, Machine(), 1).values())
-    what = "memory of an update in bfloat16 with the plan's: the larger over the smaller"
-    note = f"{held / 1e9:.3g} GB, planned {planned / 1e9:.3g} GB"
-    return Found(what, max(held / planned, planned / held), 1.15, note=note)
-
-
-def updates(sizes: Sizes, run: Any) -> None:
-    """Two updates of a policy as a job places it; only the second has the optimizer's state from its start."""
-    from tailrl.runtime import distributed
-    from tailrl.training.optimizer import make_optimizer
-    from tailrl.training.placement import place
-    from tailrl.training.step import update
-    from tailrl.training.step_record import Stopwatch
-
-    distributed.join()
-    model = make_policy(sizes)
-    place(model, run.training)
-    optimizer = make_optimizer(model, run.training)
-    for turn in range(2):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        update(model, optimizer, made_samples(sizes, run), run, turn, Stopwatch())
-
-
-def made_samples(sizes: Sizes, run: Any) -> list[Any]:
-    """The rollouts of a step as the trainer gets them, all of full length, that no engine made."""
-    from tailrl.rollout.types import Rollout
-    from tailrl.training.step import Sample
-
-    rng, training = np.random.default_rng(0), run.training
-    samples: list[Any] = []
-    for _ in range(training.prompts):
-        prompt = tuple(rng.integers(2, sizes.policy_vocabulary, PROMPT).tolist())
-        for member in range(training.group_size):
-            tokens = tuple(rng.integers(2, sizes.policy_vocabulary, sizes.response).tolist())
-            zeros = np.zeros(sizes.response, np.float32)
-            logp = zeros - np.float32(np.log(sizes.policy_vocabulary))
-            rollout = Rollout(prompt, tokens, logp, zeros, np.ones(sizes.response, np.int32), stopped=False)
-            samples.append(Sample(rollout, 1.0 if member % 2 else -1.0, LOG_RHO, len(samples)))
-    return samples
