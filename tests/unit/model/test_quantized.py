@@ -123,6 +123,16 @@ def test_keys_and_values_are_rounded(model: PreTrainedModel, kind: str, exact: b
     assert not torch.allclose(out, value, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("capability", "rounds"), [(None, False), ((8, 9), False), ((9, 0), True), ((10, 0), False)])
+def test_a_matched_control_rounds_queries_where_vllm_does(
+    model: PreTrainedModel, capability: tuple[int, int] | None, rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    match_engine(model, settings_of(kv_cache_dtype="fp8_e4m3"))
+    assert hasattr(model.base_model.layers[0].self_attn, forward.QUERY_ROUNDING) is rounds
+
+
 @pytest.mark.parametrize("queries", [False, True])
 def test_queries_are_rounded_where_the_engine_does(
     model: PreTrainedModel, queries: bool, monkeypatch: pytest.MonkeyPatch

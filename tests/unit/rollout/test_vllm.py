@@ -591,7 +591,13 @@ def test_an_engine_that_rounds_queries_says_so_and_its_twin_does_too(
         sampler = make_sampler(SamplerSettings(kv_cache_dtype=cache), folder, MAX_LENGTH, seed=0)
         assert isinstance(sampler, VllmSampler)
         assert sampler.rounds_queries is rounds
-        assert ("vLLM rounds queries to fp8 here" in capsys.readouterr().err) is rounds
+        said = "vLLM rounds queries to fp8 here, and a matched control does not"
+        assert (said in capsys.readouterr().err) is rounds
+    monkeypatch.setattr(engine_module, "control_rounds_queries", lambda: True)
+    make_sampler(SamplerSettings(kv_cache_dtype="auto"), folder, MAX_LENGTH, seed=0)
+    sampler = make_sampler(SamplerSettings(kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
+    assert "queries" not in capsys.readouterr().err, "the control does as the engine"
+    assert isinstance(sampler, VllmSampler)
     asked: list[bool] = []
     monkeypatch.setattr(engine_module, "check_twin", lambda *given: asked.append(given[-1]))
     monkeypatch.setattr(engine_module, "record_error", lambda *_: 0.0)

@@ -69,7 +69,16 @@ def match_engine(model: PreTrainedModel, settings: SamplerSettings) -> None:
     """Give a trained model the operators of an engine with the trainer's own bits, and the roundings that it has."""
     make_exact(model)
     if settings.quantizes_trainer:
-        round_activations(model, settings)
+        round_activations(model, settings, control_rounds_queries())
+
+
+def control_rounds_queries() -> bool:
+    """Whether a matched control rounds queries beside an fp8 cache, as vLLM 0.32 does on this device.
+
+    Its FlashAttention 3 does (seen on an H100), which it takes for compute capability 9.0 alone. Where vLLM does
+    otherwise, the engine's start says so.
+    """
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def round_activations(model: PreTrainedModel, settings: SamplerSettings, queries: bool = False) -> None:

@@ -23,7 +23,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.model.quantize import packed
-from tailrl.model.quantized import check_sizes, projections
+from tailrl.model.quantized import check_sizes, control_rounds_queries, projections
 from tailrl.objective.disturbance import UNDISTURBED, disturb
 from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
@@ -122,8 +122,9 @@ class VllmSampler(LocalSampler):
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
         cached = self.settings.kv_cache_dtype != "auto"
         self.rounds_queries = cached and any(self.llm.collective_rpc("rounds_queries"))
-        if self.rounds_queries and distributed.is_first():
-            say("vLLM rounds queries to fp8 here, as keys and values; a matched control does not")
+        if cached and self.rounds_queries != control_rounds_queries() and distributed.is_first():
+            does, control = ("rounds", "does not") if self.rounds_queries else ("does not round", "does")
+            say(f"vLLM {does} queries to fp8 here, and a matched control {control}")
         self.routes = self.settings.routes and record_routes(self.llm, self.folder)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Rollout]:
