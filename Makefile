@@ -102,7 +102,7 @@ diagnose-exam: venv  ## settle how sure `tailrl diagnose` is of a cause, and jud
 	$(ADD) envs/bench.txt
 	$(IN_VENV) export OMP_NUM_THREADS=1 && python benchmarks/diagnose_exam.py settle && python benchmarks/diagnose_exam.py judge
 
-gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: a quarter of an hour
+gpu-check: venv  ## what a GPU must show before a study: kernels, attention, exactness, steps, resuming, memory: about a quarter of an hour
 	$(IN_VENV) python benchmarks/gpu_check.py --out results/gpu_check.csv $(ARGS)
 
 lint: venv  ## formats, style, types, imports, workflow

@@ -1,4 +1,4 @@
-"""What a GPU must show before a study is trusted to it: one table, a row for each check, in a quarter of an hour.
+"""What a GPU must show before a study is trusted to it: one table, a row for each check, in about a quarter of an hour.
 
     make gpu-check                                                            # with the pinned environment
     PYTHONPATH=workflow python benchmarks/gpu_check.py --out gpu_check.csv    # torch, Triton, transformers, pydantic
@@ -55,7 +55,7 @@ CHECKS: dict[str, Check] = {
     "checkpoint and resume": runs.resume,
     "memory beside the plan": memory,
 }
-VERSIONS = ("torch", "triton", "transformers", "liger_kernel")
+VERSIONS = ("torch", "triton", "transformers", "liger_kernel", "vllm")
 
 
 def row_of(name: str, check: Check, device: str) -> dict[str, object]:

@@ -39,7 +39,7 @@ class RefusedError(MissingError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """As large as the device takes in a minute or two for all checks."""
+    """As large as the device takes in minutes for all checks."""
 
     tokens: int  # response tokens whose log-probs are checked
     timed: int  # and timed

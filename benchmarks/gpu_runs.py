@@ -119,14 +119,14 @@ def run_of(
 ) -> Any:
     """DVP with MIS, sampled in bfloat16 unless `sampler` says more; without a checkpoint, if none is asked for.
 
-    A quantised sampler has DVP alone: random weights suffer so much that MIS would reject every response.
+    With int4 it is DVP alone: random weights suffer so much from it that MIS would reject every response.
     """
     from tailrl.config.load import parse_study
 
     arm = {
         "sampler": dict(sampler),
         "vocabulary": {"rule": "min_p", "rho": "e-13"},
-        "correction": {} if sampler.get("quantization") else {"sequence": "mis", "sequence_threshold": 2.0},
+        "correction": {} if sampler.get("quantization") == "int4" else {"sequence": "mis", "sequence_threshold": 2.0},
     }
     training = {"steps": STEPS, "prompts": 4, "group_size": 4, "max_new_tokens": sizes.response, "dtype": dtype}
     rest = {"token_budget": 16 * sizes.response, "checkpoint_every": checkpoint_every, "learning_rate": 1e-3}
@@ -193,7 +193,7 @@ def step(dtype: str, limit: float | None, sampler: Mapping[str, Any], _: str, si
     last = steps[-1]
     seconds = ", ".join(f"{name} {last[keys.in_group(keys.TIME, name)]:.2g} s" for name in PHASES)
     sampled = ", ".join(str(value) if name == "engine" else f"{name} {value}" for name, value in sampler.items())
-    arm = "DVP" if sampler.get("quantization") else "DVP with MIS"
+    arm = "DVP" if sampler.get("quantization") == "int4" else "DVP with MIS"
     what = f"{STEPS} steps of {arm}, the trainer in {dtype}: largest k3 of its tokens, sampled by {sampled}"
     return Found(
         what,
@@ -204,14 +204,13 @@ def step(dtype: str, limit: float | None, sampler: Mapping[str, Any], _: str, si
 
 
 def verified(device: str, sizes: Sizes) -> Found:
-    """Short responses, since each token that differs costs another round."""
-    return step(
-        "float32", 0.0, TRANSFORMERS | {"verify": True}, device, replace(sizes, response=sizes.response // 8 + 5)
-    )
+    """Responses of at most 21 tokens, since each token that differs costs another round."""
+    shorter = replace(sizes, response=min(21, sizes.response))
+    return step("float32", 0.0, TRANSFORMERS | {"verify": True}, device, shorter)
 
 
 def vllm_step(limit: float | None, settings: Mapping[str, Any], device: str, sizes: Sizes) -> Found:
-    """Whole steps with vLLM, its self-test first, in a process of their own, at whose end alone it frees its memory."""
+    """Whole steps with vLLM, its self-test first, in a process of their own: only its end frees vLLM's memory."""
     from tailrl.runtime.errors import StudyError
 
     if not find_spec("vllm"):
@@ -221,7 +220,7 @@ def vllm_step(limit: float | None, settings: Mapping[str, Any], device: str, siz
         try:
             return pool.submit(step, "float32", limit, sampler, device, sizes).result()
         except StudyError as refusal:
-            if "sampler." not in str(refusal):
+            if not str(refusal).startswith("sampler."):
                 raise
             raise RefusedError(str(refusal)) from None
 

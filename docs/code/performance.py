@@ -133,15 +133,18 @@ def plan() -> str:
 
 
 def gpu_checks() -> str:
-    """What was compared on a GPU; no row failed."""
+    """What was compared on a GPU; raises ValueError for a row that failed, which the page would not show."""
 
     def found(figure: str) -> str:
         phases = figure.find(": rollout")  # seconds are in the file
         return figure if phases < 0 else f"{figure[:phases]})"
 
+    made = rows("gpu_check.csv")
+    if failed := [row["check"] for row in made if row["verdict"] not in ("ok", "measured")]:
+        raise ValueError(f"gpu_check.csv: not ok: {', '.join(failed)}")
     return table(
         ("check", "found", "at most", "GPU"),
-        ([row["check"], found(row["figure"]), row["limit"], row["device"].split()[1]] for row in rows("gpu_check.csv")),
+        ([row["check"], found(row["figure"]), row["limit"], row["device"].split()[1]] for row in made),
     )
 
 

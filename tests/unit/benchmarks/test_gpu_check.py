@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpu_rows import CPU, Found, kernel_errors, make_inputs
 from ranks_fixture import on_ranks
 
 from tailrl.kernels.logprobs import constrained_logprobs
+from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]
 NEEDS_A_GPU = {"time beside Liger", "varlen attention, bfloat16", "memory beside the plan"}
@@ -54,6 +56,48 @@ def test_the_update_whose_memory_is_measured(tmp_path: Path) -> None:
     on_ranks(1, tmp_path, gpu_memory.updates, CPU, gpu_runs.run_of(CPU, "bfloat16"))
     samples = gpu_memory.made_samples(CPU, gpu_runs.run_of(CPU))
     assert {len(sample.rollout.tokens) for sample in samples} == {CPU.response}
+
+
+class SameProcess:
+    """A pool without processes."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> "SameProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except StudyError as error:
+            done.set_exception(error)
+        return done
+
+
+def test_what_a_machine_refuses_to_vllm_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal names the sampler's setting; a self-test that fails stays a failure."""
+    given: list[Any] = []
+
+    def step(*arguments: Any) -> Found:
+        given.append(arguments)
+        raise StudyError(said)
+
+    monkeypatch.setattr(gpu_runs, "ProcessPoolExecutor", SameProcess)
+    monkeypatch.setattr(gpu_runs, "step", step)
+    for said, raised in (
+        ("sampler.quantization: fp8 needs a GPU", gpu_rows.RefusedError),
+        ("vLLM's log-probs are not those of sampler.rule", StudyError),
+    ):
+        with pytest.raises(raised):
+            gpu_runs.vllm_step(0.5, {"quantization": "fp8"}, "cpu", CPU)
+    sampler = {"engine": "vllm", "enforce_eager": True, "quantization": "fp8"}
+    assert given[0] == ("float32", 0.5, sampler, "cpu", CPU)
+    monkeypatch.setattr(gpu_runs, "find_spec", lambda _: None)
+    with pytest.raises(gpu_rows.MissingError, match="not installed"):
+        gpu_runs.vllm_step(0.5, {}, "cpu", CPU)
 
 
 def broken(*_: object) -> Found:

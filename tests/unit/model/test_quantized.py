@@ -123,13 +123,26 @@ def test_keys_and_values_are_rounded(model: PreTrainedModel, kind: str, exact: b
     assert not torch.allclose(out, value, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("capability", "rounds"), [(None, False), ((8, 9), False), ((9, 0), True), ((10, 0), False)])
+@pytest.mark.parametrize(
+    ("capability", "cache", "rounds"),
+    [
+        (None, "fp8_e4m3", False),
+        ((8, 9), "fp8_e4m3", False),
+        ((9, 0), "fp8_e4m3", True),
+        ((9, 0), "fp8_e5m2", False),
+        ((10, 0), "fp8_e4m3", False),
+    ],
+)
 def test_a_matched_control_rounds_queries_where_vllm_does(
-    model: PreTrainedModel, capability: tuple[int, int] | None, rounds: bool, monkeypatch: pytest.MonkeyPatch
+    model: PreTrainedModel,
+    capability: tuple[int, int] | None,
+    cache: str,
+    rounds: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    match_engine(model, settings_of(kv_cache_dtype="fp8_e4m3"))
+    match_engine(model, settings_of(kv_cache_dtype=cache))
     assert hasattr(model.base_model.layers[0].self_attn, forward.QUERY_ROUNDING) is rounds
 
 

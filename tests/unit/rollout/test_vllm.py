@@ -587,13 +587,14 @@ def test_an_engine_that_rounds_queries_says_so_and_its_twin_does_too(
     """As FlashAttention 3 does with an fp8 cache; without one vLLM is not asked."""
     monkeypatch.setattr(engine_module, "LLM", StandIn)
     monkeypatch.setattr(engine_module, "prepare", lambda _: None)
+    monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: False)
     for cache, rounds in (("auto", False), ("fp8_e4m3", True)):
         sampler = make_sampler(SamplerSettings(kv_cache_dtype=cache), folder, MAX_LENGTH, seed=0)
         assert isinstance(sampler, VllmSampler)
         assert sampler.rounds_queries is rounds
         said = "vLLM rounds queries to fp8 here, and a matched control does not"
         assert (said in capsys.readouterr().err) is rounds
-    monkeypatch.setattr(engine_module, "control_rounds_queries", lambda: True)
+    monkeypatch.setattr(engine_module, "control_rounds_queries", lambda _: True)
     make_sampler(SamplerSettings(kv_cache_dtype="auto"), folder, MAX_LENGTH, seed=0)
     sampler = make_sampler(SamplerSettings(kv_cache_dtype="fp8_e4m3"), folder, MAX_LENGTH, seed=0)
     assert "queries" not in capsys.readouterr().err, "the control does as the engine"

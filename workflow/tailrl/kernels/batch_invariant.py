@@ -15,7 +15,7 @@ operators differ with the batch on a CPU. Three kinds do, and this is the remedy
   keys is already row-wise: trailing zeros stay zeros in each of its lanes.
 
 On a GPU products take rows of one number (`GPU_ROWS`), and so do logits, since a sum over a large vocabulary is cut by
-the number of rows. Attention is a kernel of its own (`attention_rows`). An H200 was exact with them.
+the number of rows. Attention is a kernel of its own (`attention_rows`). An H200 and an H100 were exact.
 
 The backward is autograd's: correct, not batch-invariant, and it need not be. On a CPU it keeps every layer's attention
 probabilities, on a GPU it computes one layer's anew: memory grows with the square of the length.

@@ -69,16 +69,17 @@ def match_engine(model: PreTrainedModel, settings: SamplerSettings) -> None:
     """Give a trained model the operators of an engine with the trainer's own bits, and the roundings that it has."""
     make_exact(model)
     if settings.quantizes_trainer:
-        round_activations(model, settings, control_rounds_queries())
+        round_activations(model, settings, control_rounds_queries(settings))
 
 
-def control_rounds_queries() -> bool:
-    """Whether a matched control rounds queries beside an fp8 cache, as vLLM 0.32 does on this device.
+def control_rounds_queries(settings: SamplerSettings) -> bool:
+    """Whether a matched control rounds queries as it does keys and values: as vLLM 0.32 with FlashAttention 3.
 
-    Its FlashAttention 3 does (seen on an H100), which it takes for compute capability 9.0 alone. Where vLLM does
-    otherwise, the engine's start says so.
+    vLLM takes it for compute capability 9.0 and an e4m3 cache (seen on an H100). Where vLLM's other kernels differ from
+    the control, the engine's start says so.
     """
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return hopper and settings.kv_cache_dtype == "fp8_e4m3"
 
 
 def round_activations(model: PreTrainedModel, settings: SamplerSettings, queries: bool = False) -> None:

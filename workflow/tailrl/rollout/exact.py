@@ -7,7 +7,8 @@ sequences end, the last ones in flight move into their rows; waiting requests ar
 
 Where the settings quantise, the trainer does too (`model.quantized`): a quantised engine without a mismatch.
 
-Engine and trainer are on the GPU where there is one. An H200 was exact; the self-test decides before any step.
+Engine and trainer are on the GPU where there is one. The self-test decides, before a step, whether it is exact: an
+H200 and an H100 were.
 """
 
 from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Its top-k kernel is compiled at the start, with nvcc, and never runs: our processor cuts, and each request has a seed.
+# Model Runner V2 imports FlashInfer for its sampler, which would never run: each request has a seed.
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 # Otherwise int4 weights silently meet activations of 8 bits on a CPU with AMX.
 os.environ["VLLM_CPU_INT4_W4A8"] = "0"

@@ -122,7 +122,7 @@ class VllmSampler(LocalSampler):
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
         cached = self.settings.kv_cache_dtype != "auto"
         self.rounds_queries = cached and any(self.llm.collective_rpc("rounds_queries"))
-        if cached and self.rounds_queries != control_rounds_queries() and distributed.is_first():
+        if cached and self.rounds_queries != control_rounds_queries(self.settings) and distributed.is_first():
             does, control = ("rounds", "does not") if self.rounds_queries else ("does not round", "does")
             say(f"vLLM {does} queries to fp8 here, and a matched control {control}")
         self.routes = self.settings.routes and record_routes(self.llm, self.folder)
