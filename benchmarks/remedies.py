@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/remedies.py --memory --out docs/results/centering_memory.csv
 
 The first: a random policy of config.yaml's sizes answers 8 prompts 8 times with 28 tokens. All arms get these tokens,
-float32, one thread; each round makes one update of each in turn, metrics included. What an engine does more to return
+float32, one thread; each round makes one update of each in turn, another first, metrics included. What an engine does more to return
 whole rows of logits is not in it. The second: hidden states of 576, 2,048 tokens, forward and backward of the log-probs
 and the expected scores, by whole logits and in chunks, each in a process of its own. Memory is that beyond the inputs,
 among which are the sampler's logits.
@@ -60,8 +60,12 @@ def measure(repeats: int) -> dict[str, list[float]]:
     steps = {}
     for (arm, _), entry in zip(arms.items(), entries, strict=True):
         steps[entry["name"]] = _step(copy.deepcopy(model), study.run(arm), rollouts, rewards_PG)
-    rounds = [{name: step() for name, step in steps.items()} for _ in range(repeats + 1)]
-    return {name: [one[name] for one in rounds[1:]] for name in steps}
+    names = list(steps)
+    rounds = []
+    for turn in range(repeats + 1):  # another remedy is first in each round
+        first = turn * len(names) // (repeats + 1)
+        rounds.append({name: steps[name]() for name in names[first:] + names[:first]})
+    return {name: [one[name] for one in rounds[1:]] for name in names}
 
 
 def _rollouts(vocabulary: int) -> tuple[list[Rollout], Any]:
