@@ -169,14 +169,14 @@ def test_the_filters_of_the_claims(site: Path, tmp_path: Path) -> None:
     text = (site / "claims.html").read_text(encoding="utf-8")
     assert "hidden" not in text[text.index('class="claims"') : text.index("</table>")]
     choose = """<script>addEventListener("load", () => {
-      const select = document.querySelector(".claims-filters select[name=verdict]");
+      const select = document.querySelector(".table-filters select[name=verdict]");
       select.value = "contradicted";
       select.dispatchEvent(new Event("change", { bubbles: true }));
       const rows = [...document.querySelectorAll(".claims tbody tr")];
       const shown = rows.filter(row => !row.hidden);
       document.documentElement.dataset.seen = [
         rows.length, shown.length, shown.every(row => row.cells[3].textContent == "contradicted"),
-        document.querySelectorAll(".claims-filters select").length].join(" ");
+        document.querySelectorAll(".table-filters select").length].join(" ");
     })</script></body>"""
     page = site / "chosen.html"
     page.write_text(text.replace("</body>", choose), encoding="utf-8")

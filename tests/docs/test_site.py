@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 
@@ -13,7 +14,7 @@ import tailrl
 from docsite.claims import CAUSES, HEADER, NO_RUN, cause, claims_table, made_for, with_table
 from docsite.links import links
 from docsite.lists import indented
-from docsite.markdown import docstring, plain
+from docsite.markdown import docstring, filtered, plain
 from docsite.nav import expanded
 from docsite.outside import outside_pages, place_of, relinked
 from docsite.reference import PAGES, reference_pages
@@ -23,10 +24,10 @@ from tailrl.claims.catalogue import STATEMENTS
 from tailrl.claims.evidence import answers, read_shown
 from tailrl.cli.command_line import app
 from tailrl.config.arm import Arm
-from tailrl.config.presets import presets
-from tailrl.objective.ratio_losses import RATIO_LOSSES
+from tailrl.config.presets import frameworks, presets
+from tailrl.objective.ratio_losses import RATIO_LOSSES, RatioTokens
 from tailrl.objective.rejections import STATISTICS
-from tailrl.tracking.metrics import METRICS
+from tailrl.tracking.metrics import CLIPPED, METRICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -179,7 +180,9 @@ def test_the_cause_of_an_unknown_dose_is_asked_for() -> None:
 def test_the_table_takes_the_place_of_the_brief_one() -> None:
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     shown = with_table(page, ROOT)
-    assert shown.count("## In brief") == 1 and '<div class="claims" markdown="1">' in shown
+    assert shown.count("## In brief") == 1 and shown.count("data-filters=") == 1
+    box = '<div class="claims" data-rows="statements" data-filters="paper,cause,verdict" markdown="1">'
+    assert f"{box}\n\n{claims_table(RESULTS)}\n</div>\n\n## " in shown
     after = page.partition("## In brief")[2]
     assert shown.endswith(after[after.index("\n## ") + 1 :])
     assert shown.count("<summary>What the verdicts mean</summary>\n\nReproduced: ") == 1
@@ -225,11 +228,98 @@ def test_a_file_outside_docs_has_a_page(tmp_path: Path) -> None:
     assert place_of("../elsewhere", tmp_path) is None
 
 
-def test_every_remedy_of_the_catalogue_has_a_test_a_metric_an_arm_and_a_cost() -> None:
-    entries = yaml.safe_load((ROOT / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+KINDS = {
+    "none": {None},
+    "weight": {
+        "rollout_corr/truncated_fraction",
+        "rollout_corr/rollout_is_max",
+        "rollout_corr/rollout_is_batch_norm_factor",
+    },
+    "mask": {"rollout_corr/rollout_rs_masked_fraction"},
+    "rejection": {"rollout_corr/rollout_rs_seq_masked_fraction", "rollout_corr/veto_seq_fraction"},
+    "loss": {CLIPPED, None},
+    "KL": {"policy/reference_k1", "policy/reference_k3"},
+    "vocabulary": {"dvp/kept_mass_train_mean"},
+}
+"""Metrics that say what a remedy of each kind drops, truncates or adds."""
+UNLOGGED = {"naive", "SAPO", "VESPO", "score centering", "score centering, top 20"}
+
+
+@pytest.fixture(scope="module")
+def remedies() -> list[dict]:
+    """The catalogue."""
+    return yaml.safe_load((ROOT / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+
+
+def test_every_remedy_of_the_catalogue_has_a_test_a_metric_an_arm_and_a_cost(remedies: list[dict]) -> None:
     with (ROOT / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
-        assert [entry["name"] for entry in entries] == [row["remedy"] for row in csv.DictReader(file)]
-    for entry in entries:
+        assert [entry["name"] for entry in remedies] == [row["remedy"] for row in csv.DictReader(file)]
+    for entry in remedies:
         Arm.model_validate(entry["arm"])
         assert (ROOT / "tests" / "unit" / entry["test"]).is_file(), entry["test"]
-        assert entry["metric"] in METRICS and entry.get("preset", "verl/default") in presets(), entry["name"]
+        assert ("metric" in entry) != bool(entry.get("unlogged")), entry["name"]
+        assert entry.get("metric", CLIPPED) in METRICS, entry["name"]
+        assert entry.get("preset", "verl/default") in presets(), entry["name"]
+    assert {entry["name"] for entry in remedies if "metric" not in entry} == UNLOGGED
+    assert {entry["kind"] for entry in remedies} == KINDS.keys()
+
+
+def test_a_remedy_is_of_the_kind_that_its_arm_and_its_metric_say(remedies: list[dict]) -> None:
+    for entry in remedies:
+        arm = entry["arm"]
+        assert entry.get("metric") in KINDS[entry["kind"]], entry["name"]
+        if "clip" in arm or "centering" in arm.get("correction", {}):
+            kind = {"loss"}
+        elif "reference_kl" in arm or "vocabulary" in arm:
+            kind = {"KL" if "reference_kl" in arm else "vocabulary"}
+        else:
+            kind = {"weight", "mask", "rejection"} if arm else {"none"}
+        assert entry["kind"] in kind, entry["name"]
+
+
+def test_a_loss_names_the_clip_where_its_clip_can_act(remedies: list[dict]) -> None:
+    """Ratios far from 1, for advantages of both signs."""
+    logp_T = torch.tensor([-5.0, -0.1, -5.0, -0.1]).requires_grad_()
+    ratio_T = logp_T - torch.tensor([-0.1, -5.0, -0.1, -5.0])
+    advantage_T, sequence_T = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.arange(4)
+    losses = [entry for entry in remedies if "clip" in entry["arm"]]
+    assert len(losses) == 5
+    for entry in losses:
+        loss = entry["arm"]["clip"].get("loss", "ppo")
+        _, acts_T = RATIO_LOSSES[loss](RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, 4, (0.2, 0.2)))
+        assert acts_T.any() == (entry.get("metric") == CLIPPED), entry["name"]
+
+
+def test_the_catalogue_has_filters_by_kind_and_framework(pages: dict[str, str], remedies: list[dict]) -> None:
+    """Without the script the whole table is there, and says all that one can choose."""
+    page = pages["reference/corrections.md"]
+    box = '<div class="remedies" data-rows="remedies" data-filters="kind,framework" markdown="1">'
+    table = rows(page.split(f"{box}\n\n")[1].split("\n\n</div>\n")[0])
+    shown = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+    assert [row["remedy"] for row in shown] == [entry["name"] for entry in remedies]
+    assert [row["kind"] for row in shown] == [entry["kind"] for entry in remedies]
+    for row, entry in zip(shown, remedies, strict=True):
+        assert row["framework"] == (entry["preset"].split("/")[0] if "preset" in entry else "none")
+        assert row["metric"] == (f"`{entry['metric']}`" if "metric" in entry else f"none: {entry['unlogged']}")
+    assert {row["framework"] for row in shown} - {"none"} <= frameworks().keys()
+
+
+def test_a_filter_of_no_column_is_refused() -> None:
+    with pytest.raises(ValueError, match="the table of remedies has no column colour"):
+        filtered("| a | b |\n| --- | --- |\n", "x", "remedies", ["a", "colour"])
+
+
+def test_score_centering_in_chunks_needs_a_fifth_of_the_memory_at_most(pages: dict[str, str]) -> None:
+    with (RESULTS / "centering_memory.csv").open(encoding="utf-8", newline="") as file:
+        cost = {row["case"]: row for row in csv.DictReader(file)}
+    assert float(cost["in chunks"]["megabytes"]) <= float(cost["whole logits"]["megabytes"]) / 5
+    section = pages["reference/corrections.md"].split("## Score centering\n")[1].split("\n## ")[0]
+    assert rows(section)[1:] == [[name, row["megabytes"], row["cpu_seconds"]] for name, row in cost.items()]
+    measured = (ROOT / "benchmarks" / "remedies.py").read_text(encoding="utf-8")
+    assert "WIDE, HIDDEN, TOKENS = 49_152, 576, 2_048\n" in measured
+    assert "of 49,152 tokens" in section and "of 2,048 tokens" in section
+
+
+def test_the_page_of_claims_says_which_lines_count_collapses_by_the_rule_before() -> None:
+    before, _, _ = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").partition("## In brief")
+    assert "before commit `3a1c9f5`" in before and "also counts a run whose reward only fell" in before

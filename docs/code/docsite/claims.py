@@ -1,11 +1,11 @@
-"""The claims in brief, as a table that a script in the browser filters by paper, cause and verdict."""
+"""The claims in brief, as a table which docs/assets/filters.js filters by paper, cause and verdict."""
 
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from docsite.markdown import plain, table
+from docsite.markdown import filtered, plain, table
 from tailrl.claims.catalogue import words_of
 from tailrl.claims.evidence import Answer, answers, read_shown
 
@@ -37,8 +37,6 @@ INTRO = """## In brief
 A row has the lines of the study made for the statement; where there is none, those of all studies. Cause: what made
 the mismatch.
 
-<div class="claims" markdown="1">
-
 """
 
 
@@ -46,7 +44,8 @@ def with_table(text: str, root: Path) -> str:
     """The page of claims with the table in place of its own brief one, and its long legend folded."""
     folded = '<details markdown="1">\n<summary>What the verdicts mean</summary>\n\n{}\n\n</details>'
     text = LEGEND.sub(lambda found: folded.format(found[0]), text, count=1)
-    return BRIEF.sub(lambda _: f"{INTRO}{claims_table(root / 'docs' / 'results')}\n</div>\n\n", text, count=1)
+    shown = filtered(claims_table(root / "docs" / "results"), "claims", "statements", HEADER[1:4])
+    return BRIEF.sub(lambda _: f"{INTRO}{shown}\n", text, count=1)
 
 
 def claims_table(results: Path) -> str:

@@ -1,9 +1,10 @@
 """reference/corrections.md: remedies by the names that a study gives them, from the code that computes them."""
 
 import ast
+import csv
 from pathlib import Path
 
-from docsite.markdown import first_sentence, table
+from docsite.markdown import filtered, first_sentence, table
 from docsite.source import functions_of, tree
 
 HEAD = """# Corrections and remedies
@@ -11,6 +12,13 @@ HEAD = """# Corrections and remedies
 A study names these in an arm's `correction`, `vocabulary` and `estimator` blocks; [the study file](study.md#arm) has
 their other keys. Weights are without gradient. Δ_t = log π_train − log π_infer of a sampled token; Δ_y is its sum over
 a response; T is a response's number of tokens.
+"""
+
+CATALOGUE = """## The catalogue
+
+ρ_t = p/q = e^Δ_t, of trainer and sampler. A mask drops tokens. A rejection drops responses; MIS weights those that it
+keeps. The metric says what a remedy drops, truncates or adds. The last column is the CPU time of one update, from
+`benchmarks/remedies.py`; what an engine does more is not in it.
 """
 
 
@@ -37,9 +45,8 @@ def corrections_page(root: Path) -> str:
     return "\n".join(
         [
             HEAD,
-            "## The catalogue\n\nρ_t = p/q = e^Δ_t, of trainer and sampler. The last column "
-            "is the CPU time of one update, from `benchmarks/remedies.py`; what an engine does more is not in it.\n",
-            _catalogue(root),
+            CATALOGUE,
+            filtered(_catalogue(root), "remedies", "remedies", ("kind", "framework")),
             "## Weights of a response\n\n`correction: {sequence: NAME, sequence_threshold: C}`\n",
             table(("name", "weight", "default C"), rows),
             f"What a rejection judges, `rejects`: {rejects}.\n",
@@ -55,6 +62,7 @@ def corrections_page(root: Path) -> str:
             f"{veto}; {Correction.model_fields['veto_above'].description}.\n",
             "## Score centering\n\n`correction: {centering: full}`: "
             f"{Correction.model_fields['centering'].description}.\n",
+            _centering(root),
             "## Losses of the ratio\n\n`clip: {ratio: bypass, loss: NAME}`\n",
             _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
             "## KL to the base policy\n\n`reference_kl: {coefficient: 0.001, estimator: k3, where: loss}`, with r = "
@@ -103,26 +111,38 @@ def _weigh(root: Path, name: str) -> str:
     return ast.get_docstring(function) or ast.get_docstring(module) or ""
 
 
-def _catalogue(root: Path) -> str:
-    """Every remedy of the benchmark's list with formula, source, preset, test, metric, and its measured cost."""
-    import csv
+def _centering(root: Path) -> str:
+    """What score centering costs by whole logits and in chunks."""
+    with (root / "docs" / "results" / "centering_memory.csv").open(encoding="utf-8", newline="") as file:
+        measured = list(csv.DictReader(file))
+    rows = [(row["case"], row["megabytes"], row["cpu_seconds"]) for row in measured]
+    return (
+        "At a vocabulary of 49,152 tokens, forward and backward of 2,048 tokens, on one CPU thread. Memory is that "
+        "beyond the inputs, among which are the sampler's logits. Training works in chunks.\n\n"
+        + table(("logits", "memory, MB", "CPU seconds"), rows)
+    )
 
+
+def _catalogue(root: Path) -> str:
+    """Every remedy of the benchmark's list with kind, formula, source, preset, test, metric, and its measured cost."""
     import yaml
 
     entries = yaml.safe_load((root / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
     with (root / "docs" / "results" / "remedies_cost.csv").open(encoding="utf-8", newline="") as file:
         cost = {row["remedy"]: f"{float(row['ratio_to_naive']):.2f}" for row in csv.DictReader(file)}
-    header = ("remedy", "weight or term", "source", "preset", "test in `tests/unit`", "metric", "update, naive = 1")
+    header = ("remedy", "kind", "weight or term", "source", "framework", "preset", "test in `tests/unit`", "metric")
     rows = [
         (
             entry["name"],
+            entry["kind"],
             entry["formula"],
             entry["source"],
+            entry.get("preset", "none").partition("/")[0],
             f"`{entry['preset']}`" if "preset" in entry else "",
             f"`{entry['test']}`",
-            f"`{entry['metric']}`",
+            f"`{entry['metric']}`" if "metric" in entry else f"none: {entry['unlogged']}",
             cost[entry["name"]],
         )
         for entry in entries
     ]
-    return table(header, rows)
+    return table((*header, "update, naive = 1"), rows)

@@ -17,6 +17,26 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|').strip() for cell in line)} |\n" for line in lines)
 
 
+def filtered(text: str, name: str, rows: str, by: Iterable[str]) -> str:
+    """A table in a box, above which docs/assets/filters.js puts filters.
+
+    Args:
+        text: the table.
+        name: the box's class.
+        rows: what the table lists, in the plural.
+        by: the columns with a choice of their values.
+
+    Raises:
+        ValueError: the table has no such column.
+    """
+    heads = [cell.strip() for cell in text.partition("\n")[0].split("|")]
+    columns = list(by)
+    if lacking := [column for column in columns if column not in heads]:
+        raise ValueError(f"the table of {rows} has no column {', '.join(lacking)}")
+    box = f'<div class="{name}" data-rows="{rows}" data-filters="{",".join(columns)}" markdown="1">'
+    return f"{box}\n\n{text}\n</div>\n"
+
+
 def plain(text: str) -> str:
     """Text of a docstring with what Markdown would read as its own signs escaped; code spans stay."""
     parts, end = [], 0
