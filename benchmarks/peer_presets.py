@@ -331,7 +331,8 @@ def trl(_: Path) -> Iterator[tuple[str, Weigh, str]]:
             loss = GRPOTrainer._compute_loss(trainer, None, inputs)
             weight_NL: Tensor = -torch.autograd.grad(loss, new_NL)[0] / batch.advantage_N[:, None]
             # Its means over responses, and with sapo over their tokens, are sums here.
-            means = {"sapo": len(LENGTHS) * mask_NL.sum(-1, keepdim=True), "luspo": len(LENGTHS), "vespo": 1}
+            means: dict[str, Tensor | float] = {"sapo": len(LENGTHS) * mask_NL.sum(-1, keepdim=True)}
+            means |= {"luspo": len(LENGTHS), "vespo": 1}
             return weight_NL * means[mode]
 
         yield mode, gradient, "GRPOTrainer._compute_loss"
