@@ -2,11 +2,12 @@
 
     python benchmarks/peer_presets.py FOLDER --out docs/results/presets.csv
 
-FOLDER holds checkouts of verl, SkyRL, slime, OpenRLHF and prime-rl at the versions of `presets.yaml`; TRL's function
-comes from its wheel. Only the named functions of a file are executed, since their modules import whole training
-stacks. A mode that stands inside a longer function (TRL's and NeMo-RL's weights) is held to its lines by
-`tests/unit/config/test_presets.py` instead. Each row has the largest difference of a token's weight, relative to
-a weight of at least 1; verl and SkyRL clamp log-ratios to 20 nats, which changes weights below 2e-9.
+FOLDER holds checkouts of verl, SkyRL, slime, OpenRLHF and prime-rl at the versions of `presets.yaml`; TRL's functions
+come from its wheel. `--only trl verl/dppo_tv` renews these rows and keeps the others. Only the named functions of a
+file are executed, since their modules import whole training stacks. A mode that stands inside a longer function (TRL's
+and NeMo-RL's weights) is held to its lines by `tests/unit/config/test_presets.py` instead. Each row has the largest
+difference of a token's weight, relative to a weight of at least 1; verl and SkyRL clamp log-ratios to 20 nats, which
+changes weights below 2e-9.
 """
 
 import __future__
@@ -15,8 +16,9 @@ import argparse
 import ast
 import csv
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +28,15 @@ import yaml
 from torch import Tensor
 
 from tailrl.config.arm import Arm
-from tailrl.config.presets import frameworks
+from tailrl.config.presets import frameworks, presets
 from tailrl.objective.corrections import correct, normaliser
+from tailrl.objective.loss import surrogate
+from tailrl.objective.safe_set import TokenLogprobs
 
 LENGTHS = (1, 3, 17, 40, 8, 60, 2, 25)
+OF_A_LOSS = ("trl/sapo", "trl/luspo", "trl/vespo")
+"""Presets whose loss is compared after an update, since their ratio is 1 before it."""
+
 SCALES = (0.0008, 0.05, 0.4, 1.5)
 """Standard deviations of Δ, nats: at the smallest the geometric masks keep some, at the largest all drop some."""
 
@@ -42,6 +49,7 @@ class Batch:
     infer_NL: Tensor
     mask_NL: Tensor
     advantage_N: Tensor
+    new_NL: Tensor  # the trainer after an update
 
 
 def random_batch(scale: float, seed: int) -> Batch:
@@ -53,12 +61,17 @@ def random_batch(scale: float, seed: int) -> Batch:
     delta_NL = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     delta_NL = torch.where(torch.rand(shape, generator=generator) < 0.02, 8 * delta_NL, delta_NL)
     train_NL = (infer_NL + delta_NL).clamp(max=-0.001)
-    return Batch(train_NL, infer_NL, mask_NL, torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64))
+    advantage_N = torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64)
+    new_NL = train_NL + scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return Batch(train_NL, infer_NL, mask_NL, advantage_N, new_NL.clamp(max=-0.001))
 
 
 def ours(preset: str, batch: Batch) -> Tensor:
     """The preset's weights of all tokens, [N, L], 0 in the padding."""
-    correction = Arm.model_validate({"correction": {"preset": preset}}).correction
+    arm = Arm.model_validate({"correction": {"preset": preset}})
+    if preset in OF_A_LOSS:
+        return _of_the_loss(arm, batch)
+    correction = arm.correction
     sequence_T = batch.mask_NL.nonzero()[:, 0]
     infer_T = batch.infer_NL[batch.mask_NL]
     delta_T = batch.train_NL[batch.mask_NL] - infer_T
@@ -66,6 +79,20 @@ def ours(preset: str, batch: Batch) -> Tensor:
     advantage_T = batch.advantage_N[sequence_T]
     found = correct(delta_T, outside_T, sequence_T, len(LENGTHS), correction, None, infer_T, advantage_T)
     weight_T = found.weight_T / normaliser(correction, found.ratio_X)
+    return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
+
+
+def _of_the_loss(arm: Arm, batch: Batch) -> Tensor:
+    """The gradient of the arm's loss by the log-probs of the moved trainer, over −A: what weighs each token."""
+    sequence_T = batch.mask_NL.nonzero()[:, 0]
+    old_T, infer_T, new_T = (x[batch.mask_NL] for x in (batch.train_NL, batch.infer_NL, batch.new_NL))
+    logp_T, zero_T = new_T.clone().requires_grad_(), torch.zeros_like(new_T)
+    inside_T = torch.zeros_like(sequence_T, dtype=torch.bool)
+    scored = TokenLogprobs(logp_T, new_T, zero_T, sequence_T, zero_T, inside_T)
+    advantage_T = batch.advantage_N[sequence_T]
+    numbers = (len(LENGTHS), 1, arm.correction, arm.clip, old_T)
+    loss = surrogate(scored, infer_T, advantage_T, sequence_T, *numbers).loss
+    weight_T = -torch.autograd.grad(loss, logp_T)[0] / advantage_T
     return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
 
 
@@ -99,7 +126,8 @@ def verl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
         verl_F=sums,
         DataProto=proto,
     )
-    for mode in frameworks()["verl"].modes:
+    dppo = ("dppo_tv", "dppo_kl")
+    for mode in (name for name in frameworks()["verl"].modes if name not in dppo):
 
         def weigh(batch: Batch, mode: str = mode) -> Tensor:
             own = getattr(config, "disabled" if mode == "default" else mode)()
@@ -117,6 +145,26 @@ def verl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
             return found
 
         yield mode, weigh, "compute_rollout_correction_and_rejection_mask"
+    limits = yaml.safe_load((folder / "verl/trainer/config/actor/actor.yaml").read_text(encoding="utf-8"))
+    losses = definitions(
+        folder / "verl/trainer/ppo/core_algos.py",
+        *(f"compute_policy_loss_{mode}" for mode in dppo),
+        register_policy_loss=lambda _: lambda function: function,
+        verl_F=sums,
+        AlgoConfig=type(None),
+        agg_loss=lambda loss_mat, loss_mask, **_: (loss_mat * loss_mask).sum(),
+    )
+    for mode in dppo:
+
+        def gradient(batch: Batch, mode: str = mode) -> Tensor:
+            train_NL = batch.train_NL.clone().requires_grad_()
+            advantage_NL = batch.advantage_N[:, None].expand_as(train_NL)
+            own = SimpleNamespace(**limits, get=limits.get, global_batch_info={})
+            function = getattr(losses, f"compute_policy_loss_{mode}")
+            loss, _ = function(batch.infer_NL, train_NL, advantage_NL, batch.mask_NL.double(), config=own)
+            return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
+
+        yield mode, gradient, f"compute_policy_loss_{mode}"
 
 
 def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
@@ -252,8 +300,8 @@ def prime_rl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
 
 
 def trl(_: Path) -> Iterator[tuple[str, Weigh, str]]:
-    """`get_off_policy_mask` of the installed wheel."""
-    from trl import GRPOTrainer
+    """`get_off_policy_mask` of the installed wheel, and the gradient of `_compute_loss` after an update."""
+    from trl import GRPOConfig, GRPOTrainer
 
     def weigh(batch: Batch) -> Tensor:
         mask_NL = batch.mask_NL.double()
@@ -263,6 +311,54 @@ def trl(_: Path) -> Iterator[tuple[str, Weigh, str]]:
         return kept * mask_NL
 
     yield "off_policy_mask", weigh, "GRPOTrainer.get_off_policy_mask"
+    defaults = {each.name: each.default for each in fields(GRPOConfig)}
+    for mode in ("sapo", "luspo", "vespo"):
+
+        def gradient(batch: Batch, mode: str = mode) -> Tensor:
+            new_NL, mask_NL = batch.new_NL.clone().requires_grad_(), batch.mask_NL.double()
+            level = "sequence" if mode == "luspo" else "token"
+            trainer = _without_a_model(GRPOTrainer, defaults | {"loss_type": mode, "importance_sampling_level": level})
+            trainer._get_per_token_logps_and_entropies = lambda *_, **__: (new_NL, torch.zeros_like(new_NL), None)
+            trainer.vllm_importance_sampling_correction = mode != "vespo"
+            # Its mode sequence_mask with the cap of 3, which stands within a longer function.
+            ratio_N1 = ((batch.train_NL - batch.infer_NL) * mask_NL).sum(-1, keepdim=True).exp()
+            ids_NL = torch.zeros_like(batch.train_NL, dtype=torch.int64)
+            inputs = {"prompt_ids": ids_NL, "prompt_mask": ids_NL, "completion_ids": ids_NL, "completion_mask": mask_NL}
+            inputs |= {"advantages": batch.advantage_N, "old_per_token_logps": batch.train_NL}
+            inputs |= {"num_items_in_batch": torch.ones(())}
+            if mode != "vespo":
+                inputs["importance_sampling_ratio"] = ratio_N1.masked_fill(ratio_N1 > 3.0, 0.0)
+            loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+            weight_NL: Tensor = -torch.autograd.grad(loss, new_NL)[0] / batch.advantage_N[:, None]
+            # Its means over responses, and with sapo over their tokens, are sums here.
+            means: dict[str, Tensor | float] = {"sapo": len(LENGTHS) * mask_NL.sum(-1, keepdim=True)}
+            means |= {"luspo": len(LENGTHS), "vespo": 1}
+            return weight_NL * means[mode]
+
+        yield mode, gradient, "GRPOTrainer._compute_loss"
+
+
+def _without_a_model(trainer: Any, args: dict[str, Any]) -> SimpleNamespace:
+    """What `_compute_loss` reads of a GRPOTrainer with these settings, on one rank and without a KL."""
+    alone = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x)
+    return SimpleNamespace(
+        args=SimpleNamespace(**args | {"steps_per_generation": 1}),
+        accelerator=alone,
+        model=SimpleNamespace(training=True),
+        loss_type=args["loss_type"],
+        importance_sampling_level=args["importance_sampling_level"],
+        beta=args["beta"],
+        epsilon_low=args["epsilon"],
+        epsilon_high=args["epsilon_high"] or args["epsilon"],
+        top_entropy_quantile=args["top_entropy_quantile"],
+        off_policy_mask_threshold=args["off_policy_mask_threshold"],
+        use_vllm=True,
+        aux_loss_enabled=False,
+        current_gradient_accumulation_steps=1,
+        get_gamma_weights=trainer.get_gamma_weights,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+    )
 
 
 PEERS = {
@@ -275,10 +371,14 @@ PEERS = {
 }
 
 
-def rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row a preset that a peer's function was executed for."""
+def rows(folder: Path, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """One row a preset that a peer's function was executed for, or those of some frameworks and presets alone."""
     for framework, (name, modes) in PEERS.items():
+        if only and not any(chosen.split("/")[0] == framework for chosen in only):
+            continue
         for mode, weigh, function in modes(folder / name):
+            if only and not {framework, f"{framework}/{mode}"} & {*only}:
+                continue
             largest, dropped, tokens = 0.0, 0, 0
             for seed, scale in enumerate(SCALES * 5):
                 batch = random_batch(scale, seed)
@@ -302,8 +402,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[], help="frameworks or presets whose rows are renewed")
     given = parser.parse_args()
-    table = list(rows(given.folder))
+    table = list(rows(given.folder, given.only))
+    if given.only:
+        with given.out.open(encoding="utf-8", newline="") as file:
+            kept = {row["preset"]: row for row in csv.DictReader(file)} | {row["preset"]: row for row in table}
+        table = [kept[name] for name in presets() if name in kept]
     with given.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()

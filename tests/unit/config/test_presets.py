@@ -1,4 +1,8 @@
-"""Presets: what they expand to, and the weights of each on cases worked out by hand from its framework's lines."""
+"""Presets: what they expand to, and the weights of each on cases worked out by hand from its framework's lines.
+
+The numbers here come from the peer's lines alone; which file and line they are, `config/data/presets.yaml` says under
+`source`, at the version that stands there. `docs/results/presets.csv` has the presets whose function was executed.
+"""
 
 import csv
 import math
@@ -12,6 +16,7 @@ from tailrl.config.arm import Arm, Correction
 from tailrl.config.load import parse_study
 from tailrl.config.presets import frameworks, presets
 from tailrl.objective.corrections import correct, normaliser
+from tailrl.objective.reference_kl import kl_loss, reward_penalty
 from tailrl.runtime.errors import StudyError
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -102,13 +107,17 @@ CASES: dict[str, list[list[float]]] = {
     "slime/tis": [[1.0, 2.0, 0.25], [0.9, 1.1], [2.0, 0.5]],
     # With q = 0.04: p − q = 0.2 at r = 6, which is not above 0.2.
     "prime-rl/default": [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]],
+    # min(r, 3); and of r = 6 the binary KL is 0.04 ln(1/6) + 0.96 ln(0.96/0.76) = 0.153.
+    "verl/dppo_tv": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
+    "verl/dppo_kl": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
 }
+AT_A_LIMIT = ("prime-rl/default", "verl/dppo_tv")
+"""Where a ratio of 6 at q = 0.04 is at a limit, and rounding decides."""
 
 
 @pytest.mark.parametrize("preset", CASES)
 def test_a_preset_is_what_its_lines_compute(preset: str) -> None:
-    # A ratio of 6 at q = 0.04 is at a limit, where rounding decides.
-    rows = [[r * (1 - 1e-12) for r in row] for row in ROWS] if preset == "prime-rl/default" else ROWS
+    rows = [[r * (1 - 1e-12) for r in row] for row in ROWS] if preset in AT_A_LIMIT else ROWS
     found = weights(preset, rows)
     for own, wanted in zip(found, CASES[preset], strict=True):
         assert own == pytest.approx(wanted, rel=1e-9)
@@ -126,6 +135,43 @@ def test_what_only_counts_on_one_side_of_the_advantage() -> None:
     assert weights("trl/off_policy_mask", far, [-1.0, 1.0, -1.0]) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
     rows = [[8.0], [8.0]]  # p − q = 0.28
     assert weights("skyrl/dppo_binary_tv", rows, [1.0, -1.0]) == [[0.0], [pytest.approx(8.0)]]
+    for preset in ("verl/dppo_tv", "verl/dppo_kl"):  # the KL is 0.04 ln(1/8) + 0.96 ln(0.96/0.68) = 0.248
+        assert weights(preset, rows, [1.0, -1.0]) == [[0.0], [pytest.approx(3.0)]]
+        low = [[0.25], [0.25]]  # p − q = −0.03
+        assert weights(preset, low, [1.0, -1.0]) == [[pytest.approx(0.25)]] * 2
+
+
+POLICY, BASE = [[0.5, 0.2, 0.1], [0.1, 0.3]], [[0.25, 0.1, 0.2], [0.4, 0.3]]
+"""Probabilities of the tokens of two responses: log(p/base) is ln 2, ln 2, −ln 2, and −2 ln 2, 0."""
+
+REWARD_CASES: dict[str, list[float]] = {
+    # beta × the sum of old_per_token_logps − ref_per_token_logps over a response, with beta 0.05.
+    "trl/rloo": [0.05 * LN(2), -0.1 * LN(2)],
+    # init_coef × compute_approx_kl with k1, p − q of log-probs, with 0.01.
+    "openrlhf/default": [0.01 * LN(2), -0.02 * LN(2)],
+}
+LOSS_CASES: dict[str, list[float]] = {
+    # The derivative by log p of 0.01 w (r − 1 − log r), with r = base/p and w of value 1 and derivative 1: the weight's
+    # own is r − 1 − log r, the bracket's is 1 − r. Their sum is −log r = log(p/base).
+    "nemo-rl/default": [0.01 * LN(2), 0.01 * LN(2), -0.01 * LN(2), -0.02 * LN(2), 0.0],
+}
+
+
+def test_a_presets_kl_is_what_its_lines_compute() -> None:
+    logp_T, ref_T = (torch.tensor([LN(p) for row in rows for p in row], dtype=torch.float64) for rows in (POLICY, BASE))
+    sequence_T = torch.tensor([0, 0, 0, 1, 1])
+    inside_T = torch.zeros(5, dtype=torch.bool)
+    for preset, wanted in REWARD_CASES.items():
+        settings = Arm.model_validate({"correction": {"preset": preset}}).reference_kl
+        assert settings is not None and settings.where == "reward"
+        found = reward_penalty(settings, logp_T, ref_T, inside_T, sequence_T, 2)
+        assert found.tolist() == pytest.approx(wanted, rel=1e-9)
+    for preset, wanted in LOSS_CASES.items():
+        settings = Arm.model_validate({"correction": {"preset": preset}}).reference_kl
+        assert settings is not None and settings.where == "loss"
+        own_T = logp_T.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(kl_loss(settings, own_T, ref_T, inside_T, 1), own_T)
+        assert gradient.tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
 def test_the_published_comparison_is_of_these_presets() -> None:
@@ -136,6 +182,8 @@ def test_the_published_comparison_is_of_these_presets() -> None:
     assert all(versions[row["preset"]] == row["version"] for row in rows)
     assert all(float(row["largest_difference"]) < 1e-6 for row in rows)
     executed = {row["preset"] for row in rows}
-    nothing = {name for name, preset in presets().items() if not preset.correction}
-    assert set(presets()) - executed <= CASES.keys() | nothing
+    nothing = {name for name, own in presets().items() if not (own.correction or own.clip or own.reference_kl)}
+    with_kl = {name for name, own in presets().items() if own.reference_kl}
+    assert with_kl == REWARD_CASES.keys() | LOSS_CASES.keys()
+    assert set(presets()) - executed - with_kl <= CASES.keys() | nothing
     assert any(float(row["dropped"]) > 0 for row in rows)

@@ -2,8 +2,9 @@
 
 A covering subset of the admitted arms goes through the whole training loop. Every pair of choices that any admitted arm
 combines, such as (grpo, decoupled) or (top_p, reject_k3), is in an arm that trains two steps. Those that have every
-choice once are tried at every change, the others with the slow tests. `test_full_product` takes the estimators,
-corrections and vocabularies of all arms through the update alone. Other tests hold each choice to its definition.
+choice once are tried at every change, the others with the slow tests. Remedies of the catalogue whose settings none of
+these holds together train as they stand there. `test_full_product` takes the estimators, corrections and vocabularies
+of all arms through the update alone. Other tests hold each choice to its definition.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from arms_fixture import DISTURBANCES, EXTRAS, FACTORS, VOCABULARIES, Choice, arm_of, every_combination, reasons
 from sampler_fixture import PlainSampler
 from slow_cases import slow_but
@@ -22,6 +24,7 @@ from step_fixture import run_of
 
 from tailrl.artifacts.metrics import read_metrics
 from tailrl.artifacts.tokens import read_tokens
+from tailrl.config.arm import Arm
 from tailrl.config.load import parse_study
 from tailrl.objective.ratio_losses import RATIO_LOSSES
 from tailrl.objective.safe_set import RULES
@@ -79,6 +82,30 @@ def each_once(choices: list[Choice]) -> list[Choice]:
 
 def name_of(choice: Choice) -> str:
     return "-".join(str(value) for value in choice.values())
+
+
+ROOT = Path(__file__).parents[3]
+CATALOGUE: list[Choice] = yaml.safe_load((ROOT / "benchmarks" / "remedies.yaml").read_text(encoding="utf-8"))
+
+
+def settings_of(arm: Choice) -> frozenset[Any]:
+    """The settings of an arm other than defaults, presets expanded: names and flags themselves, of numbers the key."""
+
+    def flat(block: Any, path: str) -> set[Any]:
+        if isinstance(block, dict):
+            return {item for key, value in block.items() for item in flat(value, f"{path}.{key}")}
+        if isinstance(block, list | tuple):
+            return {(path, frozenset(flat(rule, ""))) for rule in block}
+        number = path.endswith((".rho", ".rho_easy")) or (isinstance(block, int | float) and block is not True)
+        return {path if number else (path, block)}
+
+    return frozenset(flat(Arm.model_validate(arm).model_dump(exclude_defaults=True), ""))
+
+
+def not_held(choices: list[Choice]) -> list[Choice]:
+    """The catalogue's entries whose settings no single arm of these has."""
+    every = [settings_of(arm_of(choice)) for choice in choices]
+    return [entry for entry in CATALOGUE if not any(settings_of(entry["arm"]) <= held for held in every)]
 
 
 # --- what is admitted and what is not --------------------------------------------------------------------
@@ -185,6 +212,17 @@ def test_every_admitted_combination_trains(files: Path, policy_folder: Path, cho
     for side, other in (("train", "sampler"), ("rollout", "trainer")):
         pruned = rule["rule"] != "full" and rule.get("side") != other
         assert (metrics[0][f"dvp/kept_vocab_per_token_{side}"] < 600) == pruned
+
+
+@pytest.mark.usefixtures("plain_samplers")
+@pytest.mark.parametrize("entry", slow_but(not_held(each_once(COVERING + LATER)), CATALOGUE, lambda own: own["name"]))
+def test_every_remedy_of_the_catalogue_trains(files: Path, policy_folder: Path, entry: Choice) -> None:
+    """At every change it does so in an arm above that has all its settings, or else here."""
+    metrics = trained(files, policy_folder, entry["arm"])
+    assert [line["train/step"] for line in metrics] == [0, 1]
+    for line in metrics:
+        value = line[entry["metric"]]
+        assert value is not None and math.isfinite(value), entry["metric"]
 
 
 @pytest.mark.parametrize("vocabulary", ["budget", "difficulty"])
