@@ -16,7 +16,6 @@ import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.artifacts.metrics import FloatArray
 from tailrl.config.arm import Clip, Correction
 from tailrl.config.presets import presets
 from tailrl.config.vocabulary import Vocabulary
