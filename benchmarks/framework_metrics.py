@@ -26,7 +26,7 @@ from tailrl.config.arm import Correction
 from tailrl.diagnosis.diagnosis import diagnose
 from tailrl.diagnosis.metrics import named_metrics
 from tailrl.diagnosis.replay import catalogue, configuration
-from tailrl.objective.corrections import correct
+from tailrl.objective.corrections import correct, normaliser
 
 MOST = 1e-6
 """The largest relative difference."""
@@ -73,7 +73,8 @@ def our_weights(batch: Batch, given: Correction) -> Tensor:
     delta_T = (batch.train_NL - batch.infer_NL)[batch.mask_NL]
     outside_T = torch.zeros_like(delta_T, dtype=torch.bool)
     more = (values_NL[batch.mask_NL] for values_NL in (batch.infer_NL, batch.advantage_NL))
-    weight_T = correct(delta_T, outside_T, sequence_T, count, given, None, *more).weight_T
+    found = correct(delta_T, outside_T, sequence_T, count, given, None, *more)
+    weight_T = found.weight_T / normaliser(given, found.ratio_X)
     return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_the_advised_remedy_has_its_lines_in_each_framework() -> None:
     assert diagnosis.advice.name == "token_tis"
     for one in configuration("token_tis", 2.0):
         assert " ".join(one.text.split()) in text and one.source in text
+    assert "correction: {preset: verl/decoupled_token_is}" in text
     exact = diagnosis_of(pack([LoggedRow("", np.array([-1.0]), np.array([-1.0]))]))
     assert "in each framework" not in Reader(page.html_page(exact)).text
 
@@ -97,6 +99,18 @@ def test_the_verdict_without_a_cause() -> None:
     assert page.verdict(nothing).startswith("No token of this log")
     text = Reader(page.html_page(nothing)).text
     assert "1 token left out: the sampler's NaN." in text
+
+
+def test_what_is_not_replayed_is_said_with_its_reason() -> None:
+    text = Reader(page.html_page(noisy())).text
+    assert "Not replayed: score centering and sampling-mask replay need the sampler's whole rows; a KL to" in text
+
+
+def test_the_framework_of_a_log_is_that_of_its_presets() -> None:
+    measured = noisy().measured
+    assert page._framework(measured) == ""
+    for title, name in (("NeMo-RL, train_data_step*.jsonl", "nemo-rl"), ("slime and miles, --save", "slime")):
+        assert page._framework(replace(measured, titles=Counter({title: 3}))) == name
 
 
 def test_every_framework_has_its_numbers_rules_and_sources() -> None:

@@ -3,16 +3,28 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from tailrl.config.arm import Correction
+from tailrl.config.arm import Arm, Correction
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.advice import HEALTHY_ESS, NO_HARM, advise
 from tailrl.diagnosis.causes import Cause
 from tailrl.diagnosis.log import LoggedRow, pack
 from tailrl.diagnosis.measure import measure
-from tailrl.diagnosis.replay import NEEDS_ADVANTAGES, P_TOP_UNKNOWN, Replay, Replayed, catalogue, configuration
+from tailrl.diagnosis.replay import (
+    NEEDS_ADVANTAGES,
+    P_TOP_UNKNOWN,
+    Catalogue,
+    Replay,
+    Replayed,
+    catalogue,
+    configuration,
+    preset_of,
+)
 
 RANDOM = np.random.default_rng(11)
 
@@ -56,10 +68,61 @@ DEFINED: dict[str, Weigh] = {
     "trm": everywhere(lambda d, c: float(max(d**2 / 2) <= c and (np.exp(d) - 1 - d).mean() <= 0.01)),
     "outlier_veto": everywhere(lambda d, c: float(all(1e-4 <= math.exp(x) <= c for x in d))),
     "veto": everywhere(lambda d, c: float(all(math.exp(x) >= c for x in d))),
+    "token_mask_low": lambda d, c: (math.exp(x) if 0.5 <= math.exp(x) <= c else 0.0 for x in d),
+    "token_mask_upper": lambda d, c: (math.exp(x) if math.exp(x) <= c else 0.0 for x in d),
+    "geometric_low": everywhere(lambda d, c: float(0.99 <= math.exp(sum(d) / len(d)) <= c)),
+    "reject_mean_k2": everywhere(lambda d, c: float(sum(d**2 / 2) / len(d) <= c)),
+    "reject_sum_k1": everywhere(lambda d, c: float(abs(sum(d)) <= c)),
+    "reject_sum_k2": everywhere(lambda d, c: float(sum(d**2 / 2) <= c)),
+    "reject_sum_k3": everywhere(lambda d, c: float(sum(np.exp(d) - 1 - d) <= c)),
+    "reject_max_k3": everywhere(lambda d, c: float(max(np.exp(d) - 1 - d) <= c)),
+    "reject_token_k1": lambda d, c: (float(abs(x) <= c) for x in d),
+    "reject_token_k2": lambda d, c: (float(x**2 / 2 <= c) for x in d),
+    "reject_token_k3": lambda d, c: (float(math.exp(x) - 1 - x <= c) for x in d),
+    "cispo": lambda d, c: (min(max(math.exp(x), 1 - c), 1 + c) for x in d),
+    "token_tis_normalised": lambda d, c: (min(math.exp(x), c) / MEAN_TIS for x in d),
 }
+MEAN_TIS = np.mean([min(math.exp(x), 2.0) for row in ROWS for x in row.trainer_T - row.sampler_T])
 
 
-@pytest.mark.parametrize("name", DEFINED)
+def clipped(ratio: float, advantage: float, low: float, high: float) -> float:
+    """PPO's gradient of a ratio over A ∇ log π."""
+    return 0.0 if (ratio > 1 + high and advantage > 0) or (ratio < 1 - low and advantage < 0) else ratio
+
+
+def sapo(ratio: float, advantage: float) -> float:
+    """d/dlog r of (4/τ) σ(τ (r − 1))."""
+    tau = 1.0 if advantage > 0 else 1.05
+    gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    return 4 * gate * (1 - gate) * ratio
+
+
+def vespo(ratio: float, advantage: float) -> float:
+    k, rate = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+    ratio = min(max(ratio, 1e-8), math.exp(20))
+    return ratio**k * math.exp(rate * (1 - ratio))
+
+
+def binary_kl(x: float, q: float) -> float:
+    """KL of (q, 1 − q) from (p, 1 − p), with the sign of p − q."""
+    p, q = math.exp(q + x), math.exp(q)
+    others = (1 - q) * math.log((1 - q) / (1 - p)) if q < 1 else 0.0
+    return math.copysign(q * math.log(q / p) + others, p - q)
+
+
+JUDGED: dict[str, Callable[[np.ndarray, np.ndarray, float, float], Iterator[float]]] = {
+    "ppo_clip": lambda d, _, a, c: (clipped(math.exp(x), a, c, c) for x in d),
+    "gspo": lambda d, _, a, c: iter([clipped(math.exp(d.mean()), a, 3e-4 if c == 4e-4 else c, c)] * len(d)),
+    "sapo": lambda d, _, a, __: (sapo(math.exp(x), a) for x in d),
+    "vespo": lambda d, _, a, __: iter([vespo(math.exp(sum(d)), a)] * len(d)),
+    "dppo_kl": lambda d, q, a, c: (
+        0.0 if binary_kl(x, y) * (1 if a > 0 else -1) > c else math.exp(x) for x, y in zip(d, q, strict=True)
+    ),
+}
+"""Those that depend on the advantage's sign: Δ, the sampler's log-probs, A and the threshold → weights."""
+
+
+@pytest.mark.parametrize("name", [*DEFINED, *JUDGED])
 def test_each_remedy_against_its_definition(name: str) -> None:
     found = {threshold: one for (other, threshold), one in replayed(ROWS[:25], ROWS[25:]).items() if other == name}
     assert found
@@ -67,9 +130,12 @@ def test_each_remedy_against_its_definition(name: str) -> None:
         weights, advantages, kept_responses, dropped, k3 = [], [], 0, [], []
         for row in ROWS:
             delta = row.trainer_T - row.sampler_T
-            own = list(DEFINED[name](delta, threshold))
-            weights += own
             assert row.advantage_T is not None
+            if name in JUDGED:
+                own = list(JUDGED[name](delta, row.sampler_T, float(row.advantage_T[0]), threshold))
+            else:
+                own = list(DEFINED[name](delta, threshold))
+            weights += own
             advantages += row.advantage_T.tolist()
             kept_responses += any(own)
             dropped += [math.exp(p) for p, w in zip(row.trainer_T, own, strict=True) if not w]
@@ -90,7 +156,7 @@ def test_each_remedy_against_its_definition(name: str) -> None:
 
 def test_every_remedy_of_the_file_has_a_definition_here() -> None:
     """A remedy that is added to `replay.yaml` is added to DEFINED or to this list, with a test of its own."""
-    assert catalogue().remedies.keys() == DEFINED.keys() | {"dvp", "opsm", "dppo_tv"}
+    assert catalogue().remedies.keys() == DEFINED.keys() | JUDGED.keys() | {"dvp", "opsm", "dppo_tv"}
 
 
 def test_what_judges_by_the_advantage() -> None:
@@ -180,7 +246,8 @@ def test_the_mismatch_is_that_of_the_updates_begin() -> None:
     without = [LoggedRow("here", row.sampler_T, row.trainer_T) for row in ROWS]
     assert replayed(moved).keys() == replayed(without).keys()
     for key, one in replayed(without).items():
-        assert key[0] in ("opsm", "dppo_tv") or one.ess == replayed(moved)[key].ess
+        of_the_move = {"opsm", "dppo_tv", "cispo", *JUDGED}
+        assert key[0] in of_the_move or one.ess == replayed(moved)[key].ess
 
 
 def test_a_weight_that_overflows_is_said() -> None:
@@ -209,6 +276,95 @@ def test_every_try_has_its_lines() -> None:
             for one in configuration(name, threshold):
                 assert "{C}" not in one.text and "{low}" not in one.text and one.source
             assert not isinstance(settings, Correction) or settings.weighted or settings.vetoes
+
+
+BENCHMARK = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/remedies.yaml").read_text(encoding="utf-8"))
+
+
+def shape(block: object) -> object:
+    """What a remedy does, without its thresholds; two spellings of one rejection are one."""
+    if not isinstance(block, Correction):
+        return (type(block), getattr(block, "loss", None))
+    rules = {(rule.of, rule.by, rule.when) for rule in block.reject}
+    sequence = block.sequence
+    if sequence in ("reject_k1", "reject_k3"):
+        rules, sequence = rules | {(sequence[-2:], "mean", "always")}, "none"
+    vetoes = (block.veto is not None, block.veto_above is not None)
+    lower = (block.token_lower is not None, block.sequence_lower is not None)
+    return (block.token, sequence, lower, frozenset(rules), vetoes, block.normalise, block.centering)
+
+
+def lost(known: Catalogue) -> list[str]:
+    """Entries of the benchmarks' catalogue that are neither replayed nor listed as not replayed, or are both."""
+    shapes = {shape(given) for remedy in known.remedies.values() for _, given in remedy.settings()}
+    listed = [name for one in known.not_replayed for name in one.entries]
+    assert len(listed) == len(set(listed)) and set(listed) <= {one["name"] for one in BENCHMARK}
+    found = []
+    for one in BENCHMARK:
+        arm = Arm.model_validate({"deliberate": True, **one["arm"]})
+        set_here = [block for block in (arm.clip, arm.correction, arm.vocabulary) if block in _changed(arm)]
+        replayed_here = (
+            len(set_here) == 1
+            and arm.reference_kl is None
+            and arm.vocabulary.side != "replay"
+            and shape(set_here[0]) in shapes
+        )
+        if replayed_here == (one["name"] in listed):
+            found.append(one["name"])
+    return found
+
+
+def _changed(arm: Arm) -> list[object]:
+    default = {"clip": None, "correction": Correction(), "vocabulary": Vocabulary()}
+    return [getattr(arm, name) for name, value in default.items() if getattr(arm, name) != value]
+
+
+def test_each_remedy_of_the_benchmarks_is_replayed_or_listed_with_its_reason() -> None:
+    assert not lost(catalogue())
+    assert all(one.words for one in catalogue().not_replayed)
+
+
+def test_a_remedy_that_is_left_out_is_seen() -> None:
+    known = catalogue()
+    for number, reason in enumerate(known.not_replayed):
+        others = known.not_replayed[:number] + known.not_replayed[number + 1 :]
+        assert lost(known.model_copy(update={"not_replayed": others})) == [
+            one["name"] for one in BENCHMARK if one["name"] in reason.entries
+        ]
+    seen = set()
+    for entry in ({shape(given) for _, given in remedy.settings()} for remedy in known.remedies.values()):
+        kept = {
+            name: remedy
+            for name, remedy in known.remedies.items()
+            if not entry & {shape(given) for _, given in remedy.settings()}
+        }
+        seen |= set(lost(known.model_copy(update={"remedies": kept})))
+    listed = {name for one in known.not_replayed for name in one.entries}
+    assert seen == {one["name"] for one in BENCHMARK} - listed
+
+
+def test_a_printed_preset_is_what_was_replayed() -> None:
+    named = 0
+    for name, remedy in catalogue().remedies.items():
+        for threshold, given in remedy.settings():
+            [*_, own] = configuration(name, threshold)
+            printed = yaml.safe_load(own.text)
+            block = type(given).__name__.lower()
+            if "preset" in printed.get("correction", {}):
+                named += 1
+                assert own.text.splitlines()[1].startswith("# the same: " + block)
+                others = {"clip", "correction", "vocabulary"} - {block}
+                arm = Arm.model_validate(printed)
+                assert all(getattr(arm, other) == getattr(Arm(), other) for other in others)
+            assert getattr(Arm.model_validate({"deliberate": True, **printed}), block) == given
+    assert named >= 12
+
+
+def test_a_preset_of_the_logs_framework_comes_first() -> None:
+    for framework, preset in (("", "verl"), ("skyrl", "skyrl"), ("prime-rl", "verl")):
+        [*_, own] = configuration("token_tis", 2.0, framework)
+        assert own.text.startswith(f"correction: {{preset: {preset}/")
+    assert preset_of(Correction(token="tis", token_threshold=1.5)) is None
 
 
 HOPELESS = [LoggedRow("here", np.full(1, -9.0 * (i == 0)), np.full(1, -9.0 * (i > 0))) for i in range(50)]

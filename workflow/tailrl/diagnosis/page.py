@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrl.analysis.format import count, short
+from tailrl.config.presets import frameworks
 from tailrl.diagnosis.advice import SURE, mistakes
 from tailrl.diagnosis.causes import cause_words
 from tailrl.diagnosis.charts import charts
@@ -128,9 +129,16 @@ def _values(diagnosis: Diagnosis) -> dict[str, object]:
         "notes": sorted({f"{titles[one.name]}: {one.note}" for one in diagnosis.remedies if one.note}),
         "advice": advice,
         "probable": SURE,
-        "configured": configuration(advice.name, advice.threshold) if advice.name else (),
+        "not_replayed": "; ".join(one.words for one in catalogue().not_replayed),
+        "configured": configuration(advice.name, advice.threshold, _framework(measured)) if advice.name else (),
         "lacking": [words for name, words in OPTIONAL_COLUMNS.items() if name not in measured.has],
     }
+
+
+def _framework(measured: Measured) -> str:
+    """The framework whose log it is, as its presets are named; empty if the format is of none of these."""
+    titles = [title.lower() for title in measured.titles]
+    return next((name for name in frameworks() if any(title.startswith(name) for title in titles)), "")
 
 
 def verdict(diagnosis: Diagnosis) -> str:

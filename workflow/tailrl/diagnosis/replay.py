@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from pydantic import Field
 
 from tailrl.artifacts.files import Record
-from tailrl.artifacts.metrics import FloatArray
-from tailrl.config.arm import Correction
+from tailrl.config.arm import Clip, Correction
+from tailrl.config.presets import presets
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.diagnosis.log import Log
-from tailrl.diagnosis.replay_sums import BASES, PartSums, SoundTokens, add_sums, sound_tokens, weight_sums
-from tailrl.objective.corrections import weigh
-from tailrl.objective.safe_set import safe_set
-from tailrl.runtime.errors import StudyError
+from tailrl.diagnosis.replay_sums import BASES, PartSums, add_sums, sound_tokens, weight_sums
+from tailrl.diagnosis.replay_weights import ReplaySettings, by_advantage, token_weights
 
 NEEDS_ADVANTAGES = "needs advantages"
 """The note of a remedy that judges by the advantage's sign, where none is logged."""
@@ -49,23 +46,35 @@ class Remedy(Record, allow_inf_nan=True):
     words: str
     lines: dict[str, Lines]
     correction: dict[str, Any] = Field(default_factory=dict)
+    clip: dict[str, Any] | None = None
     tries: dict[float, dict[str, Any]] = Field(default_factory=dict)
     rho: list[str] = Field(default_factory=list)
 
-    def settings(self) -> Iterator[tuple[float, Correction | Vocabulary]]:
+    def settings(self) -> Iterator[tuple[float, ReplaySettings]]:
         """Each threshold with the settings of the objective."""
         for rho in self.rho:
             vocabulary = Vocabulary(rule="min_p", rho=rho)
             yield float(f"{math.exp(vocabulary.threshold(1)):.12g}"), vocabulary
         for threshold, setting in self.tries.items():
-            yield threshold, Correction(**self.correction, **setting)
+            if self.clip is not None:
+                yield threshold, Clip(**self.clip, **setting)
+            else:
+                yield threshold, Correction(**self.correction, **setting)
+
+
+class NotReplayed(Record):
+    """Entries of benchmarks/remedies.yaml that no log's columns suffice for; `words`: the reason."""
+
+    words: str
+    entries: list[str]
 
 
 class Catalogue(Record):
-    """`replay.yaml`: the frameworks' versions, and the remedies by their key."""
+    """`replay.yaml`: the frameworks' versions, the remedies by their key, and those that are not replayed."""
 
     versions: dict[str, str]
     remedies: dict[str, Remedy]
+    not_replayed: list[NotReplayed]
 
 
 @cache
@@ -84,8 +93,26 @@ class Configured:
     source: str
 
 
-def configuration(name: str, threshold: float) -> tuple[Configured, ...]:
-    """What sets a remedy of `replay.yaml` at a threshold, in each framework that has it, and in a study of tailrl."""
+def preset_of(given: ReplaySettings, framework: str = "") -> str | None:
+    """A preset with exactly these settings: one of the framework if it has one, or else of another; None: no such."""
+    same = [name for name, preset in presets().items() if preset.reference_kl is None and _parsed(name) == given]
+    return next((name for name in same if name.startswith(f"{framework}/")), same[0] if same else None)
+
+
+@cache
+def _parsed(name: str) -> ReplaySettings | None:
+    """A preset's settings where they are one block of an arm; None: it has several."""
+    preset = presets()[name]
+    if preset.clip is None:
+        return Correction(**preset.correction)
+    return None if preset.correction else Clip(**preset.clip)
+
+
+def configuration(name: str, threshold: float, framework: str = "") -> tuple[Configured, ...]:
+    """What sets a remedy of `replay.yaml` at a threshold, in each framework that has it, and in a study of tailrl.
+
+    A study's lines name a preset with the same settings where there is one, of `framework` if it has one.
+    """
     versions, remedy = catalogue().versions, catalogue().remedies[name]
     numbers = {"C": threshold, "low": 1 / threshold}
     numbers |= {"exp": math.exp(min(threshold, 700.0)), "exp_low": math.exp(-threshold)}
@@ -96,9 +123,12 @@ def configuration(name: str, threshold: float) -> tuple[Configured, ...]:
         for framework, lines in remedy.lines.items()
     ]
     given = dict(remedy.settings())[threshold]
-    block = "vocabulary" if isinstance(given, Vocabulary) else "correction"
+    block = type(given).__name__.lower()
     own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
-    return (*found, Configured("tailrl", "", own.strip()[1:-1], "config/arm.py"))
+    own = own.strip()[1:-1]
+    if preset := preset_of(given, framework):
+        own = f"correction: {{preset: {preset}}}\n# the same: {own}"
+    return (*found, Configured("tailrl", "", own, "config/arm.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +183,17 @@ class Replay:
         self._top_unknown = self._top_unknown or bool(unknown_T.any())
         known_T = ~np.isnan(tokens.advantage_T)
         judged = tokens if known_T.all() else tokens.chosen(known_T)
-        for of, by_advantage, whole in ((tokens, False, self._whole), (judged, True, self._judged)):
+        for of, signed, whole in ((tokens, False, self._whole), (judged, True, self._judged)):
             if not len(of.train_T):
                 continue
             known = PartSums.of(of)
             add_sums(whole, weight_sums(np.ones(len(of.train_T)), known))
             for sums, (_, _, settings) in zip(self._sums, self._tries, strict=True):
-                if _by_advantage(settings) == by_advantage:
-                    weight_T = _weights(of, settings)
-                    add_sums(sums, {"overflow": 1.0} if weight_T is None else weight_sums(weight_T, known))
+                if by_advantage(settings) == signed:
+                    found = token_weights(of, settings)
+                    add_sums(sums, {"overflow": 1.0} if found is None else weight_sums(found.weight_T, known))
+                    if found is not None and found.ratio_X is not None:
+                        add_sums(sums, {"ratio": float(found.ratio_X.sum()), "ratios": len(found.ratio_X)})
 
     def table(self) -> tuple[Replayed, ...]:
         """Each remedy at each threshold; empty without a sound token."""
@@ -172,12 +204,12 @@ class Replay:
             for (name, threshold, settings), sums in zip(self._tries, self._sums, strict=True)
         )
 
-    def _row(self, name: str, threshold: float, settings: Correction | Vocabulary, sums: dict[str, float]) -> Replayed:
+    def _row(self, name: str, threshold: float, settings: ReplaySettings, sums: dict[str, float]) -> Replayed:
         if not sums:
             return Replayed(name, threshold, math.nan, math.nan, math.nan, math.nan, math.nan, note=NEEDS_ADVANTAGES)
         if "overflow" in sums:
             return Replayed(name, threshold, math.nan, math.nan, 0.0, math.inf, math.nan)
-        whole = self._judged if _by_advantage(settings) else self._whole
+        whole = self._judged if by_advantage(settings) else self._whole
         share, dropped = whole["tokens"] / self._whole["tokens"], whole["tokens"] - sums["kept"]
         note = PARTLY_JUDGED.format(share=share) if share < 1 else ""
         if isinstance(settings, Vocabulary) and self._top_unknown:
@@ -188,7 +220,7 @@ class Replay:
             kept_tokens=sums["kept"] / whole["tokens"],
             kept_responses=sums["responses"] / whole["responses"],
             ess=_share(sums["weight"], sums["squared"], whole["tokens"]),
-            largest=sums["largest"],
+            largest=sums["largest"] / (sums["ratio"] / sums["ratios"] if sums.get("ratio") else 1.0),
             cosine=_cosine(sums, whole),
             dropped_prob=(whole["prob"] - sums["prob"]) / dropped if dropped else math.nan,
             kept_k3=sums["k3"] / sums["kept"] if sums["kept"] else math.nan,
@@ -213,29 +245,6 @@ def _cosine(sums: dict[str, float], whole: dict[str, float]) -> float:
 
     both = about(sums, "squared") * about(whole, "weight")
     return about(sums, "weight") / math.sqrt(both) if both > 0 and math.isfinite(both) else math.nan
-
-
-def _by_advantage(settings: Correction | Vocabulary) -> bool:
-    return isinstance(settings, Correction) and any(rule.when != "always" for rule in settings.reject)
-
-
-def _weights(tokens: SoundTokens, settings: Correction | Vocabulary) -> FloatArray | None:
-    """The objective's own weight of each token; None: one overflows. DVP keeps what lies in both sides' sets."""
-    if isinstance(settings, Vocabulary):
-        kept_T = np.ones(len(tokens.train_T), bool)
-        for logp_T, top_T in ((tokens.train_T, tokens.train_top_T), (tokens.infer_T, tokens.infer_top_T)):
-            pair_T2 = torch.from_numpy(np.stack([np.nan_to_num(top_T), logp_T], 1))
-            kept_T &= safe_set(pair_T2, settings.rule, settings.threshold(1))[:, 1].numpy()
-        return kept_T.astype(np.float64)
-    names = ("sequence_T", "infer_T", "advantage_T", "moved_T")
-    sequence_T, infer_T, advantage_T, moved_T = (torch.from_numpy(getattr(tokens, name)) for name in names)
-    delta_T = torch.from_numpy(tokens.train_T - tokens.infer_T)
-    try:
-        found = weigh(delta_T, moved_T, sequence_T, tokens.count, settings, infer_T, advantage_T)
-    except StudyError:  # of a weight that overflows: all else was checked before
-        return None
-    weight_T: FloatArray = found.weight_T.numpy()
-    return weight_T
 
 
 def _share(weight: float, squared: float, count: float) -> float:
