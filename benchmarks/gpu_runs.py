@@ -185,15 +185,16 @@ def step(dtype: str, limit: float | None, sampler: Mapping[str, Any], _: str, si
     """Whole steps: rollout, update, weights into the engine."""
     from tailrl.tracking import metrics as keys
 
+    run = run_of(sizes, dtype, sampler)
     with prepared(sizes) as folder:
-        steps = train(folder, run_of(sizes, dtype, sampler), "whole")
+        steps = train(folder, run, "whole")
         moved = change(folder / "policy", folder / "whole/policy")
     if len(steps) != STEPS or not moved > 0 or not all(row.get(keys.GRADIENT_NORM, 0) > 0 for row in steps):
         raise ValueError(f"{len(steps)} of {STEPS} steps; the weights moved by {moved:g}")
     last = steps[-1]
     seconds = ", ".join(f"{name} {last[keys.in_group(keys.TIME, name)]:.2g} s" for name in PHASES)
     sampled = ", ".join(str(value) if name == "engine" else f"{name} {value}" for name, value in sampler.items())
-    arm = "DVP" if sampler.get("quantization") == "int4" else "DVP with MIS"
+    arm = "DVP" if run.correction.sequence == "none" else "DVP with MIS"
     what = f"{STEPS} steps of {arm}, the trainer in {dtype}: largest k3 of its tokens, sampled by {sampled}"
     return Found(
         what,

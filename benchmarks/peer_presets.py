@@ -6,7 +6,7 @@ FOLDER holds checkouts of verl, SkyRL, slime, OpenRLHF and prime-rl at the versi
 come from its wheel. `--only trl verl/dppo_tv` renews these rows and keeps the others. Only the named functions of a
 file are executed, since their modules import whole training stacks. A mode that stands inside a longer function (TRL's
 and NeMo-RL's weights) is held to its lines by `tests/unit/config/test_presets.py` instead. Each row has the largest
-difference of a token's weight, relative to a weight of at least 1; verl and SkyRL clamp log-ratios to 20 nats, which
+difference of a token's weight, relative to a weight of at least 1. verl and SkyRL clamp log-ratios to 20 nats, which
 changes weights below 2e-9.
 """
 

@@ -5,9 +5,9 @@
 
 The first: a random policy of config.yaml's sizes answers 8 prompts 8 times with 28 tokens. All arms get these tokens,
 float32, one thread; each round makes one update of each in turn, another first, metrics included. What an engine does
-more to return whole rows of logits is not in it. The second: hidden states of 576, 2,048 tokens, forward and backward
-of the log-probs and the expected scores, by whole logits and in chunks, each in a process of its own. Memory is that
-beyond the inputs, among which are the sampler's logits.
+more to return whole rows of logits is not in it. The second: forward and backward of the log-probs and the expected
+scores of 2,048 tokens, from hidden states of 576. Whole logits and chunks each have a process of their own. Memory is
+that beyond the inputs, among which are the sampler's logits.
 """
 
 import argparse
