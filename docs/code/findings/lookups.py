@@ -67,9 +67,9 @@ def k3(study: str, arm: str) -> Number:
     return Number(float(_training(study, arm, "k3 unmasked").split()[0]))
 
 
-def rejected(study: str, arm: str) -> Number:
-    """The share of responses that a weight rejects."""
-    return Number(float(_training(study, arm, "rejected").split()[0]), unit="share")
+def rejected(study: str, arm: str, by: str = "rejected") -> Number:
+    """The share of responses that a weight rejects, or (`vetoed`) a veto."""
+    return Number(float(_training(study, arm, by).split()[0]), unit="share")
 
 
 def cell(table: str, column: str, unit: str = "", **where: str) -> Number:

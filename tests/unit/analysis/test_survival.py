@@ -27,6 +27,16 @@ def test_steps_without_a_reward_are_left_out_and_runs_without_any() -> None:
     assert collapses(results_of(a=made(NAIVE)).runs["a"]) == ([], [])
 
 
+def test_a_run_whose_problems_become_harder_tells_no_collapse() -> None:
+    results = results_of(a=made(NAIVE, reward=falling(20, None), level=[1, 2]), b=made(NAIVE, reward=falling(20)))
+    assert collapses(results.runs["a"]) == ([], [])
+    (row,) = survival_curve("a", results.runs["a"])
+    assert (row.runs, row.collapsed) == (0, 0) and math.isnan(row.share)
+    assert collapses(results.runs["b"]) == ([23], [STEPS])
+    only = survival_figure(results_of(a=made(NAIVE, reward=falling(20), level=[1])))
+    assert [text.get_text() for text in only.axes[0].texts] == ["No run can tell a collapse."]
+
+
 def test_deepest_loss() -> None:
     rewards = [[0.2] * 10 + [0.8] * 10 + [0.6] * 30, [0.5] * 50, [0.0] * 50, [math.nan] * 48 + [0.9, 0.1]]
     assert deepest_loss(results_of(a=made(NAIVE, reward=rewards)).runs["a"]) == pytest.approx(0.25)

@@ -24,6 +24,7 @@ from claims_fixture import (
 )
 
 from tailrl.claims.catalogue import TRAINED_CLAIMS, read_claims
+from tailrl.claims.endpoints import HARDER
 from tailrl.claims.finding import CONTRADICTED, NOT_SEEN, REPRODUCED, UNDECIDED, UNTESTABLE
 from tailrl.claims.study import judge
 from tailrl.stats.intervals import share_difference
@@ -289,6 +290,16 @@ def test_survival_comparisons_are_one_family() -> None:
     assert (alone.verdict, alone.p_holm) == (REPRODUCED, alone.p)
     assert alone.p == pytest.approx(2 / math.comb(8, 4))
     assert [(line.verdict, line.p_holm) for line in both] == [(UNDECIDED, pytest.approx(2 * alone.p))] * 2
+
+
+def test_no_collapse_is_judged_where_problems_become_harder() -> None:
+    level = [1.0] * 4
+    arms = {
+        "a": made(NOISE, reward=falling(*[20] * 4), level=level),
+        "b": made(EXACT, reward=falling(*[None] * 4), level=level),
+    }
+    (line,) = verdicts("vexact.a.collapse", **arms)
+    assert (line.verdict, line.seeds, line.seen) == (UNTESTABLE, 0, HARDER)
 
 
 def null_study(rng: np.random.Generator, seeds: int = 4) -> dict[str, Made]:

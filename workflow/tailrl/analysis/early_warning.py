@@ -15,7 +15,7 @@ import numpy as np
 
 from tailrl.analysis.arm_kinds import is_scored_first
 from tailrl.analysis.describe import flatten
-from tailrl.analysis.survival import collapse_of
+from tailrl.analysis.survival import collapse_of, tells_collapse
 from tailrl.artifacts.evaluation import read_evaluation
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import finished_jobs
@@ -128,7 +128,8 @@ class Warned:
 def read_cases(folder: Path) -> list[Case]:
     """The finished runs of one study; every other seed chooses thresholds, the first among them; the rest are judged.
 
-    Runs that a rule ended (`training.stop_when`) are left out: whether they would have collapsed is unknown.
+    Runs that a rule ended (`training.stop_when`) are left out: whether they would have collapsed is unknown. So are
+    runs of which it cannot be told (`tells_collapse`).
     """
     jobs = finished_jobs(folder)
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})
@@ -169,9 +170,9 @@ def _gains(folder: Path, arm: str) -> dict[int, float]:
 
 
 def _case(folder: Path, job: Path, seeds: Sequence[int], gains: Mapping[int, float]) -> Case | None:
-    """A finished run; None if a rule ended it."""
+    """A finished run; None if a rule ended it, or if a collapse cannot be told."""
     record, metrics = read_job(job)
-    if record.stopped:
+    if record.stopped or not tells_collapse(metrics):
         return None
     settings, absent_N = flatten(record.settings), np.full(len(metrics[keys.STEP]), math.nan)
     own = {key: value for key, value in settings.items() if key not in ("study", "arm", "training.steps")}

@@ -6,21 +6,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrl.artifacts.metrics import FloatArray
+from tailrl.artifacts.metrics import FloatArray, Metrics
 from tailrl.artifacts.results import TrainedRun
 from tailrl.stats.survival import Collapses, collapse_step, survival
-from tailrl.tracking.metrics import REWARD, STEP
+from tailrl.tracking.metrics import CURRICULUM_LEVEL, REWARD, STEP
 
 WINDOW_SHARE, FEWEST_STEPS = 0.1, 5
 """The window of the mean reward: this share of the run's steps, and at least this many steps."""
 
 
+def tells_collapse(metrics: Metrics) -> bool:
+    """Whether a run's rewards are of one task. Under a curriculum problems become harder as the reward rises.
+
+    Its rewards can then neither rise far nor stay low for that reason, and a collapse cannot be told from them.
+    """
+    return CURRICULUM_LEVEL not in metrics
+
+
 def collapses(runs: Sequence[TrainedRun]) -> Collapses:
-    """The step of each run's collapse, from 1, or None; and each run's length. Runs without a reward are left out."""
+    """The step of each run's collapse, from 1, or None; and each run's length.
+
+    Runs without a reward are left out, and those of which it cannot be told (`tells_collapse`).
+    """
     steps, lengths = [], []
     for run in runs:
         reward_N = run.metric(REWARD)
-        if not np.isnan(reward_N).all():
+        if tells_collapse(run.metrics) and not np.isnan(reward_N).all():
             place = collapse_of(reward_N)
             steps.append(None if place is None else int(run.metrics[STEP][place]) + 1)
             lengths.append(int(run.metrics[STEP][-1]) + 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tailrl.analysis import arm_kinds
-from tailrl.analysis.survival import collapses, deepest_loss
+from tailrl.analysis.survival import collapses, deepest_loss, tells_collapse
 from tailrl.artifacts.results import Results
 from tailrl.claims.catalogue import Claim
 from tailrl.claims.finding import Finding, ends, fact, interval, measured, nothing
@@ -21,6 +21,8 @@ from tailrl.stats.intervals import share_difference
 from tailrl.stats.survival import log_rank
 from tailrl.stats.tests import Difference, all_hold, arm_difference, difference_from, one_sided
 from tailrl.tracking import metrics as keys
+
+HARDER = "problems become harder as the reward rises: a collapse cannot be told from it"
 
 
 def arms_of(claim: Claim, results: Results) -> list[str]:
@@ -111,7 +113,8 @@ def survival(claim: Claim, results: Results) -> Iterator[Finding]:
         first, second = (collapses(results.runs[arm]) for arm in arms)
         counts = [(sum(step is not None for step in steps), len(steps)) for steps, _ in (first, second)]
         if not all(n for _, n in counts):
-            yield nothing(arms)
+            harder = any(not tells_collapse(run.metrics) for arm in arms for run in results.runs[arm])
+            yield nothing(arms, HARDER) if harder else nothing(arms)
             continue
         share = share_difference(*counts)
         words = "; ".join(f"{k} of {n} runs of {arm} collapsed" for arm, (k, n) in zip(arms, counts, strict=True))

@@ -25,7 +25,8 @@ def survival_figure(results: Results) -> Figure:
     with style():
         figure, (ax,) = make_panels(1, 1, 2.6 if collapsed else 1.2)
         if not collapsed:
-            say_nothing_to_show(ax, "No run of this study collapsed.")
+            told = any(curve[0].runs for curve in curves.values())
+            say_nothing_to_show(ax, "No run of this study collapsed." if told else "No run can tell a collapse.")
             return figure
         for number, (arm, (colour, dash, marker)) in enumerate(arm_styles(results.arms).items()):
             end = max(collapses(results.runs[arm])[1], default=0)
