@@ -82,7 +82,8 @@ def test_the_hook_writes_the_plain_schema(logged: list[Any]) -> None:
 
 @pytest.mark.usefixtures("logged")
 def test_the_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    [command] = commands(TUTORIAL)
+    install, command = commands(TUTORIAL)
+    assert install.startswith('pip install ".[diagnose]"')
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     cli.main()
     assert Path("diagnosis.html").stat().st_size > 1000
