@@ -14,9 +14,11 @@ import torch
 
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.load import parse_study
-from tailrl.config.presets import frameworks, presets
+from tailrl.config.presets import frameworks, presets, version_of
+from tailrl.objective.centering import expected_score
 from tailrl.objective.corrections import correct, normaliser
 from tailrl.objective.reference_kl import kl_loss, reward_penalty
+from tailrl.objective.rejections import rejections
 from tailrl.runtime.errors import StudyError
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -110,6 +112,8 @@ CASES: dict[str, list[list[float]]] = {
     # min(r, 3); and of r = 6 the binary KL is 0.04 ln(1/6) + 0.96 ln(0.96/0.76) = 0.153.
     "verl/dppo_tv": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
     "verl/dppo_kl": [[1.0, 2.5, 0.25], [0.9, 1.1], [3.0, 0.5]],
+    # min(r, 10000) where |p − q| ≤ 0.3.
+    "prime-rl/ipo": [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]],
 }
 AT_A_LIMIT = ("prime-rl/default", "verl/dppo_tv")
 """Where a ratio of 6 at q = 0.04 is at a limit, and rounding decides."""
@@ -139,6 +143,44 @@ def test_what_only_counts_on_one_side_of_the_advantage() -> None:
         assert weights(preset, rows, [1.0, -1.0]) == [[0.0], [pytest.approx(3.0)]]
         low = [[0.25], [0.25]]  # p − q = −0.03
         assert weights(preset, low, [1.0, -1.0]) == [[pytest.approx(0.25)]] * 2
+
+
+def test_ipo_drops_on_both_sides_of_either_advantage() -> None:
+    """With q = 0.04: p − q is 0.304 at r = 8.6, and at least −0.04."""
+    rows = [[8.6, 0.01, 8.4], [8.6, 0.01, 8.4]]
+    assert weights("prime-rl/ipo", rows, [1.0, -1.0]) == [[0.0, pytest.approx(0.01), pytest.approx(8.4)]] * 2
+    (rule,) = Arm.model_validate({"correction": {"preset": "prime-rl/ipo"}}).correction.reject
+    low_T, logp_infer_T = torch.tensor([LN(0.25), LN(0.45)]), torch.tensor([LN(0.5)] * 2)  # p − q: −0.375, −0.275
+    dropped_T, _ = rejections(rule, low_T, 0 * low_T, torch.tensor([0, 1]), 2, logp_infer_T, torch.tensor([1.0, 1.0]))
+    assert dropped_T.tolist() == [True, False]
+
+
+# Σ_H c of the k head tokens, with q = 0.98/k, p = 0.8/k there, and so ρ = 0.02/0.2, 1/ρ = 10; c = q w − ρ w(1/ρ) p.
+CENTERED_CASES: dict[str, float] = {
+    # w = 1: 0.98 − 0.1 · 0.8.
+    "nemo-rl/score_centering": 0.9,
+    "slime/score_centering": 0.9,
+    "verl/bypass_pg_sc": 0.9,
+    # w = min(r, 2), r = 0.8/0.98 in the head: 0.8 − 0.1 · 2 · 0.8.
+    "verl/bypass_pg_token_tis_sc": 0.64,
+    # r within [0.5, 5], where 10 is not: 0.8 − 0.
+    "verl/bypass_pg_token_icepop_sc": 0.8,
+}
+
+
+@pytest.mark.parametrize("preset", CENTERED_CASES)
+def test_a_presets_centering_is_what_its_lines_compute(preset: str) -> None:
+    """The gradient by the logits of Σ_H c log p: c − (Σ_H c) p_v in the head, −(Σ_H c) p_v in the tail."""
+    correction = Arm.model_validate({"correction": {"preset": preset}}).correction
+    k, total = correction.centering_k or 0, CENTERED_CASES[preset]
+    assert k == (20 if preset.startswith("nemo-rl/") else 128)
+    tail = 2 * k  # none of its tokens is as likely as one of the head
+    p, q = (torch.tensor([m / k] * k + [(1 - m) / tail] * tail, dtype=torch.float64) for m in (0.8, 0.98))
+    logits = p.log()[None].requires_grad_()
+    term_T = expected_score(logits.log_softmax(-1), q.log()[None], correction)
+    (found,) = torch.autograd.grad(term_T.sum(), logits)
+    wanted = [total * (1 - 0.8) / k] * k + [-total * 0.2 / tail] * tail
+    assert found[0].tolist() == pytest.approx(wanted, rel=1e-9)
 
 
 POLICY, BASE = [[0.5, 0.2, 0.1], [0.1, 0.3]], [[0.25, 0.1, 0.2], [0.4, 0.3]]
@@ -178,12 +220,13 @@ def test_the_published_comparison_is_of_these_presets() -> None:
     """`benchmarks/peer_presets.py` executed the peers' functions; the rest has a case above, or ships nothing."""
     with (RESULTS / "presets.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    versions = {f"{name}/{mode}": own.version for name, own in frameworks().items() for mode in own.modes}
-    assert all(versions[row["preset"]] == row["version"] for row in rows)
+    assert all(version_of(row["preset"]) == row["version"] for row in rows)
     assert all(float(row["largest_difference"]) < 1e-6 for row in rows)
     executed = {row["preset"] for row in rows}
     nothing = {name for name, own in presets().items() if not (own.correction or own.clip or own.reference_kl)}
     with_kl = {name for name, own in presets().items() if own.reference_kl}
     assert with_kl == REWARD_CASES.keys() | LOSS_CASES.keys()
-    assert set(presets()) - executed - with_kl <= CASES.keys() | nothing
+    centered = {name for name, own in presets().items() if own.correction.get("centering")}
+    assert centered == CENTERED_CASES.keys()
+    assert set(presets()) - executed - with_kl <= CASES.keys() | CENTERED_CASES.keys() | nothing
     assert any(float(row["dropped"]) > 0 for row in rows)
