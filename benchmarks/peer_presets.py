@@ -3,11 +3,12 @@
     python benchmarks/peer_presets.py FOLDER --out docs/results/presets.csv
 
 FOLDER holds checkouts of verl, SkyRL, slime, OpenRLHF and prime-rl at the versions of `presets.yaml`; TRL's functions
-come from its wheel. `--only trl verl/dppo_tv` renews these rows and keeps the others. Only the named functions of a
+come from its wheel. The files of a mode that was read at another version are in a folder of their own, such as
+`verl@c6236f515`. `--only trl verl/dppo_tv` renews these rows and keeps the others. Only the named functions of a
 file are executed, since their modules import whole training stacks. A mode that stands inside a longer function (TRL's
 and NeMo-RL's weights) is held to its lines by `tests/unit/config/test_presets.py` instead. Each row has the largest
-difference of a token's weight, relative to a weight of at least 1. verl and SkyRL clamp log-ratios to 20 nats, which
-changes weights below 2e-9.
+difference of a token's weight, relative to a weight of at least 1; for score centering that of its term's gradient by
+the trainer's logits. verl and SkyRL clamp log-ratios to 20 nats, which changes weights below 2e-9.
 """
 
 import __future__
@@ -28,14 +29,23 @@ import yaml
 from torch import Tensor
 
 from tailrl.config.arm import Arm
-from tailrl.config.presets import frameworks, presets
+from tailrl.config.presets import frameworks, presets, version_of
+from tailrl.objective.centering import expected_score
 from tailrl.objective.corrections import correct, normaliser
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
 
 LENGTHS = (1, 3, 17, 40, 8, 60, 2, 25)
-OF_A_LOSS = ("trl/sapo", "trl/luspo", "trl/vespo")
+OF_A_LOSS = tuple(
+    f"{framework}/{mode}"
+    for framework in frameworks()
+    for mode in ("gspo", "cispo", "sapo", "luspo", "vespo", "opsm")
+    if f"{framework}/{mode}" in presets()
+)
 """Presets whose loss is compared after an update, since their ratio is 1 before it."""
+
+VOCABULARY = 400
+"""Tokens of the distributions that score centering is compared on: a head of 128 leaves a third of the mass."""
 
 SCALES = (0.0008, 0.05, 0.4, 1.5)
 """Standard deviations of Δ, nats: at the smallest the geometric masks keep some, at the largest all drop some."""
@@ -50,6 +60,8 @@ class Batch:
     mask_NL: Tensor
     advantage_N: Tensor
     new_NL: Tensor  # the trainer after an update
+    scale: float
+    seed: int
 
 
 def random_batch(scale: float, seed: int) -> Batch:
@@ -63,12 +75,23 @@ def random_batch(scale: float, seed: int) -> Batch:
     train_NL = (infer_NL + delta_NL).clamp(max=-0.001)
     advantage_N = torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64)
     new_NL = train_NL + scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-    return Batch(train_NL, infer_NL, mask_NL, advantage_N, new_NL.clamp(max=-0.001))
+    return Batch(train_NL, infer_NL, mask_NL, advantage_N, new_NL.clamp(max=-0.001), scale, seed)
+
+
+def distributions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits of trainer and sampler at each token, [T, V], that differ by about the batch's scale."""
+    generator = torch.Generator().manual_seed(batch.seed)
+    shape = (int(batch.mask_NL.sum()), VOCABULARY)
+    infer_TV = torch.randn(shape, generator=generator, dtype=torch.float64)
+    train_TV = infer_TV + batch.scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return train_TV.requires_grad_(), infer_TV
 
 
 def ours(preset: str, batch: Batch) -> Tensor:
-    """The preset's weights of all tokens, [N, L], 0 in the padding."""
+    """The preset's weights of all tokens, [N, L], 0 in the padding; with score centering `_of_the_centering`."""
     arm = Arm.model_validate({"correction": {"preset": preset}})
+    if arm.correction.centering != "none":
+        return _of_the_centering(arm, batch)
     if preset in OF_A_LOSS:
         return _of_the_loss(arm, batch)
     correction = arm.correction
@@ -94,6 +117,22 @@ def _of_the_loss(arm: Arm, batch: Batch) -> Tensor:
     loss = surrogate(scored, infer_T, advantage_T, sequence_T, *numbers).loss
     weight_T = -torch.autograd.grad(loss, logp_T)[0] / advantage_T
     return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, weight_T)
+
+
+def _of_the_centering(arm: Arm, batch: Batch) -> Tensor:
+    """The gradient of the expected score by the trainer's logits, [T, V]."""
+    train_TV, infer_TV = distributions(batch)
+    expected_T = expected_score(train_TV.log_softmax(-1), infer_TV.log_softmax(-1), arm.correction)
+    return torch.autograd.grad(expected_T.sum(), train_TV)[0]
+
+
+def _centred_by(function: Callable[[Tensor, Tensor], Tensor], k: int, batch: Batch) -> Tensor:
+    """The same of a peer's function of the head's log-probs, of trainer and sampler, both [T, K]."""
+    train_TV, infer_TV = distributions(batch)
+    logq_TV = infer_TV.log_softmax(-1)
+    head_TK = logq_TV.topk(k, dim=-1).indices
+    term_T = function(train_TV.log_softmax(-1).gather(-1, head_TK), logq_TV.gather(-1, head_TK))
+    return torch.autograd.grad(term_T.sum(), train_TV)[0]
 
 
 def definitions(file: Path, *names: str, **known: Any) -> SimpleNamespace:
@@ -126,8 +165,8 @@ def verl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
         verl_F=sums,
         DataProto=proto,
     )
-    dppo = ("dppo_tv", "dppo_kl")
-    for mode in (name for name in frameworks()["verl"].modes if name not in dppo):
+    dppo, ratio_losses = ("dppo_tv", "dppo_kl"), ("gspo", "cispo", "sapo")
+    for mode in (name for name in frameworks()["verl"].modes if name not in {*dppo, *ratio_losses, *VERL_CENTERED}):
 
         def weigh(batch: Batch, mode: str = mode) -> Tensor:
             own = getattr(config, "disabled" if mode == "default" else mode)()
@@ -148,23 +187,53 @@ def verl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
     limits = yaml.safe_load((folder / "verl/trainer/config/actor/actor.yaml").read_text(encoding="utf-8"))
     losses = definitions(
         folder / "verl/trainer/ppo/core_algos.py",
-        *(f"compute_policy_loss_{mode}" for mode in dppo),
+        *(f"compute_policy_loss_{mode}" for mode in dppo + ratio_losses),
+        ActorConfig=SimpleNamespace,
         register_policy_loss=lambda _: lambda function: function,
         verl_F=sums,
         AlgoConfig=type(None),
         agg_loss=lambda loss_mat, loss_mask, **_: (loss_mat * loss_mask).sum(),
     )
-    for mode in dppo:
+    for mode in dppo + ratio_losses:
 
         def gradient(batch: Batch, mode: str = mode) -> Tensor:
-            train_NL = batch.train_NL.clone().requires_grad_()
-            advantage_NL = batch.advantage_N[:, None].expand_as(train_NL)
+            old_NL, new_NL = (batch.infer_NL, batch.train_NL) if mode in dppo else (batch.train_NL, batch.new_NL)
+            new_NL = new_NL.clone().requires_grad_()
+            advantage_NL = batch.advantage_N[:, None].expand_as(new_NL)
             own = SimpleNamespace(**limits, get=limits.get, global_batch_info={})
             function = getattr(losses, f"compute_policy_loss_{mode}")
-            loss, _ = function(batch.infer_NL, train_NL, advantage_NL, batch.mask_NL.double(), config=own)
-            return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
+            # Its mean over a response's tokens, that of gspo and sapo, is the sum of the stand-in.
+            loss, _ = function(old_NL, new_NL, advantage_NL, batch.mask_NL.double(), config=own)
+            return -torch.autograd.grad(loss, new_NL)[0] / advantage_NL
 
         yield mode, gradient, f"compute_policy_loss_{mode}"
+    yield from _verl_centering(folder)
+
+
+VERL_CENTERED: dict[str, tuple[str | None, float | str]] = {
+    "bypass_pg_sc": (None, 2.0),
+    "bypass_pg_token_tis_sc": ("token", 2.0),
+    "bypass_pg_token_icepop_sc": ("token", "0.5_5.0"),
+}
+"""`rollout_is` and `rollout_is_threshold` of verl's factories with score centering."""
+
+
+def _verl_centering(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """`score_centering_correction` with the weights of `score_centering_weight_fn`."""
+    parse = definitions(folder / "verl/trainer/ppo/rollout_corr_helper.py", "_parse_rollout_is_threshold")
+    helper = definitions(
+        folder.with_name("verl@c6236f515") / "verl/trainer/ppo/score_centering.py",
+        "score_centering_weight_fn",
+        "score_centering_correction",
+        _parse_rollout_is_threshold=parse._parse_rollout_is_threshold,
+    )
+    for mode, own in VERL_CENTERED.items():
+
+        def weigh(batch: Batch, own: tuple[str | None, float | str] = own) -> Tensor:
+            weight = helper.score_centering_weight_fn(*own)
+            return _centred_by(lambda p, q: helper.score_centering_correction(p, q, weight)[0], 128, batch)
+
+        yield mode, weigh, "score_centering_correction"
 
 
 def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
@@ -196,9 +265,9 @@ def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
     off = config.OffPolicyCorrectionConfig()
     losses = definitions(
         utils / "ppo_utils.py",
-        "dppo_policy_loss",
+        *("dppo_policy_loss", "gspo_policy_loss", "sapo_policy_loss"),
         register_policy_loss=lambda _: lambda function: function,
-        PolicyLossType=SimpleNamespace(DPPO="dppo"),
+        PolicyLossType=SimpleNamespace(DPPO="dppo", GSPO="gspo", SAPO="sapo"),
         reduce_loss=lambda loss, mask: (loss * mask).sum(),
         apply_off_policy_correction=helper.apply_off_policy_correction,
         **known,
@@ -217,6 +286,20 @@ def skyrl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
             return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
 
         yield f"dppo_{kind}", gradient, "dppo_policy_loss"
+    sapo = definitions(folder / "skyrl/train/config/config.py", "SAPOConfig", BaseConfig=object).SAPOConfig()
+    ratio_settings = SimpleNamespace(
+        eps_clip_low=0.2, eps_clip_high=0.2, sapo=sapo, off_policy_correction=off, loss_reduction="sequence_mean"
+    )
+    for mode in ("gspo", "sapo"):
+
+        def moved(batch: Batch, mode: str = mode) -> Tensor:
+            new_NL, mask_NL = batch.new_NL.clone().requires_grad_(), batch.mask_NL.double()
+            advantage_NL = batch.advantage_N[:, None].expand_as(new_NL)
+            function = getattr(losses, f"{mode}_policy_loss")
+            loss, _ = function(new_NL, batch.train_NL, advantage_NL, ratio_settings, mask_NL, batch.infer_NL)
+            return -torch.autograd.grad(loss, new_NL)[0] / advantage_NL
+
+        yield mode, moved, f"{mode}_policy_loss"
 
 
 def slime(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
@@ -250,6 +333,46 @@ def slime(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
         return torch.zeros_like(batch.train_NL).masked_scatter(batch.mask_NL, packed)
 
     yield "mis", weigh_mis, "compute_mis_weights"
+    yield from _slime_losses(folder)
+    centering = definitions(
+        folder.with_name("slime@2e5cd7cd5") / "slime/utils/score_centering.py",
+        "score_centering_correction",
+        importance_weights=lambda ratio, *_: torch.ones_like(ratio),  # that of mode none, its default
+    )
+
+    def centred(batch: Batch) -> Tensor:
+        return _centred_by(lambda p, q: centering.score_centering_correction(p, q)[0], 128, batch)
+
+    yield "score_centering", centred, "score_centering_correction"
+
+
+def _slime_losses(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
+    """The gradients of `compute_policy_loss` and `compute_cispo_loss` after an update, by the limits of its default."""
+    torch.compiler.set_stance("force_eager")
+    losses = definitions(
+        folder / "slime/utils/ppo_utils.py",
+        *("compute_opsm_mask", "compute_gspo_kl", "compute_policy_loss", "compute_cispo_loss"),
+    )
+    for mode, name in (("gspo", "compute_gspo_kl"), ("cispo", "compute_cispo_loss"), ("opsm", "compute_opsm_mask")):
+
+        def gradient(batch: Batch, mode: str = mode) -> Tensor:
+            new_NL, mask_NL = batch.new_NL.clone().requires_grad_(), batch.mask_NL.double()
+            advantage_NL = batch.advantage_N[:, None].expand_as(new_NL)
+            rows = (list(new_NL), list(batch.train_NL))
+            kl_NL = batch.train_NL - new_NL
+            if mode == "gspo":
+                kl_NL = losses.compute_gspo_kl(*rows, rows[0], list(mask_NL)).view_as(new_NL)
+            if mode == "cispo":
+                loss_NL, _ = losses.compute_cispo_loss(kl_NL, new_NL, advantage_NL, 0.2, 0.2)
+            else:
+                loss_NL, _ = losses.compute_policy_loss(kl_NL, advantage_NL, 0.2, 0.2)
+            if mode == "opsm":
+                own = SimpleNamespace(opsm_delta=1e-4)
+                kept, _ = losses.compute_opsm_mask(own, *rows, list(advantage_NL), list(mask_NL))
+                loss_NL = loss_NL * kept.view_as(loss_NL)
+            return -torch.autograd.grad((loss_NL * mask_NL).sum(), new_NL)[0] / advantage_NL
+
+        yield mode, gradient, name
 
 
 def openrlhf(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
@@ -271,6 +394,16 @@ def openrlhf(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
             return -torch.autograd.grad(loss, train_NL)[0] / advantage_NL
 
         yield mode, weigh, "PolicyLoss.forward"
+    gspo = losses.PolicyLoss(policy_loss_type="gspo")
+
+    def moved(batch: Batch) -> Tensor:
+        new_NL, mask_NL = batch.new_NL.clone().requires_grad_(), batch.mask_NL.double()
+        advantage_NL = batch.advantage_N[:, None].expand_as(new_NL)
+        loss, *_ = gspo(new_NL, batch.train_NL, advantage_NL, mask_NL, batch.infer_NL, global_batch_size=1.0)
+        # Its mean over a response's tokens is a sum here.
+        return -torch.autograd.grad(loss, new_NL)[0] / advantage_NL * mask_NL.sum(-1, keepdim=True)
+
+    yield "gspo", moved, "PolicyLoss.forward"
 
 
 def prime_rl(folder: Path) -> Iterator[tuple[str, Weigh, str]]:
@@ -382,14 +515,16 @@ def rows(folder: Path, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
             largest, dropped, tokens = 0.0, 0, 0
             for seed, scale in enumerate(SCALES * 5):
                 batch = random_batch(scale, seed)
-                own_NL, their_NL = ours(f"{framework}/{mode}", batch), weigh(batch) * batch.mask_NL
-                apart_NL = (own_NL - their_NL).abs() / their_NL.abs().clamp(min=1)
-                largest = max(largest, apart_NL.max().item())
-                dropped += int(((own_NL == 0) & batch.mask_NL).sum())
+                own, theirs = ours(f"{framework}/{mode}", batch), weigh(batch)
+                if own.shape == batch.mask_NL.shape:
+                    own, theirs = own[batch.mask_NL], theirs[batch.mask_NL]
+                    dropped += int((own == 0).sum())
+                apart = (own - theirs).abs() / theirs.abs().clamp(min=1)
+                largest = max(largest, apart.max().item())
                 tokens += int(batch.mask_NL.sum())
             yield {
                 "preset": f"{framework}/{mode}",
-                "version": frameworks()[framework].version,
+                "version": version_of(f"{framework}/{mode}"),
                 "function": function,
                 "tokens": tokens,
                 "dropped": dropped,

@@ -18,7 +18,8 @@ CATALOGUE = """## The catalogue
 
 ρ_t = p/q = e^Δ_t, of trainer and sampler. A mask drops tokens. A rejection drops responses; MIS weights those that it
 keeps. The metric says what a remedy drops, truncates or adds. The last column is the CPU time of one update, from
-`benchmarks/remedies.py`; what an engine does more is not in it.
+`benchmarks/remedies.py`; what an engine does more is not in it. Routing replay (R3) is no correction, but a setting of
+sampler and training: [a mixture of experts](../concepts/experts.md).
 """
 
 
@@ -95,7 +96,8 @@ def _presets() -> str:
             settings |= {"clip": preset.clip} if preset.clip else {}
             settings |= {"reference_kl": preset.reference_kl} if preset.reference_kl else {}
             words = yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]
-            note = f"; {preset.note}" if preset.note else ""
+            note = f" at {preset.version}" if preset.version else ""
+            note += f"; {preset.note}" if preset.note else ""
             lines.append((f"`{name}/{mode}`", f"`{words}`" if words else "nothing", f"{preset.source}{note}"))
     return table(("name", "settings", "read in"), lines)
 

@@ -14,7 +14,8 @@ import torch
 
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.load import parse_study
-from tailrl.config.presets import frameworks, presets
+from tailrl.config.presets import frameworks, presets, version_of
+from tailrl.objective.centering import expected_score
 from tailrl.objective.corrections import correct, normaliser
 from tailrl.objective.reference_kl import kl_loss, reward_penalty
 from tailrl.runtime.errors import StudyError
@@ -141,6 +142,34 @@ def test_what_only_counts_on_one_side_of_the_advantage() -> None:
         assert weights(preset, low, [1.0, -1.0]) == [[pytest.approx(0.25)]] * 2
 
 
+# Σ_H c of the k head tokens, with q = 0.98/k, p = 0.8/k there, and so ρ = 0.02/0.2, 1/ρ = 10; c = q w − ρ w(1/ρ) p.
+CENTERED_CASES: dict[str, float] = {
+    # w = 1: 0.98 − 0.1 · 0.8.
+    "nemo-rl/score_centering": 0.9,
+    "slime/score_centering": 0.9,
+    "verl/bypass_pg_sc": 0.9,
+    # w = min(r, 2), r = 0.8/0.98 in the head: 0.8 − 0.1 · 2 · 0.8.
+    "verl/bypass_pg_token_tis_sc": 0.64,
+    # r within [0.5, 5], where 10 is not: 0.8 − 0.
+    "verl/bypass_pg_token_icepop_sc": 0.8,
+}
+
+
+@pytest.mark.parametrize("preset", CENTERED_CASES)
+def test_a_presets_centering_is_what_its_lines_compute(preset: str) -> None:
+    """The gradient by the logits of Σ_H c log p: c − (Σ_H c) p_v in the head, −(Σ_H c) p_v in the tail."""
+    correction = Arm.model_validate({"correction": {"preset": preset}}).correction
+    k, total = correction.centering_k or 0, CENTERED_CASES[preset]
+    assert k == (20 if preset.startswith("nemo-rl/") else 128)
+    tail = 2 * k  # none of its tokens is as likely as one of the head
+    p, q = (torch.tensor([m / k] * k + [(1 - m) / tail] * tail, dtype=torch.float64) for m in (0.8, 0.98))
+    logits = p.log()[None].requires_grad_()
+    term_T = expected_score(logits.log_softmax(-1), q.log()[None], correction)
+    (found,) = torch.autograd.grad(term_T.sum(), logits)
+    wanted = [total * (1 - 0.8) / k] * k + [-total * 0.2 / tail] * tail
+    assert found[0].tolist() == pytest.approx(wanted, rel=1e-9)
+
+
 POLICY, BASE = [[0.5, 0.2, 0.1], [0.1, 0.3]], [[0.25, 0.1, 0.2], [0.4, 0.3]]
 """Probabilities of the tokens of two responses: log(p/base) is ln 2, ln 2, −ln 2, and −2 ln 2, 0."""
 
@@ -178,12 +207,13 @@ def test_the_published_comparison_is_of_these_presets() -> None:
     """`benchmarks/peer_presets.py` executed the peers' functions; the rest has a case above, or ships nothing."""
     with (RESULTS / "presets.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    versions = {f"{name}/{mode}": own.version for name, own in frameworks().items() for mode in own.modes}
-    assert all(versions[row["preset"]] == row["version"] for row in rows)
+    assert all(version_of(row["preset"]) == row["version"] for row in rows)
     assert all(float(row["largest_difference"]) < 1e-6 for row in rows)
     executed = {row["preset"] for row in rows}
     nothing = {name for name, own in presets().items() if not (own.correction or own.clip or own.reference_kl)}
     with_kl = {name for name, own in presets().items() if own.reference_kl}
     assert with_kl == REWARD_CASES.keys() | LOSS_CASES.keys()
-    assert set(presets()) - executed - with_kl <= CASES.keys() | nothing
+    centered = {name for name, own in presets().items() if own.correction.get("centering")}
+    assert centered == CENTERED_CASES.keys()
+    assert set(presets()) - executed - with_kl <= CASES.keys() | CENTERED_CASES.keys() | nothing
     assert any(float(row["dropped"]) > 0 for row in rows)

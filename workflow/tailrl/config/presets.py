@@ -21,6 +21,7 @@ class Preset(Settings):
     clip: dict[str, Any] | None = Field(None, description="the clipped ratio; null: none of its own")
     reference_kl: dict[str, Any] | None = Field(None, description="the KL to the base policy; null: none")
     source: str = Field(description="the file and line that was read")
+    version: str = Field("", description="where it was read, if not at the framework's version")
     note: str = Field("", description="whose it is, or what it leaves out")
 
 
@@ -36,6 +37,11 @@ def frameworks() -> dict[str, Framework]:
     """The frameworks by name."""
     data = yaml.safe_load((Path(__file__).parent / "data" / "presets.yaml").read_text(encoding="utf-8"))
     return {name: Framework.model_validate(framework) for name, framework in data.items()}
+
+
+def version_of(name: str) -> str:
+    """The version at which a preset was read: the mode's own, or else its framework's."""
+    return presets()[name].version or frameworks()[name.partition("/")[0]].version
 
 
 @cache
