@@ -6,6 +6,9 @@ import chaos
 import kills
 import pytest
 import rows
+from small_study import ENGINES
+
+from tailrl.config.sampler import SamplerSettings
 
 SEED = 237
 """Both kills strike everything: one while a checkpoint is written, one while the results of a run are."""
@@ -29,8 +32,9 @@ def test_two_kills_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_two_kills_with_a_quantised_engine_and_with_experts(tmp_path: Path, engine: str) -> None:
     from tailrl.rollout.vllm import quantization  # imports vLLM, which takes seconds
 
-    if engine == "fp8" and not quantization.has_cache_instructions():
-        pytest.skip("an fp8 cache needs AVX-512 or AMX")
+    sampler = SamplerSettings.model_validate(ENGINES[engine]["arms.difficulty.sampler"])
+    if words := quantization.missing_instructions(sampler):
+        pytest.skip(words)
     struck = chaos.run(tmp_path, 2, engine, seed=SEED)
     assert [(row.at, row.followed) for row in struck] == [("checkpoint", "equal"), ("results", "equal")]
     assert struck[0].interrupted

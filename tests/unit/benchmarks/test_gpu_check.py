@@ -22,10 +22,11 @@ from tailrl.runtime.errors import StudyError
 
 ROOT = Path(__file__).parents[3]
 NEEDS_A_GPU = {"time beside Liger", "varlen attention, bfloat16", "memory beside the plan"}
-# No CPU computes the first; the second needs AVX-512 or AMX.
+# No CPU computes the first; the others need instructions that some lack.
 MAY_REFUSE: dict[str, tuple[str, ...]] = {
     "steps, vLLM, fp8": ("refused: sampler.quantization",),
     "steps, vLLM, fp8 cache": ("measured", "refused: sampler.kv_cache_dtype"),
+    **dict.fromkeys(("steps, vLLM, int8", "steps, vLLM, int4"), ("measured", "refused: sampler.quantization")),
 }
 
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, Qwen3MoeConfig
 
 from tailrl.config.sampler import SamplerSettings
-from tailrl.kernels.packing import pack_batch
+from tailrl.kernels.batch_invariant import PackedAttention
+from tailrl.kernels.packing import pack, pack_batch
 from tailrl.model import forward
 from tailrl.model.forward import PACKED_ATTENTION, head_weight, hidden_states
 from tailrl.model.policy import named_weights
-from tailrl.model.quantize import rounded_cache, rounded_rows
+from tailrl.model.quantize import CACHES, rounded_cache, rounded_rows
 from tailrl.model.quantized import check_sizes, match_engine, projections, round_activations, rounded_weights
 from tailrl.runtime.errors import StudyError
 from tailrl.training.step import update
@@ -166,6 +167,64 @@ def test_queries_are_rounded_where_the_engine_does(
     assert torch.equal(query, query.to(torch.float8_e4m3fn).to(query.dtype)) == queries
     gradient = model.base_model.layers[0].self_attn.q_proj.weight.grad
     assert gradient is not None and gradient.abs().max() > 0
+
+
+def toward_zero(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of all numbers of a float8 the nearest that is not larger, from the table of them."""
+    every = torch.arange(128, dtype=torch.uint8).view(dtype).double()
+    every = every[every.isfinite()]
+    return numbers.sign() * every[torch.searchsorted(every, numbers.abs().contiguous(), right=True) - 1]
+
+
+def attention_gradient(taken: list[Tensor], output_PHD: Tensor, lengths: list[int], scaling: float) -> list[Tensor]:
+    """By query [P, H, D], key and value [P, K, D]; `output_PHD` is that by the output. Query by query, in float64."""
+    query_PHD, key_PKD, value_PKD = taken
+    of_query, of_key, of_value = (torch.zeros_like(tensor) for tensor in taken)
+    for first, length in zip((0, *lengths), lengths, strict=False):
+        for place in range(first, first + length):
+            past = slice(first, place + 1)
+            for head in range(query_PHD.shape[1]):
+                shared = head * key_PKD.shape[1] // query_PHD.shape[1]
+                probs = (scaling * key_PKD[past, shared] @ query_PHD[place, head]).softmax(0)
+                of_probs = value_PKD[past, shared] @ output_PHD[place, head]
+                of_scores = scaling * probs * (of_probs - probs @ of_probs)
+                of_query[place, head] += of_scores @ key_PKD[past, shared]
+                of_key[past, shared] += of_scores[:, None] * query_PHD[place, head]
+                of_value[past, shared] += probs[:, None] * output_PHD[place, head]
+    return [of_query, of_key, of_value]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["packed", "exact"])
+@pytest.mark.parametrize("queries", [False, True], ids=["keys and values", "queries too"])
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_the_gradient_of_attention_is_that_at_the_rounded_numbers(
+    kind: str, queries: bool, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, of two sequences with grouped heads; what the format cannot hold gets its gradient too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    generator, lengths, scaling = torch.Generator().manual_seed(3), [3, 5], 0.3
+    query, key, value, weight = (torch.randn(8, heads, 8, generator=generator).double() for heads in (4, 2, 2, 4))
+    value[1, 0, 0] = 1e5
+    given = [query.requires_grad_(), key.requires_grad_(), value.requires_grad_()]
+    module: Any = torch.nn.Module()
+    module.layer_idx = 0
+    round_activations(module, settings_of(kv_cache_dtype=kind), queries)
+    packing = pack(lengths)
+    states = [tensor.transpose(0, 1)[None] for tensor in given]
+    if exact:
+        attend = PackedAttention.of(packing, 2).attend
+        out, _ = forward._exact_attention(module, *states, None, scaling=scaling, attend=attend)
+    else:
+        out, _ = forward._packed_attention(module, *states, None, scaling=scaling, packing=packing)
+    (out[0] * weight).sum().backward()
+    plain = [tensor.detach() for tensor in given]
+    rounded = [toward_zero(tensor, CACHES[kind]) for tensor in plain]
+    wanted = attention_gradient([*(rounded if queries else plain)[:1], *rounded[1:]], weight, lengths, scaling)
+    elsewhere = attention_gradient(plain, weight, lengths, scaling)
+    for tensor, expected, other in zip(given, wanted, elsewhere, strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(tensor.grad, expected, rtol=1e-9, atol=1e-12)
+        assert (expected - other).abs().max() > 0.01 * expected.abs().max()
 
 
 REFUSED = {

@@ -15,6 +15,7 @@ CACHE = {"sampler": {"kv_cache_dtype": "fp8_e4m3"}}
 TWIN = {"sampler": {"engine": "exact", "dtype": "float32", "kv_cache_dtype": "fp8_e4m3"}}
 WEIGHTS = {"sampler": {"quantization": "fp8"}}
 NEEDS = "on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"
+INT4_NEEDS = "on a CPU int4 weights need AVX-512, which this one has not"
 
 
 def study(**arms: Any) -> Study:
@@ -39,6 +40,23 @@ def test_fp8_weights_need_a_gpu_whatever_the_cpu_is() -> None:
     found, sentence = without_lacking(study(naive={}, weights=WEIGHTS), WIDE)
     assert list(found.arms) == ["naive"]
     assert sentence == "left out, since fp8 weights need a GPU: arms weights"
+
+
+@pytest.mark.parametrize(
+    ("flags", "left", "words"),
+    [
+        (PLAIN | {"avx_vnni"}, ["naive", "int8"], f"{NEEDS}; {INT4_NEEDS}"),
+        (WIDE, ["naive", "int4", "both"], "on a CPU int8 weights need VNNI, which this one has not"),
+        (WIDE | {"avx512_vnni"}, ["naive", "int8", "int4", "both"], ""),
+        (set(), ["naive", "int8", "int4", "both"], ""),
+    ],
+)
+def test_int8_weights_need_vnni_and_int4_weights_wide_vectors(flags: set[str], left: list[str], words: str) -> None:
+    formats = {"both": {"sampler": {"quantization": "int4", "kv_cache_dtype": "fp8_e4m3"}}}
+    formats |= {name: {"sampler": {"quantization": name}} for name in ("int8", "int4")}
+    found, sentence = without_lacking(study(naive={}, **formats), flags)
+    assert set(found.arms) == set(left)
+    assert sentence.startswith(f"left out, since {words}: arms " if words else "") and bool(sentence) == bool(words)
 
 
 def test_ablations_and_compared_engines_go_too() -> None:

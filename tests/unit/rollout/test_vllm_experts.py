@@ -1,7 +1,7 @@
 """A mixture of experts in vLLM: hand-overs, the prepack that vLLM forgets, and the experts of every token.
 
-One engine in float32, and one in bfloat16 without recorded routes. What starts them is slow: `test_exact.py` has
-experts to the bit, `test_vllm.py` hand-overs, `training/test_routes.py` the replay.
+One engine in float32, one in bfloat16 without recorded routes, and one with an 8-bit cache. What starts them is slow:
+`test_exact.py` has experts to the bit, `test_vllm.py` hand-overs, `training/test_routes.py` the replay.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,16 @@ from tailrl.rollout import Decoding, make_sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.rollout.vllm import worker as worker_module
 from tailrl.rollout.vllm.engine import VllmSampler
-from tailrl.rollout.vllm.experts import RouteRecord
+from tailrl.rollout.vllm.experts import RouteRecord, check_routes_here
+from tailrl.rollout.vllm.quantization import missing_instructions
+from tailrl.rollout.vllm.twin import twin_logprobs
 from tailrl.runtime.errors import StudyError
 
 pytestmark = pytest.mark.vllm
 
 DECODING = Decoding(temperature=1.0, max_new_tokens=20)
 DTYPES = ("float32", "bfloat16")
+CACHED = SamplerSettings(dtype="float32", kv_cache_dtype="fp8_e4m3")
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +45,17 @@ def policies(tokenizer: PreTrainedTokenizerFast) -> list[PreTrainedModel]:
 def started(
     policies: list[PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], VllmSampler]]:
-    """Starts the engine of a dtype, or gives the one that was started."""
+    """Starts the engine of a dtype or with the cache, or gives the one that was started."""
     folder, made = tmp_path_factory.mktemp("policy"), dict[str, VllmSampler]()
     save_policy(policies[0], tokenizer, folder)
 
-    def start(dtype: str) -> VllmSampler:
-        if dtype not in made:
-            sampler = make_sampler(SamplerSettings(dtype=dtype, routes=dtype == "float32"), folder, 128, seed=0)
+    def start(name: str) -> VllmSampler:
+        if name not in made:
+            settings = CACHED if name == "cache" else SamplerSettings(dtype=name, routes=name == "float32")
+            sampler = make_sampler(settings, folder, 128, seed=0)
             assert isinstance(sampler, VllmSampler)
-            made[dtype] = sampler
-        return made[dtype]
+            made[name] = sampler
+        return made[name]
 
     yield start
     shut_down(made)
@@ -188,6 +192,45 @@ def test_a_token_without_experts_is_an_error() -> None:
     assert routes.tolist() == [[[0, 1]], [[4, 5]]]  # what ran again has its last experts
     with pytest.raises(StudyError, match="did not report the experts of 1 tokens"):
         list(record.of([Request((5, 6), 0)], [2]))
+
+
+@pytest.mark.slow
+def test_an_engine_with_an_8_bit_cache_is_its_twin(
+    started: Callable[[str], VllmSampler], policies: list[PreTrainedModel]
+) -> None:
+    """As one of a dense policy; rounded keys and values send some tokens to other experts, in the twin too."""
+    if words := missing_instructions(CACHED):
+        pytest.skip(words)
+    engine = started("cache")
+    for model in policies:
+        engine.untested = True  # as before its first self-test
+        engine.load_weights(named_weights(model))
+        weights = dict(engine.handed)
+        assert engine.self_test(requests(8), DECODING) < 1e-4 and not engine.untested
+        rollouts = engine.generate(requests(), DECODING)
+        twin_T, plain_T = (
+            twin_logprobs(engine.folder, weights, settings, rollouts, 1.0, False, torch.float32).numpy()
+            for settings in (CACHED, SamplerSettings(dtype="float32"))
+        )
+        from_twin, from_plain = (np.abs(sampled(rollouts) - other_T).mean() for other_T in (twin_T, plain_T))
+        assert from_twin < min(0.01, 0.1 * from_plain)
+
+
+@pytest.mark.parametrize(("runner_v2", "gpu"), [(True, False), (False, True), (True, True)])
+def test_routes_are_refused_where_vllm_would_not_say_them(
+    policy_folder: Path, runner_v2: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, and with Model Runner V2; before vLLM starts."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(runner_v2)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    words = r"^sampler\.routes: the experts of vLLM's tokens are recorded on a CPU alone: leave it out$"
+    with pytest.raises(StudyError, match=words):
+        make_sampler(SamplerSettings(routes=True), policy_folder, 32, seed=0)
+
+
+def test_routes_are_said_on_a_cpu_by_the_first_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_routes_here(runner_v2=False)
 
 
 @pytest.mark.slow

@@ -34,10 +34,7 @@ from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training import loop
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not quantization.has_cache_instructions(), reason="an fp8 cache needs AVX-512 or AMX"),
-]
+pytestmark = pytest.mark.vllm
 
 MAX_LENGTH = 128
 PLAIN = Decoding(temperature=1.0, max_new_tokens=24)
@@ -60,11 +57,14 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8 and cache": {**INT8, "kv_cache_dtype": "fp8_e4m3"},
     "int4": {"quantization": "int4", "group_size": 32},
     "int4 by channel": {"quantization": "int4", "kv_cache_dtype": "fp8_e5m2"},
+    "int4 and cache": {"quantization": "int4", "kv_cache_dtype": "fp8_e4m3"},
     "cache": {"kv_cache_dtype": "fp8_e4m3", "dtype": "float32"},
     "bfloat16": {"quantization": "int8", "kv_cache_dtype": "fp8_e4m3"},
 }
-INT8_CASE, INT4_CASE = ("llama", "int8 and cache"), ("qwen2", "int4")
+SCALED_CASE, INT4_CASE = ("llama", "int8 and cache"), ("qwen2", "int4")
 """int4 is for the slow tests: its engine takes 12 s for its first batch."""
+HAS_CACHE = not quantization.missing_instructions(SamplerSettings(kv_cache_dtype="fp8_e4m3"))
+INT8_CASE = SCALED_CASE if HAS_CACHE else ("llama", "int8")
 CASES = slow_but((INT8_CASE,), [(kind, name) for name in FORMATS for kind in CONFIGS], " ".join)
 SPOILT = slow_but((INT8_CASE,), (INT8_CASE, INT4_CASE), " ".join)
 
@@ -101,7 +101,10 @@ def engines() -> Iterator[dict[tuple[str, str], VllmSampler]]:
 def started(folders: dict[str, Path], engines: dict[tuple[str, str], VllmSampler]) -> Callable[..., VllmSampler]:
     def start(kind: str, name: str) -> VllmSampler:
         if (kind, name) not in engines:
-            sampler = make_sampler(SamplerSettings.model_validate(FORMATS[name]), folders[kind], MAX_LENGTH, seed=0)
+            settings = SamplerSettings.model_validate(FORMATS[name])
+            if words := quantization.missing_instructions(settings):
+                pytest.skip(words)
+            sampler = make_sampler(settings, folders[kind], MAX_LENGTH, seed=0)
             assert isinstance(sampler, VllmSampler)
             engines[kind, name] = sampler
         engines[kind, name].untested = True  # as before its first self-test
@@ -129,9 +132,12 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Vl
         engine_T = torch.cat([torch.from_numpy(r.logp_infer_T) for r in rollouts])
         given = (engine.folder, weights, engine.settings, rollouts, 1.0, False, torch.float32)
         from_twin = (engine_T - twin_logprobs(*given)).abs().mean()
-        plain = (engine.folder, weights, SamplerSettings(), *given[3:])
-        from_plain = (engine_T - twin_logprobs(*plain)).abs().mean()
-        assert from_twin < (0.1 if engine.dtype == torch.float32 else 0.9) * from_plain
+        # Of int4 weights and a cache the weights alone explain most.
+        no_cache = engine.settings.model_copy(update={"kv_cache_dtype": "auto"})
+        for other in (SamplerSettings(), no_cache):
+            if other != engine.settings:
+                from_other = (engine_T - twin_logprobs(*given[:2], other, *given[3:])).abs().mean()
+                assert from_twin < (0.1 if engine.dtype == torch.float32 else 0.9) * from_other
         assert from_twin < (0.01 if engine.dtype == torch.float32 else 0.1)
 
 
@@ -232,7 +238,7 @@ def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampl
 
 def test_scales_of_the_cache_are_set_after_a_reload(started: Callable[..., VllmSampler]) -> None:
     """vLLM leaves what was in memory, in the tensors and in the numbers beside them that its kernels take."""
-    engine = started(*INT8_CASE)
+    engine = started(*SCALED_CASE)
     (layers,) = engine.llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, Attention)])
     assert len(layers) == 2
     assert engine.rounds_queries is False, "a CPU's kernels do not"
@@ -265,30 +271,53 @@ def test_a_run_with_a_quantised_engine(
     assert all(line["time/weights"] > 0 for line in lines)
 
 
-REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    ({"quantization": "fp8"}, {}, "fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"),
-    (
-        {"quantization": "int8", "dtype": "float32"},
-        {"torch": SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))},
-        "int8 computes in half precision on a GPU: say dtype: bfloat16 or float16",
-    ),
-    ({"kv_cache_dtype": "fp8_e4m3"}, {"has_cache_instructions": lambda: False}, "needs AVX-512 or AMX, which"),
+FP8, INT4, CACHE = {"quantization": "fp8"}, {"quantization": "int4"}, {"kv_cache_dtype": "fp8_e4m3"}
+REFUSED: tuple[tuple[dict[str, Any], Any, str], ...] = (
+    (FP8, set(), "quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"),
+    (FP8, (8, 6), "quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit"),
+    ({**FP8, "dtype": "float32"}, (9, 0), "quantization: fp8 computes in half precision on a GPU: say dtype: bfloat16"),
+    (INT8, (9, 0), "quantization: int8 computes in half precision on a GPU: say dtype: bfloat16 or float16"),
+    (CACHE, {"avx2", "avx_vnni"}, "kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"),
+    (INT4, {"avx2", "avx_vnni"}, "quantization: on a CPU int4 weights need AVX-512, which this one has not"),
+    (INT8, {"avx2", "avx512_f"}, "quantization: on a CPU int8 weights need VNNI, which this one has not"),
 )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a CPU")
-@pytest.mark.parametrize(("given", "without", "words"), REFUSED)
-def test_a_cpu_says_which_format_it_lacks(
-    given: dict[str, Any],
-    without: dict[str, Any],
-    words: str,
-    folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
+def pretend(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of a compute capability, or a CPU with these instruction sets alone."""
+    gpu = isinstance(machine, tuple)
+    cuda = SimpleNamespace(is_available=lambda: gpu, get_device_capability=lambda: machine)
+    cpu = SimpleNamespace(get_capabilities=lambda: dict.fromkeys(machine, True))
+    monkeypatch.setattr(quantization, "torch", SimpleNamespace(cuda=cuda, cpu=cpu))
+
+
+@pytest.mark.parametrize(("given", "machine", "words"), REFUSED)
+def test_a_machine_says_which_format_it_lacks(
+    given: dict[str, Any], machine: Any, words: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in without.items():
-        monkeypatch.setattr(quantization, name, value)
-    with pytest.raises(StudyError, match=words):
+    """Before vLLM starts."""
+    pretend(machine, monkeypatch)
+    with pytest.raises(StudyError, match=rf"^sampler\.{words}"):
         make_sampler(SamplerSettings.model_validate(given), folders["llama"], MAX_LENGTH, seed=0)
+
+
+ACCEPTED: tuple[tuple[dict[str, Any], Any], ...] = (
+    (FP8, (8, 9)),
+    (CACHE | INT4, (8, 0)),
+    (CACHE | INT4, {"avx512_f"}),
+    (CACHE, {"amx_tile"}),
+    (INT8, {"avx_vnni"}),
+    (INT8, {"avx512_vnni"}),
+    ({}, set()),
+)
+
+
+@pytest.mark.parametrize(("given", "machine"), ACCEPTED)
+def test_a_machine_with_the_instructions_refuses_nothing(
+    given: dict[str, Any], machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(machine, monkeypatch)
+    quantization.prepare(SamplerSettings.model_validate(given))
 
 
 def test_int4_with_activations_of_8_bits_is_refused() -> None:

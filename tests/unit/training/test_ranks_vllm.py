@@ -13,6 +13,7 @@ from run_fixture import TIMED
 from step_fixture import DVP, run_of
 from transformers import PreTrainedTokenizerFast
 
+from tailrl.config.sampler import SamplerSettings
 from tailrl.model.policy import save_policy
 from tailrl.rollout.vllm import quantization
 from tailrl.tasks.problem import Problem, write_problems
@@ -41,6 +42,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "an engine each": {},
     "one engine": {"dtype": "float32", "tensor_parallel": 2},
     "an fp8 cache each": {"kv_cache_dtype": "fp8_e4m3"},
+    "int8 each": {"quantization": "int8"},
     "int4 each": {"quantization": "int4", "group_size": 32},
     "experts replayed": {"routes": True},
 }
@@ -52,8 +54,8 @@ def test_two_ranks_sample_as_one(
     tmp_path: Path, policy_folder: Path, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], name: str
 ) -> None:
     """An engine of their own samples the same to the bit; of one that they share slices add up in another order."""
-    if name == "an fp8 cache each" and not quantization.has_cache_instructions():
-        pytest.skip("an fp8 cache needs AVX-512 or AMX")
+    if words := quantization.missing_instructions(SamplerSettings.model_validate(ENGINES[name])):
+        pytest.skip(words)
     write_problems(problems[:8], tmp_path / "problems.jsonl")
     results: list[tuple[list[dict[str, Any]], dict[str, np.ndarray]]] = []
     replay, together = name == "experts replayed", ENGINES[name].get("tensor_parallel", 1)

@@ -2,6 +2,7 @@
 
 The oracle is transformers' own forward in float64, one sequence at a time, and loops over the tokens.
 """
+# Long because every test compares with this oracle.
 
 import math
 from collections import Counter
@@ -207,6 +208,38 @@ def test_a_rho_that_prunes_nothing_is_naive_rloo_to_the_bit(model: PreTrainedMod
         assert torch.equal(gradient, results[0][1])
         assert metrics == pytest.approx(results[0][2], rel=0, abs=0, nan_ok=True)
     assert results[0][1].abs().max() > 0
+
+
+# --- normalised weights ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "correction", [{"sequence": "mis", "sequence_threshold": 2.0}, {"token": "tis", "token_threshold": 1.2}]
+)
+def test_normalised_weights_have_a_mean_of_one_over_the_whole_update(
+    model: PreTrainedModel, policy_folder: Path, correction: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient without `normalise`, divided by the mean weight of both micro-batches, from float64 log-probs."""
+    monkeypatch.setattr(step, "optimizer_step", lambda *_: 0.0)  # the gradient stays in the model
+    found = []
+    for normalise in (False, True):
+        run = run_with(None, correction | {"normalise": normalise}, token_budget=80)
+        loss, _, record = update(model, torch.optim.SGD(model.parameters()), samples(run), run, 0, Stopwatch())
+        assert len(record.parts) == 2
+        found.append((loss, gradient_of(model).double()))
+    chosen, weights = samples(run), list[float]()
+    for logp_T, sample in zip(plain_logprobs(plain_model(model, policy_folder), chosen, run), chosen, strict=True):
+        pairs = zip(logp_T, sample.rollout.logp_infer_T.astype(float), strict=True)
+        ratio_T = [0.0 if logp is None else math.exp(logp.item() - infer) for logp, infer in pairs]
+        if run.correction.sequence == "mis":
+            weights.append(math.prod(ratio_T) if math.prod(ratio_T) <= run.correction.limit else 0.0)
+        else:
+            weights += [min(ratio, run.correction.token_threshold) for ratio in ratio_T]
+    mean = sum(weights) / len(weights)
+    assert abs(mean - 1) > 0.05
+    (loss, gradient), (normalised, scaled) = found
+    assert normalised == pytest.approx(loss / mean, rel=1e-4)
+    torch.testing.assert_close(scaled, gradient / mean, rtol=1e-4, atol=0)
 
 
 # --- minibatches -----------------------------------------------------------------------------------------

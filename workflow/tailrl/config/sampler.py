@@ -36,8 +36,8 @@ class SamplerSettings(Settings):
     quantization: Literal["int8", "int4", "fp8"] | None = Field(
         None,
         description="format of the linear layers, head excepted, made from the trainer's weights at every hand-over; "
-        "int8 and fp8 (on a GPU) quantise each token's activations too, int4 computes in dtype; with exact the trainer "
-        "computes likewise, so that there is no mismatch",
+        "int8 and fp8 (on a GPU) quantise each token's activations too, int4 computes in dtype; on a CPU int8 needs "
+        "VNNI and int4 AVX-512; with exact the trainer computes likewise, so that there is no mismatch",
     )
     group_size: Literal[32, 64, 128] | None = Field(
         None, description="inputs of an int4 weight that share a scale; null: all inputs of an output channel"

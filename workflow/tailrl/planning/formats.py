@@ -8,8 +8,13 @@ from tailrl.config.sampler import SamplerSettings
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
-CACHE_INSTRUCTIONS = ({"avx512f", "avx512bw", "avx512dq", "avx512vl"}, {"amx_tile"})
-"""Flags of a CPU, of which an fp8 cache needs all of one set."""
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+INSTRUCTIONS: dict[str | None, tuple[str, tuple[set[str], ...]]] = {
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), ("an fp8 cache needs AVX-512 or AMX", (AVX512, {"amx_tile"}))),
+    "int4": ("int4 weights need AVX-512", (AVX512,)),
+    "int8": ("int8 weights need VNNI", ({"avx512_vnni"}, {"avx_vnni"})),
+}
+"""Flags of a CPU, of which a format needs all of one set; `rollout.vllm.quantization` says why."""
 
 Kept = TypeVar("Kept")
 
@@ -20,8 +25,10 @@ def lacking(sampler: SamplerSettings, flags: Collection[str]) -> str:
         return ""
     if sampler.quantization == "fp8":
         return "fp8 weights need a GPU"
-    if sampler.kv_cache_dtype != "auto" and flags and not any(needed <= set(flags) for needed in CACHE_INSTRUCTIONS):
-        return "on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"
+    for name in (sampler.kv_cache_dtype, sampler.quantization):
+        words, sets = INSTRUCTIONS.get(name, ("", (set(),)))
+        if flags and not any(needed <= set(flags) for needed in sets):
+            return f"on a CPU {words}, which this one has not"
     return ""
 
 

@@ -62,15 +62,33 @@ def prepare(settings: SamplerSettings) -> None:
             f"sampler.quantization: {settings.quantization} computes in half precision on a GPU: say dtype: bfloat16 "
             "or float16"
         )
-    if settings.kv_cache_dtype != "auto" and not gpu and not has_cache_instructions():
-        raise StudyError("sampler.kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not")
+    if words := missing_instructions(settings):
+        raise StudyError(words)
     if not gpu and settings.quantization == "int8":
         _hold_scales()
 
 
-def has_cache_instructions() -> bool:
-    """Whether this CPU has what vLLM's fp8 cache needs."""
-    return torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+def missing_instructions(settings: SamplerSettings) -> str:
+    """Why this CPU cannot compute in the format; empty if it can, and on a GPU. `planning.formats` says it for a study.
+
+    vLLM 0.32 has no int4 kernel in its library for AVX2, and fails with its first batch. oneDNN multiplies int8 without
+    VNNI too, but adds pairs of products in 16 bits, where they saturate: log-probs are off by 0.2 nats.
+    """
+    if torch.cuda.is_available():
+        return ""
+    if settings.kv_cache_dtype != "auto" and not has_instructions("avx512_f", "amx_tile"):
+        return "sampler.kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"
+    if settings.quantization == "int4" and not has_instructions("avx512_f"):
+        return "sampler.quantization: on a CPU int4 weights need AVX-512, which this one has not"
+    if settings.quantization == "int8" and not has_instructions("avx512_vnni", "avx_vnni"):
+        return "sampler.quantization: on a CPU int8 weights need VNNI, which this one has not"
+    return ""
+
+
+def has_instructions(*names: str) -> bool:
+    """Whether this CPU has one of these instruction sets, as torch names them."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in names)
 
 
 def finish_reload(model: nn.Module) -> None:
