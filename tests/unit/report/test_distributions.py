@@ -1,5 +1,7 @@
 """The tables, the page and the figure of compared distributions, from files written by hand."""
 
+# Long because tables, page and figure are all tested on the same written files.
+
 import dataclasses
 import json
 import math

@@ -75,12 +75,17 @@ def flips_by_layer(compared: Compared) -> Iterator[LayerFlips]:
         return
     flip_PL, margin_PL = compared.arrays["expert_flip_PL"], compared.arrays["margin_PL"]
     for layer in range(flip_PL.shape[1]):
-        before_PL = ~flip_PL[:, :layer].any(1, keepdims=True)
+        before_PL = ~_any(flip_PL[:, :layer])
         one = slice(layer, layer + 1)
         yield _of_layer(compared, str(layer + 1), flip_PL[:, one], margin_PL[:, one], before_PL)
     yield _of_layer(compared, "mean", flip_PL, margin_PL, np.zeros_like(flip_PL))
-    any_P1, least_P1 = flip_PL.any(1, keepdims=True), margin_PL.min(1, keepdims=True)
+    any_P1, least_P1 = _any(flip_PL), margin_PL.min(1, keepdims=True)
     yield _of_layer(compared, "any", any_P1, least_P1, np.zeros_like(any_P1))
+
+
+def _any(flip_PL: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether a token flips in one of these layers, [P, 1]; without a layer it does not."""
+    return np.asarray(flip_PL.any(1))[:, None]
 
 
 def _of_layer(

@@ -38,7 +38,7 @@ def compare_routes(model: PreTrainedModel, rollouts: Sequence[Rollout], settings
         with tensor_floats(settings.engine.sampler):
             hidden_states(model, batch.tokens_P, batch.packing, routing)
         both = flips(routing, given_LPK, batch), margins(routing, batch)
-        parts = zip(*(values_TL.split(list(batch.responses_N)) for values_TL in both), strict=True)
+        parts = zip(*(torch.split(values_TL, list(batch.responses_N)) for values_TL in both), strict=True)
         found.update(zip(group, parts, strict=True))
     flips_TL, margins_TL = (torch.cat([found[i][part] for i in range(len(rollouts))]).cpu() for part in (0, 1))
     return ExpertFlips(flips_TL.numpy(), margins_TL.numpy())
