@@ -161,13 +161,13 @@ def test_the_tables_of_studies_are_those_of_the_files(table: str, pattern: str) 
     for path in sorted((ROOT / "studies").glob(f"{pattern}.yaml")):
         study = read_study(path)
         family = re.sub(
-            r"^(ablate_(?:length|domain)|causes|horizon|long|remedies_k3|smollm2_fp8)_.*", r"\1", study.name
+            r"^(ablate_(?:length|domain)|causes|flips|horizon|long|remedies_k3|smollm2_fp8)_.*", r"\1", study.name
         )
         runs[family] = runs.get(family, 0) + sum(map(len, study.arm_seeds().values()))
     if table == "Comparison":
         study = read_study(ROOT / "config.yaml")
         seeds = study.arm_seeds()
         runs["make reproduce"] = sum(len(seeds[arm]) for arm in study.arms)
-    for elsewhere in ("tiny", "gpu", "paper", "gradient_quality", "gradient_catalogue", "smollm2_checks"):
+    for elsewhere in ("tiny", "gpu", "paper", "gradient_quality", "gradient_catalogue", "smollm2_checks", "flips"):
         runs.pop(elsewhere, None)
     assert {name: int(cells[1]) for name, cells in rows(REPRODUCE, table).items()} == runs

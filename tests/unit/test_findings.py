@@ -1,13 +1,16 @@
 """The pages of findings: rendered from the published files, without a result that somebody typed."""
 
 import csv
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from blocks import filled
-from findings import lookups
+from findings import flips, lookups
 from findings.pages import TEMPLATES, rendered
 from tailrl.artifacts.tables import write_csv
 from tailrl.runtime.errors import StudyError
@@ -62,7 +65,8 @@ SETTINGS = {
 }
 RESULT = re.compile(r"[+−]\d|\d\s*(%|points|nats)|\[[−+\d]|\d\.\d")
 LABEL = re.compile(
-    r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^rate 1e-4|^0\.[68]$|^1\.2$|k3 above 0\.1|top-p, 0\.9985"
+    r"^(.* |)(3 %|7 %|15 %)( random tokens|)$|C = \d+|0\.34/V|^rate 1e-4|^0\.[68]$|^1\.2$|k3 above 0\.1|top-p, 0\.9985|"
+    r"^margins below 0\.003|^flips at 0\.0"
 )
 
 
@@ -180,6 +184,42 @@ def test_lookups_give_what_the_files_say() -> None:
     assert lookups.k3("collapse", "naive").bare == "1.7"
     assert lookups.endpoints("stale")[0].startswith("Collapses of the training reward (stats/survival.py) of `stale`")
     assert lookups.endpoints("dvp_at_zero") == ["Held-out avg@4 of each DVP arm less that of naive, over seeds"]
+
+
+def test_flips_over_warm_starts_are_what_the_parts_tables_say() -> None:
+    """Ratios of geometric means, with the SD within policies; the two have as many warm starts each."""
+    policies = {
+        name: [f"flips{name}{start}" for start in starts]
+        for name, starts in (("", ("_base", "_seed1", "_seed2")), ("_short", ("", "_seed1", "_seed2")))
+    }
+
+    def column(table: str, wanted: str, **where: str) -> dict[str, float]:
+        found = {}
+        for part in (part for parts in policies.values() for part in parts):
+            with (DOCS / f"results/{part}/distributions/{table}.csv").open(encoding="utf-8", newline="") as file:
+                (row,) = [row for row in csv.DictReader(file) if where.items() <= row.items()]
+            found[part] = float(row[wanted])
+        return found
+
+    shares = column("flips_by_layer", "flip_share_mean", layer="mean")
+    logs = np.log([[shares[part] for part in parts] for parts in policies.values()])
+    found = flips.flip_ratios(policies)["_short"]
+    half = stats.t.ppf(0.975, 4) * math.sqrt(logs.var(axis=1, ddof=1).mean() * 2 / 3)
+    expected = logs[1].mean() - logs[0].mean() + np.array([0, -half, half])
+    assert (found.mean, found.low, found.high) == pytest.approx(tuple(np.exp(expected)))
+    assert flips.flips_by_start(["flips_base"]) == f"{100 * shares['flips_base']:.2g} %"
+    ends = [column("flips_by_layer", f"flip_share_{end}", layer="mean") for end in ("low", "high")]
+    first = flips.flip_ratio("flips_short", "flips_base")
+    widths = [(ends[1][part] - ends[0][part]) / 2 / shares[part] for part in ("flips_short", "flips_base")]
+    assert first.mean == pytest.approx(shares["flips_short"] / shares["flips_base"])
+    assert math.log(first.high / first.low) / 2 == pytest.approx(math.hypot(*widths))
+    assert flips.flips_in_layer(policies[""], 4).mean == pytest.approx(
+        np.mean([column("flips_by_layer", "flip_share_mean", layer="4")[part] for part in policies[""]])
+    )
+    at = column("flips_by_margin", "flip_share_mean", layer="mean", margin_from="0.003")
+    assert flips.flips_at_margin(policies["_short"], "0.003").mean == pytest.approx(
+        np.mean([at[part] for part in policies["_short"]])
+    )
 
 
 def test_a_score_on_the_way_is_no_run() -> None:

@@ -152,6 +152,8 @@ def test_what_trains_nothing_plans_its_page(workflow: Workflow) -> None:
     ]
     (planned,) = counts(workflow.run("snakemake", "--dry-run", "smollm2_checks"))
     assert (planned["distributions"], planned["smollm2_model"], planned.get("train")) == (1, 1, None)
+    (planned,) = counts(workflow.run("snakemake", "--dry-run", "flips_layers2"))
+    assert (planned["distributions"], planned["compare"], planned.get("train")) == (1, 1, None)
 
 
 def test_figure_1_is_of_the_papers_study(workflow: Workflow) -> None:

@@ -89,6 +89,12 @@ rule compare:
         )
 
 
+FLIP_TABLES = ("flips_by_layer", "flips_by_margin")
+says_experts = any(
+    engine.sampler.routes for engine in study.distributions.engines.values()
+)
+
+
 rule distributions:
     input:
         compared=[
@@ -107,6 +113,7 @@ rule distributions:
                 "histograms",
                 "signature",
                 "claims",
+                *(FLIP_TABLES if says_experts else ()),
             )
         ],
         text=f"{results}/distributions/distributions.md",

@@ -5,6 +5,11 @@ PROBES = {
     "gradient_quality": rules.gradients.output.page,
     "gradient_catalogue": rules.gradients.output.page,
     "smollm2_checks": rules.distributions.output.page,
+    **{
+        name: rules.distributions.output.page
+        for name in STUDIES
+        if name.startswith("flips_")
+    },
 }
 
 if named in [rule.name for rule in workflow.rules]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blocks import filled
 from findings.figures import Rows, dot_rows, draw_dots, draw_remedies, draw_shape, remedy_points, shape_rows
+from findings.flips import FLIP_LOOKUPS
 from findings.lookups import LOOKUPS, ROOT, command, rate, score, settings_of, shown, steps
 from findings.number import Number
 from tailrl.artifacts.tables import Row, write_csv
@@ -37,7 +38,7 @@ def rendered() -> tuple[dict[str, str], Drawings]:
         drawings[name] = dot_rows(rows), lambda path: draw_dots(path, rows, label, line)
         return f"../figures/{name}.svg"
 
-    render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS)
+    render = renderer(TEMPLATES, dots, scope, commands, *LOOKUPS, *FLIP_LOOKUPS)
     pages = {name: _tidy(render(f"{name}.md.j2", at="", up="../")) for name in PAGES}
     return pages | {"README": _tidy(render("_five.md.j2", at="docs/findings/", up="docs/"))}, drawings
 

@@ -57,6 +57,14 @@ def test_the_default_engines() -> None:
             "distributions.engines.a: rescored compares the trainer with itself: leave out disturbance",
         ),
         (
+            {"engines": {"a": {"rescored": 5, "sampler": {"routes": True}}}},
+            "distributions.engines.a: rescored compares the trainer with itself: leave out sampler.routes",
+        ),
+        (
+            {"engines": {"a": {"sampler": {"routes": True}}}},
+            "distributions.engines.a.sampler.routes: the policy is dense and has no experts; leave it out",
+        ),
+        (
             {"engines": {"a": {"rescored": 0}}},
             "distributions.engines.a.rescored: Input should be greater",
         ),

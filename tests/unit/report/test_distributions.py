@@ -1,6 +1,9 @@
 """The tables, the page and the figure of compared distributions, from files written by hand."""
 
+# Long because tables, page and figure are all tested on the same written files.
+
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
@@ -236,6 +239,30 @@ def test_what_is_written(results: Path) -> None:
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     write_distribution_report(results, list(ENGINES), out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_flips_are_written_where_an_engine_says_its_experts(results: Path) -> None:
+    out = results / "out"
+    flips = "flips_by_layer.csv", "flips_by_margin.csv"
+    write_distribution_report(results, list(ENGINES), out)
+    assert not any((out / name).exists() for name in flips)
+    assert "## Experts" not in (out / "distributions.md").read_text(encoding="utf-8")
+    path = results / "coarse/run.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["settings"]["engine"]["sampler"]["routes"] = True
+    path.write_text(json.dumps(record), encoding="utf-8")
+    vouch_again(path)
+    experts = {"expert_flip_PL": np.arange(2 * P).reshape(P, 2) < 6, "margin_PL": np.full((P, 2), 0.02, np.float32)}
+    write_arrays(results / "coarse", arrays(0.1) | experts)
+    write_distribution_report(results, list(ENGINES), out)
+    layers, margins = (rows(out / name) for name in flips)
+    assert [(row["engine"], row["layer"], row["flips"]) for row in layers] == [
+        ("coarse", layer, count) for layer, count in (("1", "3"), ("2", "3"), ("mean", "6"), ("any", "3"))
+    ]
+    assert {row["positions"] for row in margins if row["margin_from"] == "0.01"} == {"60", "120"}
+    page = (out / "distributions.md").read_text(encoding="utf-8")
+    assert re.search(r"\| coarse \| mean \| 120 \| 6 \| 0\.05 \[.*\] \|  \| 0\.02 \| 1 \|", page)
+    assert "flips_by_margin.csv" in (out / "distributions.html").read_text(encoding="utf-8")
 
 
 def test_an_exact_zero_is_said_in_words(results: Path) -> None:

@@ -167,7 +167,8 @@ class HistogramBin:
 
 def read_compared(folder: Path, engine: str) -> Compared:
     """One engine's comparison in a folder; raises StudyError if a file is missing or cannot be used."""
-    return Compared(engine, read_record(folder, DistributionsRecord).model_dump(), read_positions(folder))
+    record = read_record(folder, DistributionsRecord).model_dump()
+    return Compared(engine, record, read_positions(folder, record["settings"]["engine"]["sampler"]["routes"]))
 
 
 def distance(compared: Compared) -> Distance:

@@ -20,6 +20,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.artifacts.records import Count, JobRecord
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
+from tailrl.runtime.errors import StudyError
 
 WHERE = ("response_P", "problem_P", "position_P", "token_P")
 """The first arrays of positions.npz, int32, of each sampled token: its response (by request), its problem, its position
@@ -86,15 +87,45 @@ class Positions:
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
-def write_positions(job: Path, where_P4: NDArray[np.int32], found: Positions) -> None:
-    """Write positions.npz into a job's folder; `where_P4` has the columns of `WHERE`."""
-    np.savez_compressed(job / "positions.npz", **dict(zip(WHERE, where_P4.T, strict=True)), **asdict(found))
+@dataclass(frozen=True, slots=True)
+class ExpertFlips:
+    """An engine's and the trainer's experts at P states in L layers of experts.
+
+    Attributes:
+        expert_flip_PL: bool, whether the trainer's router chooses another set of experts than the engine's.
+        margin_PL: float32, nats, the trainer's margin (`model.routing.Routing.margins`).
+    """
+
+    expert_flip_PL: NDArray[np.bool_]
+    margin_PL: NDArray[np.float32]
+
+    def at(self, rows: Sequence[int]) -> "ExpertFlips":
+        """Some of the states, in this order."""
+        return ExpertFlips(self.expert_flip_PL[rows], self.margin_PL[rows])
 
 
-def read_positions(job: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of positions.npz, by name; raises StudyError if one is missing, unreadable, empty or ragged."""
+def write_positions(
+    job: Path, where_P4: NDArray[np.int32], found: Positions, experts: Sequence[ExpertFlips] = ()
+) -> None:
+    """Write positions.npz into a job's folder; `where_P4` has the columns of `WHERE`, `experts` parts of its states."""
+    names = [field.name for field in fields(ExpertFlips)] if experts else []
+    more = {name: np.concatenate([getattr(part, name) for part in experts]) for name in names}
+    np.savez_compressed(job / "positions.npz", **dict(zip(WHERE, where_P4.T, strict=True)), **asdict(found), **more)
+
+
+def read_positions(job: Path, routed: bool = False) -> dict[str, NDArray[Any]]:
+    """All arrays of positions.npz, by name, with those of `ExpertFlips` if the engine said which experts it chose.
+
+    Raises StudyError if one is missing, unreadable, empty or ragged.
+    """
     path = job / "positions.npz"
-    return parse_arrays(read_vouched(path), (*WHERE, *(field.name for field in fields(Positions))), path)
+    kinds = (Positions, ExpertFlips) if routed else (Positions,)
+    names = [field.name for kind in kinds for field in fields(kind)]
+    arrays = parse_arrays(read_vouched(path), (*WHERE, *names), path)
+    shapes = {arrays[field.name].shape for field in fields(ExpertFlips)} if routed else set()
+    if routed and (len(shapes) > 1 or len(next(iter(shapes))) != 2):
+        raise StudyError(f"{path}: its flips and margins do not hold one number a layer of experts")
+    return arrays
 
 
 class DistributionsRecord(JobRecord):

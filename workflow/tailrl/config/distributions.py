@@ -47,6 +47,8 @@ class ComparedEngine(Settings):
             raise ValueError("disturbance.staleness needs earlier steps, which a single policy does not have")
         if self.rescored is not None and self.disturbance != Disturbance():
             raise ValueError("rescored compares the trainer with itself: leave out disturbance")
+        if self.rescored is not None and self.sampler.routes:
+            raise ValueError("rescored compares the trainer with itself: leave out sampler.routes")
         return self
 
 

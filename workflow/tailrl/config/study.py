@@ -32,6 +32,8 @@ BASE_ARM = "base"
 SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "dtype")
 """Fields of `training` that the comparison of distributions takes too."""
 
+DENSE = "the policy is dense and has no experts; leave it out"
+
 WILDCARD = re.compile(r"\{\s*\w")
 """What Snakemake takes for a wildcard in the path of an input."""
 
@@ -103,6 +105,10 @@ class Study(Settings):
                 raise ValueError(f"baselines: the same temperature is given twice: {list(self.baselines)}")
         except ValidationError as error:
             raise ValueError(f"baselines: {sentences(error)}") from None
+        dense = isinstance(self.policy, ScratchPolicy) and self.policy.experts is None
+        for name, engine in self.distributions.engines.items():
+            if engine.sampler.routes and dense:
+                raise ValueError(f"distributions.engines.{name}.sampler.routes: {DENSE}")
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self._run(name, arm))
         return self
@@ -110,7 +116,7 @@ class Study(Settings):
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         if run.sampler.routes and isinstance(self.policy, ScratchPolicy) and self.policy.experts is None:
-            raise ValueError(f"arms.{name}.sampler.routes: the policy is dense and has no experts; leave it out")
+            raise ValueError(f"arms.{name}.sampler.routes: {DENSE}")
         for task in (self.task, *self._harder()):
             if isinstance(task, GeneratedTask) and run.training.prompts > task.problems:
                 raise ValueError(

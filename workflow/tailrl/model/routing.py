@@ -43,6 +43,19 @@ class Routing:
         """The routers' own choices, int64 [L, P, K]."""
         return torch.stack([self.chosen[layer] for layer in sorted(self.chosen)])
 
+    def margins(self) -> Tensor:
+        """How close each router is to another choice: [L, P], nats; infinite where a token gets every expert.
+
+        The logit of the last chosen expert less that of the first not chosen: the log of the ratio of their
+        probabilities. A router's choice changes only where an error of its logits exceeds that.
+        """
+        logits_LPE = torch.stack([self.logits[layer] for layer in sorted(self.logits)])
+        count, experts = self.choices().shape[-1], logits_LPE.shape[-1]
+        if count == experts:
+            return logits_LPE.new_full(logits_LPE.shape[:-1], torch.inf)
+        ordered_LPK = logits_LPE.topk(count + 1, -1).values
+        return ordered_LPK[..., -2] - ordered_LPK[..., -1]
+
     def load_balancing(self, experts_per_token: int) -> Tensor:
         """The load-balancing loss of Switch (arXiv 2101.03961), mean over layers.
 

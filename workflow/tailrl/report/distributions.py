@@ -23,6 +23,7 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
+from tailrl.analysis.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin
 from tailrl.analysis.format import short
 from tailrl.artifacts.claims import Verdict, write_verdicts
 from tailrl.artifacts.tables import flat_rows, write_csv
@@ -56,6 +57,8 @@ Spread = tuple[float, float, float]
 def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
     """Write distributions.{csv,md,html,svg} and {safe_sets,probability,histograms,signature,claims}.csv into out.
 
+    Where an engine said which experts it chose there are flips_by_{layer,margin}.csv too.
+
     Args:
         results: holds a folder for each engine, with positions.npz and run.json.
         engines: the reported engines, in this order.
@@ -75,12 +78,17 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     write_csv(out / "probability.csv", flat_rows(bins))
     write_csv(out / "histograms.csv", flat_rows(shapes))
     write_csv(out / "signature.csv", flat_rows(signatures))
+    by_layer = [row for one in compared for row in flips_by_layer(one)]
+    if by_layer:
+        write_csv(out / "flips_by_layer.csv", flat_rows(by_layer))
+        write_csv(out / "flips_by_margin.csv", flat_rows(row for one in compared for row in flips_by_margin(one)))
     save_svg(distribution_figure(distances, overlaps, bins, shapes, signatures), out / "distributions.svg")
     verdicts = judge_distributions(compared)
     write_verdicts(out / "claims.csv", verdicts)
-    words = _page(compared, verdicts, distances, overlaps, signatures)
+    words = _page(compared, verdicts, distances, overlaps, signatures, by_layer)
     (out / "distributions.md").write_text(words, encoding="utf-8")
-    tables = ("distributions", "safe_sets", "probability", "histograms", "signature", "claims")
+    tables = ["distributions", "safe_sets", "probability", "histograms", "signature", "claims"]
+    tables += ["flips_by_layer", "flips_by_margin"] if by_layer else []
     drawing = Drawing(out / "distributions.svg", caption("distributions"), tuple(f"{table}.csv" for table in tables))
     (out / "distributions.html").write_text(page(words, [drawing]), encoding="utf-8")
 
@@ -210,7 +218,7 @@ def _set_density_axes(ax: Axes, shapes: Sequence[HistogramBin]) -> None:
 
 def _page(
     compared: Sequence[Compared], verdicts: Sequence[Verdict], distances: Sequence[Distance],
-    overlaps: Sequence[SetOverlap], signatures: Sequence[ProbabilityBin],
+    overlaps: Sequence[SetOverlap], signatures: Sequence[ProbabilityBin], flips: Sequence[LayerFlips],
 ) -> str:  # fmt: skip
     engines = [one.engine for one in distances]
     return render(
@@ -222,6 +230,8 @@ def _page(
         signatures=signatures,
         mass={engine: sum(row.mass for row in signatures if row.engine == engine) for engine in engines},
         overlaps=overlaps,
+        flips=flips,
+        narrow=NARROW,
         cell=_cell,
         inf=math.inf,
     )

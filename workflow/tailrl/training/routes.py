@@ -62,6 +62,11 @@ def flips(routing: Routing, given_LPK: Tensor, batch: Batch) -> Tensor:
     return differ_LP[:, batch.predict_T].T
 
 
+def margins(routing: Routing, batch: Batch) -> Tensor:
+    """The trainer's `Routing.margins` where each response token is predicted: float32 [T, L], nats."""
+    return routing.margins()[:, batch.predict_T].T.float()
+
+
 def as_bits(flips_TL: Tensor) -> Tensor:
     """The flips of each token as one int64, bit l for layer l; of more than 63 layers the first 63."""
     layers = min(flips_TL.shape[1], 63)

@@ -5,6 +5,7 @@ in packed micro-batches and in the number format of training. The noise floor is
 the responses twice, and packs them in two ways.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from tailrl.model.forward import head_weight, hidden_states, make_exact
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.objective.disturbance import disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
+from tailrl.probes.distributions.experts import compare_routes
 from tailrl.rollout import Decoding, Sampler, is_kept, make_sampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
@@ -52,9 +54,12 @@ TESTED_REQUESTS = 8
 def write_distributions(settings: Distributions, policy_folder: Path, problems_file: Path, out: Path) -> None:
     """Writes out/positions.npz (`artifacts.probes.Positions`), and out/run.json with settings and provenance.
 
+    Where the engine says which experts it chose, positions.npz has `ExpertFlips` too.
+
     Raises:
         StudyError: an unreadable input, a prompt too long for the policy, a ρ above 1 in its vocabulary, an engine
-            that refuses the temperature or keeps no logits, logits that are not finite, or no position to compare.
+            that refuses the temperature, keeps no logits or does not give its experts as it should, logits that are
+            not finite, or no position to compare.
     """
     begun = time.perf_counter()
     _check_temperature(settings)
@@ -68,19 +73,23 @@ def write_distributions(settings: Distributions, policy_folder: Path, problems_f
     decoding = Decoding(settings.temperature, settings.max_new_tokens, disturbance=disturbance, keep_every=every)
     requests = make_requests(settings, prompts)
     tested = self_tested(sampler, requests, decoding, settings)
-    compared, where, tokens = [], [], 0
+    compared, where, experts, tokens = [], [], [], 0
     for start, chosen, rollouts in sampled(sampler, requests, decoding, settings, vocabulary):
         compared.append(compare_rollouts(model, chosen, rollouts, settings, log_rhos))
         tokens += sum(len(rollout.tokens) for rollout in rollouts)
         for index, (request, rollout) in enumerate(zip(chosen, rollouts, strict=True), start=start):
             kept = kept_positions(request, rollout, settings.every)
             where += [(index, index % len(prompts), position, rollout.tokens[position]) for position in kept]
+        if settings.engine.sampler.routes:
+            given = zip(chosen, rollouts, first_tokens(rollouts), strict=True)
+            rows = [start + position for q, r, start in given for position in kept_positions(q, r, settings.every)]
+            experts.append(compare_routes(model, rollouts, settings).at(rows))
     if not where:
         raise StudyError(
             f"distributions: none of {settings.responses} responses has a position to compare; lower every"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_positions(out, np.array(where, np.int32), Positions.joined(compared))
+    write_positions(out, np.array(where, np.int32), Positions.joined(compared), experts)
     record = DistributionsRecord(
         settings=settings.model_dump(mode="json"),
         **provenance(),
@@ -254,8 +263,7 @@ def trainer_logits(
         chosen = [rollouts[i] for i in group]
         batch = pack_batch([r.prompt_tokens for r in chosen], [r.tokens for r in chosen], weight_VH.device)
         positions = [kept_positions(requests[i], rollouts[i], settings.every) for i in group]
-        starts = np.cumsum([0, *(len(r.tokens) for r in chosen[:-1])]).tolist()
-        kept = [start + position for start, own in zip(starts, positions, strict=True) for position in own]
+        kept = [start + p for start, own in zip(first_tokens(chosen), positions, strict=True) for p in own]
         with tensor_floats(settings.engine.sampler):
             hidden_PH = hidden_states(model, batch.tokens_P, batch.packing)[batch.predict_T[kept]]
             seeds = [requests[i].seed for i, own in zip(group, positions, strict=True) for _ in own]
@@ -268,6 +276,11 @@ def trainer_logits(
                 logits_PV = disturb(hidden_PH.float() @ weight_VH.T / settings.temperature, seeds, flat, dial)
         found.update(zip(group, torch.split(logits_PV, [len(own) for own in positions]), strict=True))
     return torch.cat([found[i] for i in range(len(rollouts))])
+
+
+def first_tokens(rollouts: Sequence[Rollout]) -> list[int]:
+    """The number of each response's first token among the tokens of all responses."""
+    return [0, *itertools.accumulate(len(rollout.tokens) for rollout in rollouts[:-1])]
 
 
 def kept_positions(request: Request, rollout: Rollout, every: int) -> list[int]:
