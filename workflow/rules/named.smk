@@ -8,7 +8,7 @@ PROBES = {
     **{
         name: rules.distributions.output.page
         for name in STUDIES
-        if name.startswith("flips_")
+        if "extends: shared/flips.yaml" in STUDIES[name].read_text(encoding="utf-8")
     },
 }
 
