@@ -128,8 +128,8 @@ class Warned:
 def read_cases(folder: Path) -> list[Case]:
     """The finished runs of one study; every other seed chooses thresholds, the first among them; the rest are judged.
 
-    Runs that a rule ended (`training.stop_when`) are left out: whether they would have collapsed is unknown. So are
-    runs of which it cannot be told (`tells_collapse`).
+    Runs that a rule ended (`training.stop_when`) are left out: whether they would have collapsed is unknown. Runs
+    whose problems become harder are left out too (`tells_collapse`).
     """
     jobs = finished_jobs(folder)
     seeds = sorted({int(job.name.removeprefix("seed")) for job in jobs})

@@ -28,7 +28,7 @@ class LayerFlips:
 
     Attributes:
         layer: its number, from 1; `mean`: every token in every layer; `any`: tokens that flip in some layer.
-        positions: tokens that were compared; `mean` counts each once for each layer.
+        positions: tokens that were compared; `mean` counts a token in each layer.
         flip_share: the share of them that flip.
         first_share: of the tokens that flip in no earlier layer, the share that flips here. NaN for `mean` and `any`.
         margin_median: median of the trainer's margin, nats; for `any` of a token's smallest one.

@@ -18,7 +18,7 @@ WINDOW_SHARE, FEWEST_STEPS = 0.1, 5
 def tells_collapse(metrics: Metrics) -> bool:
     """Whether a run's rewards are of one task. Under a curriculum problems become harder as the reward rises.
 
-    Its rewards can then neither rise far nor stay low for that reason, and a collapse cannot be told from them.
+    Its rewards then neither rise far nor stay low. So they cannot tell a collapse.
     """
     return CURRICULUM_LEVEL not in metrics
 
@@ -26,7 +26,7 @@ def tells_collapse(metrics: Metrics) -> bool:
 def collapses(runs: Sequence[TrainedRun]) -> Collapses:
     """The step of each run's collapse, from 1, or None; and each run's length.
 
-    Runs without a reward are left out, and those of which it cannot be told (`tells_collapse`).
+    Runs without a reward are left out, and runs whose problems become harder (`tells_collapse`).
     """
     steps, lengths = [], []
     for run in runs:

@@ -72,7 +72,7 @@ def missing_instructions(settings: SamplerSettings) -> str:
     """Why this CPU cannot compute in the format; empty if it can, and on a GPU. `planning.formats` says it for a study.
 
     vLLM 0.32 has no int4 kernel in its library for AVX2, and fails with its first batch. oneDNN multiplies int8 without
-    VNNI too, but adds pairs of products in 16 bits, where they saturate: log-probs are off by 0.2 nats.
+    VNNI too. But it adds pairs of products in 16 bits, where they saturate: log-probs are off by 0.2 nats.
     """
     if torch.cuda.is_available():
         return ""
