@@ -15,6 +15,8 @@ TIMED = ("logs", "benchmarks", "wandb")
 """Folders whose files have a time in their name or their content alone."""
 CLOCKED = ("report.html", "summary.html", "time.csv", "time.svg")
 """Files of which no more is compared than that they are there."""
+SNAKEMAKES = ".snakemake_timestamp"
+"""What Snakemake leaves in a folder that a job made, unless it was killed before the job ended: not a result."""
 HISTORY = {"startup_seconds", "wall_seconds", "resumed_at_steps", "sampler_self_test"}
 """Of a run's record, what tells how it came about. A process tests its engine with the weights that it starts from, so
 that after an interruption the self-test finds another number."""
@@ -30,7 +32,8 @@ TOLD = (
 def final(results: Path) -> dict[str, Any]:
     """Everything of the results that no clock has a part in, file by file."""
     files = {str(file.relative_to(results)): file for file in results.rglob("*") if file.is_file()}
-    kept = {name: file for name, file in files.items() if name.partition("/")[0] not in TIMED}
+    own = {name: file for name, file in files.items() if file.name != SNAKEMAKES}
+    kept = {name: file for name, file in own.items() if name.partition("/")[0] not in TIMED}
     return {"list of files": sorted(kept)} | {
         name: content(file) for name, file in sorted(kept.items()) if file.name not in CLOCKED
     }

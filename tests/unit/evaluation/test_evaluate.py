@@ -152,6 +152,14 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
     ]
 
 
+def test_what_another_arm_writes_there_is_left_alone(tmp_path: Path) -> None:
+    """It may be gone between two looks, as what a link that leads nowhere names."""
+    evaluated, _ = run(tmp_path / "work", (0, 1))
+    (tmp_path / "naive.parts").mkdir()
+    (tmp_path / "naive.parts" / "writing-1").symlink_to("gone")
+    write_results(evaluated, tmp_path / "dvp.json", tmp_path / "dvp.samples.jsonl")
+
+
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     for full in ("dvp.json", "dvp.samples.jsonl"):
         paths = [tmp_path / name for name in ("dvp.json", "dvp.samples.jsonl")]

@@ -112,11 +112,11 @@ def test_a_bomb_is_one_sentence(tmp_path: Path, bomb: str) -> None:
 
 @pytest.mark.slow  # "one text repeated" above is counted in pieces
 def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """A row group of 300 MB, with 250 MB of memory."""
+    """A row group of 600 MB, with 500 MB of memory, of which pyarrow's libraries and allocator take up to half."""
     file = tmp_path / "large.parquet"
     texts = pa.array([f"{number} {'word ' * 200}" for number in range(2000)])
     table = pa.table({"problem": texts, "answer": ["2"] * 2000})
-    pq.write_table(pa.concat_tables([table] * 150), file, use_dictionary=False, compression="none")
-    probe = f"import tailrl.tasks.sources as sources\nsources.MEMORY = 2.5e8\n{PROBE}"
+    pq.write_table(pa.concat_tables([table] * 300), file, use_dictionary=False, compression="none")
+    probe = f"import tailrl.tasks.sources as sources\nsources.MEMORY = 5e8\n{PROBE}"
     ended = subprocess.run([sys.executable, "-c", probe, str(file)], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[0] == "{}"

@@ -136,7 +136,6 @@ def evaluate(
     evaluated = evaluate_arm(arm, policies, problems, evaluation, parts_of(out), on_the_way, share)
     if evaluated is not None:
         write_results(evaluated, out, samples)
-        sync(out.parent)
 
 
 def _launch(ranks: int) -> None:

@@ -40,6 +40,7 @@ from tailrl.model.policy import (
 )
 from tailrl.rollout import Sampler, make_sampler
 from tailrl.rollout.types import Rollout
+from tailrl.runtime.atomic_files import sync_files
 from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.timeouts import guarded
 
@@ -211,7 +212,8 @@ def evaluate_arm(
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:
-    """Write the summary, the samples and their manifest; raises StudyError if the disk refuses."""
+    """Write the summary, the samples and their manifest, to the disk; raises StudyError if the disk refuses."""
     write_evaluation(json_path, evaluated.summary)
     write_samples(samples_path, evaluated.samples)
     write_manifest(manifest_of(json_path), (json_path, samples_path), **evaluated.made_from)
+    sync_files(json_path, samples_path, manifest_of(json_path))

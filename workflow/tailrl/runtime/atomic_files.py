@@ -92,6 +92,12 @@ def sync(folder: Path) -> None:
         _sync(path)
 
 
+def sync_files(*files: Path) -> None:
+    """Flush files and their names to the disk, and nothing else in their folders: another job may be writing there."""
+    for path in (*files, *{file.parent for file in files}):
+        _sync(path)
+
+
 def hold(path: Path) -> IO[bytes] | None:
     """Open a file and lock it until it is closed or this process ends; None if another process holds it.
 
