@@ -232,6 +232,13 @@ def test_a_score_on_the_way_is_no_run() -> None:
     ]
 
 
+def test_a_metric_along_the_parts_has_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = sorted(lookups.course(part, "naive", "entropy", 0).mean for part in ("horizon_1", "horizon_2", "horizon_3"))
+    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{ends[0]:.2g} to {ends[2]:.2g}"
+    monkeypatch.setattr(lookups, "finished", lambda target: ["horizon_2"])
+    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == lookups.course("horizon_2", "naive", "entropy", 0).bare
+
+
 def test_a_metric_over_parts_has_one_weight_a_part() -> None:
     means = []
     for part in ("horizon_1", "horizon_2", "horizon_3"):

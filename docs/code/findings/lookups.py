@@ -104,6 +104,11 @@ def compared(target: str, family: str) -> list[Number]:
     return [_number(row, "difference", "points") for row in found]
 
 
+def planned_test(target: str, family: str, arm: str) -> Number:
+    """The mean difference over a study's parts, in points, that its plan tests in a family for this arm."""
+    return cell(f"{target}/comparisons.csv", "difference", "points", family=family, arm=arm)
+
+
 def parts(target: str) -> list[str]:
     """The parts that a page over the parts of a study has, where its intervals are over the seeds of each."""
     return list(dict.fromkeys(row["part"] for row in _read(RESULTS / target / "measures.csv")))
@@ -126,6 +131,13 @@ def on_the_way(target: str, arm: str, step: int) -> Number:
         means.append(cell(f"{part}/figure1.csv", "avg", arm=arm, step=str(step)).mean)
     found = mean_interval(means)
     return Number(found.mean, found.low, found.high, unit="%")
+
+
+def along(target: str, arm: str, column: str, tenth: int) -> str:
+    """`course` of the finished parts of a study: the smallest to the largest, or the only one."""
+    found = [course(part, arm, column, tenth) for part in finished(target)]
+    ends = [smallest(*found).bare, largest(*found).bare]
+    return " to ".join(ends[: len(found)])
 
 
 def over_parts(target: str, table: str, column: str, arm: str, unit: str = "") -> Number:
@@ -299,10 +311,12 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         cell,
         course,
         compared,
+        planned_test,
         parts,
         planned,
         finished,
         on_the_way,
+        along,
         over_parts,
         flips,
         claim,
