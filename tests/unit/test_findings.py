@@ -232,11 +232,22 @@ def test_a_score_on_the_way_is_no_run() -> None:
     ]
 
 
+def test_a_difference_between_studies_is_that_within_one() -> None:
+    """Both arms of one study: what its own table says, over problems."""
+    study, first, second = "smollm2_fp8_1", "fp8_dvp", "fp8_naive"
+    found, table = lookups.between(study, first, study, second), f"{study}/differences.csv"
+    expected = lookups.cell(table, "problems", "points", first=first, second=second)
+    ends = (found.mean, found.low, found.high)
+    assert ends == pytest.approx((expected.mean, expected.low, expected.high), rel=1e-6)
+    with pytest.raises(StudyError, match="fp8_dvp and naive have other seeds or problems"):
+        lookups.between(study, first, "horizon_1", "naive")
+
+
 def test_a_metric_along_the_parts_has_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = sorted(lookups.course(part, "naive", "entropy", 0).mean for part in ("horizon_1", "horizon_2", "horizon_3"))
-    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{ends[0]:.2g} to {ends[2]:.2g}"
-    monkeypatch.setattr(lookups, "finished", lambda target: ["horizon_2"])
-    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == lookups.course("horizon_2", "naive", "entropy", 0).bare
+    parts = [lookups.course(f"horizon_{number}", "naive", "entropy", 0).mean for number in (1, 2, 3)]
+    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{min(parts):.2g} to {max(parts):.2g}"
+    monkeypatch.setattr(lookups, "finished", lambda _: ["horizon_2"])
+    assert lookups.along("horizon_pooled", "naive", "entropy", 0) == f"{parts[1]:.2g}"
 
 
 def test_a_metric_over_parts_has_one_weight_a_part() -> None:

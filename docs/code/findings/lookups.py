@@ -4,6 +4,8 @@ Results come from docs/results/<study>/, settings from studies/<study>.yaml. Wha
 Shares are fractions of 1 inside, and percent or points where they are printed.
 """
 
+import csv
+import gzip
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -51,6 +53,18 @@ def difference(study: str, first: str, second: str) -> Number:
             if (row["first"], row["second"]) == (second, first):
                 return Number(-found.mean, -found.high, -found.low, found.p, "points")
     raise StudyError(f"docs/results/{study}: no table has the difference of {first} and {second}")
+
+
+def between(study: str, first: str, other: str, second: str) -> Number:
+    """`difference`, over problems, of arms of two studies with the same seeds and the same held-out problems."""
+    ours, theirs = _correct(study, first), _correct(other, second)
+    if ours.keys() != theirs.keys():
+        raise StudyError(f"docs/results/{study} and {other}: {first} and {second} have other seeds or problems")
+    problems: dict[str, list[float]] = {}
+    for (seed, problem), share in ours.items():
+        problems.setdefault(problem, []).append(share - theirs[seed, problem])
+    found = mean_interval([mean_interval(own).mean for own in problems.values()])
+    return Number(found.mean, found.low, found.high, unit="points")
 
 
 def collapsed(study: str, arm: str) -> str:
@@ -121,7 +135,12 @@ def planned(target: str) -> tuple[str, ...]:
 
 def finished(target: str) -> list[str]:
     """The parts of a study that are published."""
-    return [part for part in planned(target) if (RESULTS / part).is_dir()]
+    return [part for part in planned(target) if is_published(part)]
+
+
+def is_published(study: str) -> bool:
+    """Whether its results are there."""
+    return (RESULTS / study).is_dir()
 
 
 def on_the_way(target: str, arm: str, step: int) -> Number:
@@ -305,6 +324,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         score,
         gain,
         difference,
+        between,
         collapsed,
         k3,
         rejected,
@@ -315,6 +335,7 @@ LOOKUPS: tuple[Callable[..., object], ...] = (
         parts,
         planned,
         finished,
+        is_published,
         on_the_way,
         along,
         over_parts,
@@ -336,6 +357,16 @@ def _read(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise StudyError(f"there is no {path.relative_to(ROOT)}")
     return read_csv(path)
+
+
+def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
+    """An arm's share of right samples by seed and held-out problem, of its last policies."""
+    path = RESULTS / study / "problems.csv.gz"
+    if not path.is_file():
+        raise StudyError(f"there is no {path.relative_to(ROOT)}")
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["arm"], row["step"]) == (arm, "")]
+    return {(row["seed"], row["problem"]): int(row["correct"]) / int(row["samples"]) for row in rows}
 
 
 def _file(study: str) -> Path:
