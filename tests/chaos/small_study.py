@@ -42,13 +42,18 @@ CHANGES: dict[str, Any] = LEARNS | {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "exact": {"arms.difficulty.sampler": EXACT, "evaluation.sampler": EXACT},
+    "twin": {
+        "arms.difficulty.sampler": {**EXACT, "quantization": "int8", "kv_cache_dtype": "fp8_e4m3"},
+        "evaluation.sampler": EXACT,
+    },
     "vllm": {},
     "fp8": {"arms.difficulty.sampler": {"kv_cache_dtype": "fp8_e4m3"}},
     "int8": {"arms.difficulty.sampler": {"quantization": "int8"}},
     "int4": {"arms.difficulty.sampler": {"quantization": "int4", "group_size": 32}},
     "moe": {"arms.difficulty.sampler": {"routes": True}, "arms.difficulty.training": {"routing_replay": True}},
 }
-"""Changes of the study for each engine: vLLM's are of the second arm. moe: a mixture of experts with routing replay."""
+"""Changes of the study for each engine: all but exact's are of the second arm. twin: a quantised engine's matched
+control; moe: a mixture of experts with routing replay."""
 MIXTURE = {"policy.experts": 4, "policy.intermediate_size": 64}
 """Changes of the base policy, where it is a mixture: as many parameters meet a token as in the dense one."""
 COMMAND = (
@@ -68,7 +73,7 @@ class SmallStudy:
 
         Args:
             folder: it must not exist.
-            engine: of `ENGINES`; the evaluation is vLLM's in bfloat16, but of the exact engine's study.
+            engine: of `ENGINES`; the evaluation is vLLM's in bfloat16, but of the studies of exact and twin.
             address: of the hub.
             targets: of Snakemake; none: the whole study.
         """

@@ -28,7 +28,7 @@ def test_two_kills_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.parametrize("engine", ["fp8", "int8", "int4", "moe"])
+@pytest.mark.parametrize("engine", ["twin", "fp8", "int8", "int4", "moe"])
 def test_two_kills_with_a_quantised_engine_and_with_experts(tmp_path: Path, engine: str) -> None:
     from tailrl.rollout.vllm import quantization  # imports vLLM, which takes seconds
 

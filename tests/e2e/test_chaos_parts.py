@@ -288,6 +288,7 @@ def test_a_study_with_one_engine_leaves_the_next_its_own(tmp_path: Path) -> None
         found[engine] = (sampler.engine, sampler.kv_cache_dtype, sampler.quantization, run.training.routing_replay)
     assert found == {
         "exact": ("exact", "auto", None, False),
+        "twin": ("exact", "fp8_e4m3", "int8", False),
         "vllm": ("vllm", "auto", None, False),
         "fp8": ("vllm", "fp8_e4m3", None, False),
         "int8": ("vllm", "auto", "int8", False),

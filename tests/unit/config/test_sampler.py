@@ -5,6 +5,10 @@ from typing import Any
 import pytest
 from refusal_fixture import refusal, study_with
 
+from tailrl.config.load import parse_study
+from tailrl.config.study import Study
+from tailrl.runtime.errors import StudyError
+
 
 @pytest.mark.parametrize(
     ("sampler", "words"),
@@ -22,10 +26,35 @@ from refusal_fixture import refusal, study_with
             {"engine": "exact", "quantization": "int8"},
             "engine: exact computes as the trainer does, in float32: say dtype",
         ),
+        (
+            {"quantization": "int8", "tensor_parallel": 2},
+            "quantization: ranks that share an engine have slices of a row, whose scales are not the row's: leave out",
+        ),
+        ({"routes": True, "tensor_parallel": 2}, "routes: ranks that share an engine do not say which experts"),
     ],
 )
 def test_formats_that_no_engine_has(sampler: dict[str, Any], words: str) -> None:
     assert words in refusal({"sampler": sampler})
+
+
+@pytest.mark.parametrize("where", ["arms.a", "evaluation", "distributions.engines.e"])
+def test_experts_in_few_bits_are_refused_before_their_warm_start(where: str) -> None:
+    """A dense policy in few bits, and experts with an 8-bit cache, are not."""
+    experts = {"experts": 4, "intermediate_size": 64}
+
+    def study(policy: dict[str, Any], **sampler: str) -> Study:
+        given: dict[str, Any] = {"name": "s", "arms": {"a": {}}, "policy": policy}
+        *path, last = where.split(".")
+        place = given
+        for name in path:
+            place = place.setdefault(name, {})
+        place[last] = {"sampler": sampler}
+        return parse_study(given)
+
+    with pytest.raises(StudyError, match=rf"{where}\.sampler\.quantization: the policy is a mixture, whose"):
+        study(experts, quantization="int8")
+    study({}, quantization="int8")
+    study(experts, kv_cache_dtype="fp8_e4m3")
 
 
 def test_every_format_has_a_twin_in_the_exact_engine() -> None:

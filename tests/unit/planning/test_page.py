@@ -90,6 +90,14 @@ def test_quantised_weights_take_the_bytes_of_their_format() -> None:
     assert seconds[1] < seconds[0], "a step of decoding reads the weights"
 
 
+def test_a_mixture_in_few_bits_has_no_plan() -> None:
+    policy = {"source": "pretrained", "path": "Qwen/Qwen3-30B-A3B"}
+    given = {"name": "s", "policy": policy, "arms": {"a": {"sampler": {"quantization": "int8"}}}}
+    with pytest.raises(StudyError, match=r"^arms\.a\.sampler\.quantization: the policy is a mixture, whose"):
+        plan_page(parse_study(given), H100, 1, 100, None)
+    assert "experts: 128 a layer" in plan_page(parse_study(given | {"arms": {"a": {}}}), H100, 1, 100, None)
+
+
 def test_vllm_has_its_share_of_a_gpu_and_the_trainer_the_rest() -> None:
     run = run_of({"sampler": {"gpu_memory_utilization": 0.25}}, dtype="bfloat16", activation_checkpointing=True)
     placed = place(SMALL, run, WORK, H100, 1)

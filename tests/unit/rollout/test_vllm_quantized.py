@@ -4,10 +4,8 @@ An engine a case lives through this module: the end of one takes the process gro
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,6 +134,8 @@ def test_the_engine_is_its_twin(case: tuple[str, str], started: Callable[..., Vl
         no_cache = engine.settings.model_copy(update={"kv_cache_dtype": "auto"})
         for other in (SamplerSettings(), no_cache):
             if other != engine.settings:
+                with pytest.raises(StudyError, match="vLLM computes in another format"):
+                    quantization.check_formats(engine.llm, other)
                 from_other = (engine_T - twin_logprobs(*given[:2], other, *given[3:])).abs().mean()
                 assert from_twin < (0.1 if engine.dtype == torch.float32 else 0.9) * from_other
         assert from_twin < (0.01 if engine.dtype == torch.float32 else 0.1)
@@ -226,6 +226,42 @@ def test_int8_scales_that_a_reload_frees_are_found(
         engine.self_test(requests_of(), PLAIN)
 
 
+def test_a_prepack_that_a_reload_leaves_is_found(
+    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel multiplies with what it prepacked of the weights before, by their scales."""
+    if torch.cpu._is_amx_tile_supported():
+        pytest.skip("with AMX vLLM's int8 kernel prepacks in another place")
+    engine, kept = started(*INT8_CASE), []
+    engine.load_weights(named_weights(random_model("llama", 1)))
+    process = CPUInt8ScaledMMLinearKernel.process_weights_for_onednn
+
+    def stale(kernel: Any, layer: Any) -> None:
+        packed, scales = kernel.dnnl_handler, kernel.held_scales
+        process(kernel, layer)
+        kernel.dnnl_handler = packed
+        kept.append(scales)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CPUInt8ScaledMMLinearKernel, "process_weights_for_onednn", stale)
+        engine.load_weights(named_weights(random_model("llama", 2)))
+    assert len(kept) == 8, "four linear layers in each of two"
+    with pytest.raises(StudyError, match=WRONG):
+        engine.self_test(requests_of(), PLAIN)
+
+
+def test_a_format_that_vllm_did_not_take_is_named(
+    started: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, since log-probs may be too near to tell. The engine here is as if another had been asked for."""
+    engine = started(*INT8_CASE)
+    engine._check_start(gpu=False)
+    for asked in ({"quantization": "int4", "group_size": 32}, {"kv_cache_dtype": "fp8_e5m2"}):
+        monkeypatch.setattr(engine, "settings", SamplerSettings.model_validate(asked))
+        with pytest.raises(StudyError, match=r"vLLM computes in another format \(weights; cache\): int8; .*, and not "):
+            engine._check_start(gpu=False)
+
+
 def test_weights_are_kept_for_a_self_test_alone(started: Callable[..., VllmSampler]) -> None:
     """A first batch without one, as under `verify` or in an evaluation, drops them; later ones are not kept."""
     engine = started(*INT8_CASE)
@@ -269,60 +305,3 @@ def test_a_run_with_a_quantised_engine(
     assert len(lines) == 2
     assert all(1e-9 < line["rollout_corr/k3_kl"] < 0.1 and line["train/grad_norm"] > 0 for line in lines)
     assert all(line["time/weights"] > 0 for line in lines)
-
-
-FP8, INT4, CACHE = {"quantization": "fp8"}, {"quantization": "int4"}, {"kv_cache_dtype": "fp8_e4m3"}
-REFUSED: tuple[tuple[dict[str, Any], Any, str], ...] = (
-    (FP8, set(), "quantization: fp8 needs a GPU: vLLM emulates it on a CPU, where int8 and int4 run"),
-    (FP8, (8, 6), "quantization: this GPU does not multiply float8, so that vLLM would compute with 16-bit"),
-    ({**FP8, "dtype": "float32"}, (9, 0), "quantization: fp8 computes in half precision on a GPU: say dtype: bfloat16"),
-    (INT8, (9, 0), "quantization: int8 computes in half precision on a GPU: say dtype: bfloat16 or float16"),
-    (CACHE, {"avx2", "avx_vnni"}, "kv_cache_dtype: on a CPU an fp8 cache needs AVX-512 or AMX, which this one has not"),
-    (INT4, {"avx2", "avx_vnni"}, "quantization: on a CPU int4 weights need AVX-512, which this one has not"),
-    (INT8, {"avx2", "avx512_f"}, "quantization: on a CPU int8 weights need VNNI, which this one has not"),
-)
-
-
-def pretend(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of a compute capability, or a CPU with these instruction sets alone."""
-    gpu = isinstance(machine, tuple)
-    cuda = SimpleNamespace(is_available=lambda: gpu, get_device_capability=lambda: machine)
-    cpu = SimpleNamespace(get_capabilities=lambda: dict.fromkeys(machine, True))
-    monkeypatch.setattr(quantization, "torch", SimpleNamespace(cuda=cuda, cpu=cpu))
-
-
-@pytest.mark.parametrize(("given", "machine", "words"), REFUSED)
-def test_a_machine_says_which_format_it_lacks(
-    given: dict[str, Any], machine: Any, words: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before vLLM starts."""
-    pretend(machine, monkeypatch)
-    with pytest.raises(StudyError, match=rf"^sampler\.{words}"):
-        make_sampler(SamplerSettings.model_validate(given), folders["llama"], MAX_LENGTH, seed=0)
-
-
-ACCEPTED: tuple[tuple[dict[str, Any], Any], ...] = (
-    (FP8, (8, 9)),
-    (CACHE | INT4, (8, 0)),
-    (CACHE | INT4, {"avx512_f"}),
-    (CACHE, {"amx_tile"}),
-    (INT8, {"avx_vnni"}),
-    (INT8, {"avx512_vnni"}),
-    ({}, set()),
-)
-
-
-@pytest.mark.parametrize(("given", "machine"), ACCEPTED)
-def test_a_machine_with_the_instructions_refuses_nothing(
-    given: dict[str, Any], machine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(machine, monkeypatch)
-    quantization.prepare(SamplerSettings.model_validate(given))
-
-
-def test_int4_with_activations_of_8_bits_is_refused() -> None:
-    assert os.environ["VLLM_CPU_INT4_W4A8"] == "0"
-    layer = torch.nn.Module()
-    layer.use_w4a8 = True
-    with pytest.raises(StudyError, match="computes int4 weights with activations of 8 bits here"):
-        quantization.finish_reload(torch.nn.Sequential(layer))

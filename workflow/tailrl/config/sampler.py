@@ -112,6 +112,13 @@ class SamplerSettings(Settings):
             raise ValueError(f"engine: {self.engine} takes the memory it needs: leave out gpu_memory_utilization")
         if self.engine != "vllm" and self.tensor_parallel != 1:
             raise ValueError(f"engine: {self.engine} is not spread over ranks: leave out tensor_parallel")
+        if self.tensor_parallel > 1 and self.quantization is not None:
+            raise ValueError(
+                "quantization: ranks that share an engine have slices of a row, whose scales are not the row's: leave "
+                "out tensor_parallel"
+            )
+        if self.tensor_parallel > 1 and self.routes:
+            raise ValueError("routes: ranks that share an engine do not say which experts it chose: leave out routes")
         if self.routes and (self.engine != "vllm" or self.verify):
             raise ValueError("routes: vLLM says which experts it chose, and without verify: leave out routes")
         if self.engine != "vllm" and self.enforce_eager is not None:

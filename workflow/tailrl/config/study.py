@@ -33,6 +33,7 @@ SAMPLED = ("temperature", "max_new_tokens", "token_budget", "rollout_timeout", "
 """Fields of `training` that the comparison of distributions takes too."""
 
 DENSE = "the policy is dense and has no experts; leave it out"
+MIXTURE = "the policy is a mixture, whose experts are not quantised; leave it out"
 
 WILDCARD = re.compile(r"\{\s*\w")
 """What Snakemake takes for a wildcard in the path of an input."""
@@ -105,18 +106,16 @@ class Study(Settings):
                 raise ValueError(f"baselines: the same temperature is given twice: {list(self.baselines)}")
         except ValidationError as error:
             raise ValueError(f"baselines: {sentences(error)}") from None
-        dense = isinstance(self.policy, ScratchPolicy) and self.policy.experts is None
         for name, engine in self.distributions.engines.items():
-            if engine.sampler.routes and dense:
-                raise ValueError(f"distributions.engines.{name}.sampler.routes: {DENSE}")
+            self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
+        self._check_experts("evaluation.sampler", self.evaluation.sampler)
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self._run(name, arm))
         return self
 
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
-        if run.sampler.routes and isinstance(self.policy, ScratchPolicy) and self.policy.experts is None:
-            raise ValueError(f"arms.{name}.sampler.routes: {DENSE}")
+        self._check_experts(f"arms.{name}.sampler", run.sampler)
         for task in (self.task, *self._harder()):
             if isinstance(task, GeneratedTask) and run.training.prompts > task.problems:
                 raise ValueError(
@@ -138,6 +137,14 @@ class Study(Settings):
                     f"at least rho times the largest probability, so that {run.vocabulary.rule} prunes nothing; "
                     "raise rho, lower the floor, or say deliberate: true"
                 )
+
+    def _check_experts(self, key: str, sampler: SamplerSettings) -> None:
+        """Raises ValueError for routes without experts, or experts in few bits, of a policy that the study makes."""
+        if isinstance(self.policy, ScratchPolicy):
+            if sampler.routes and self.policy.experts is None:
+                raise ValueError(f"{key}.routes: {DENSE}")
+            if sampler.quantization is not None and self.policy.experts is not None:
+                raise ValueError(f"{key}.quantization: {MIXTURE}")
 
     def problems(self) -> Problems:
         """The settings of the job that writes the problems."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tailrl.config.jobs import Run
-from tailrl.config.study import Study
+from tailrl.config.study import MIXTURE, Study
 from tailrl.config.tasks.aime25 import Aime25Task
 from tailrl.config.training import Training
 from tailrl.planning.machine import IN_FLIGHT, Machine
@@ -12,6 +12,7 @@ from tailrl.planning.refusal import refusal
 from tailrl.planning.shapes import Shape, shape_of
 from tailrl.planning.times import sampling_seconds, step_seconds
 from tailrl.planning.work import Work, work_of
+from tailrl.runtime.errors import StudyError
 
 AIME25_PROBLEMS = 30
 PROMPT = 200
@@ -43,12 +44,14 @@ def plan_arms(
         response: tokens of a response on average; None: all have max_new_tokens.
 
     Raises:
-        StudyError: the policy's sizes are not known.
+        StudyError: the policy's sizes are not known, or an arm has a mixture in few bits, as no engine has.
     """
     shape = shape_of(study.policy)
     planned = {}
     for arm in study.arms:
         run = study.run(arm)
+        if shape.experts and run.sampler.quantization is not None:
+            raise StudyError(f"arms.{arm}.sampler.quantization: {MIXTURE}")
         work = work_of(run.training, prompt, response, devices)
         placed = place(shape, run, work, machine, devices)
         planned[arm] = Planned(run, work, placed, step_seconds(shape, run, work, placed.machine, devices))

@@ -116,6 +116,7 @@ def _assumed(machine: Machine, prompt: int, response: int | None) -> Iterator[st
         if name not in ("name", "gpu", "memory"):
             value = getattr(machine, name)
             yield f"  {name:<14}{'as matmul' if value is None else f'{value:.3g}':>10}  {field.description}"
+    yield "  no time to quantise weights at a hand-over, nor for the roundings of a quantised engine's matched control"
 
 
 def _rows(values: dict[str, float], unit: float) -> Iterator[str]:

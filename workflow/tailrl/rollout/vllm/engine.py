@@ -29,10 +29,10 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.sampling import LocalSampler, response_limits, stop_tokens
 from tailrl.rollout.self_test import record_error, shortened, tolerance
 from tailrl.rollout.types import Request, Rollout, Routes
-from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, record_routes, routes_of
+from tailrl.rollout.vllm.experts import ExpectedExperts, check_routes_here, check_shared, record_routes, routes_of
 from tailrl.rollout.vllm.processor import SafeSetProcessor
 from tailrl.rollout.vllm.processor_v2 import SafeSetProcessorV2
-from tailrl.rollout.vllm.quantization import overrides, prepare
+from tailrl.rollout.vllm.quantization import check_formats, overrides, prepare
 from tailrl.rollout.vllm.scheduling import described, scheduling
 from tailrl.rollout.vllm.twin import check_twin
 from tailrl.rollout.vllm.worker import WorkerExtension
@@ -70,6 +70,7 @@ class VllmSampler(LocalSampler):
         if settings.routes:
             check_routes_here(self.runner_v2)
         check_sizes(model, settings)
+        check_shared(model, sharing)
         self.names, self.projections = model.state_dict().keys(), projections(model)
         self.folder, self.settings, self.untested = policy_folder, settings, settings.quantized
         # Its first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
@@ -120,6 +121,8 @@ class VllmSampler(LocalSampler):
             )
         if gpu and distributed.is_first():
             say(f"vLLM: {described(self.llm.llm_engine.vllm_config)}")
+        if self.settings.quantized:
+            check_formats(self.llm, self.settings)
         cached = self.settings.kv_cache_dtype != "auto"
         self.rounds_queries = cached and any(self.llm.collective_rpc("rounds_queries"))
         if cached and self.rounds_queries != control_rounds_queries(self.settings) and distributed.is_first():

@@ -67,7 +67,7 @@ class ExpectedExperts:
     def check(self, llm: Any, dtype: torch.dtype) -> None:
         """Raises StudyError where the engine's experts do not compute with these weights."""
         tried = llm.collective_rpc("tried_experts", args=(dtype,))[0] if self.outputs else []
-        for layer, (expected_EH, tried_EH) in enumerate(zip(self.outputs.values(), tried, strict=False)):
+        for layer, (expected_EH, tried_EH) in enumerate(zip(self.outputs.values(), tried, strict=bool(tried))):
             error, size = (tried_EH - expected_EH.cpu()).abs().max().item(), expected_EH.abs().max().item()
             if not error <= ROUNDINGS * torch.finfo(dtype).eps * size:
                 raise StudyError(
@@ -200,6 +200,15 @@ def check_routes_here(runner_v2: bool) -> None:
     """Raises StudyError where an engine on this machine could not say which experts it chose."""
     if runner_v2 or torch.cuda.is_available():
         raise StudyError("sampler.routes: the experts of vLLM's tokens are recorded on a CPU alone: leave it out")
+
+
+def check_shared(model: nn.Module, ranks: int) -> None:
+    """Raises StudyError where ranks would share a mixture whose slices cannot be tried after a reload, as on CPUs."""
+    if ranks > 1 and not torch.cuda.is_available() and any(name.endswith(GATE_UP) for name in model.state_dict()):
+        raise StudyError(
+            "sampler.tensor_parallel: ranks on CPUs do not share a mixture of experts, since a slice of an expert "
+            "cannot be checked after a hand-over: leave it out"
+        )
 
 
 def record_routes(llm: Any, policy_folder: Path) -> bool:

@@ -13,9 +13,18 @@ import torch
 from torch import nn
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 from vllm.model_executor.layers.attention.attention import Attention, set_default_quant_scales
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.compressed_tensors import schemes
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.runtime.errors import StudyError
+
+SCHEMES: dict[type, str] = {
+    schemes.CompressedTensorsW8A8Int8: "int8",
+    schemes.CompressedTensorsWNA16: "int4",
+    schemes.CompressedTensorsW8A8Fp8: "fp8",
+}
+"""vLLM's arithmetic of a linear layer in each format."""
 
 FIRST_FLOAT8 = (8, 9)
 """The compute capability of the first GPUs that multiply float8."""
@@ -98,6 +107,36 @@ def finish_reload(model: nn.Module) -> None:
             set_default_quant_scales(module)
         if getattr(module, "use_w4a8", False):
             raise StudyError("sampler.quantization: vLLM computes int4 weights with activations of 8 bits here")
+
+
+def formats(model: nn.Module) -> tuple[set[str], set[str]]:
+    """The formats of all linear layers but the head, and those of all caches of keys and values."""
+    weights = {_format(module) for module in model.modules() if isinstance(module, LinearBase)}
+    return weights, {module.kv_cache_dtype for module in model.modules() if isinstance(module, Attention)}
+
+
+def check_formats(llm: Any, settings: SamplerSettings) -> None:
+    """Raises StudyError where an engine computes in another format than its settings ask for.
+
+    The difference in log-probs may be too small for `twin.check_twin`: int8's is that of two roundings to bfloat16.
+    """
+    asked = {_words(settings.quantization, settings.group_size)}, {settings.kv_cache_dtype}
+    for found in llm.collective_rpc("formats"):
+        if found != asked:
+            computed, wanted = ("; ".join(", ".join(sorted(part)) for part in both) for both in (found, asked))
+            raise StudyError(f"sampler: vLLM computes in another format (weights; cache): {computed}, and not {wanted}")
+
+
+def _format(layer: nn.Module) -> str:
+    scheme = getattr(layer, "scheme", None)
+    if scheme is None:
+        return _words(None, None)
+    group = getattr(scheme, "group_size", None)
+    return _words(SCHEMES.get(type(scheme), type(scheme).__name__), group if group != -1 else None)
+
+
+def _words(quantization: str | None, group: int | None) -> str:
+    return (quantization or "as they are") + (f" in groups of {group}" if group else "")
 
 
 def rounds_queries(model: nn.Module) -> bool:

@@ -67,7 +67,8 @@ def check_twin(
 
     Raises:
         StudyError: it exceeds `SMALLEST` and `SHARE` times what the engine's dtype explains: the weights are packed
-            wrongly, are those of an earlier hand-over, or the engine computes in another format.
+            wrongly, or are those of an earlier hand-over. A format that is near to the engine's dtype, such as none at
+            all instead of int8, need not be found: `quantization.check_formats` looks for it.
     """
     engine_T = torch.cat([torch.from_numpy(rollout.logp_infer_T) for rollout in rollouts])
     given = (folder, weights, settings, rollouts, temperature, queries)

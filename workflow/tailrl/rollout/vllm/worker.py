@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tailrl.rollout.vllm.experts import ExpertsExtension, renew_kernels
-from tailrl.rollout.vllm.quantization import finish_reload, rounds_queries
+from tailrl.rollout.vllm.quantization import finish_reload, formats, rounds_queries
 from tailrl.rollout.vllm.recorder import SafeSetRecord, SafeSetRecorder
 
 
@@ -27,6 +27,10 @@ class WorkerExtension(ExpertsExtension):
     def records_safe_sets(self) -> bool:
         """Whether the processor is in this worker's model runner."""
         return self.safe_set_recorder() is not None
+
+    def formats(self) -> tuple[set[str], set[str]]:
+        """See the function."""
+        return formats(self.model_runner.get_model())
 
     def rounds_queries(self) -> bool:
         """Whether attention rounds queries to the format of the cache, as FlashAttention 3 does."""
