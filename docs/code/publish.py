@@ -28,7 +28,7 @@ WANTED = (
     *("tables/problems.csv.gz", "tables/rewards.csv.gz", "figures/evaluation.svg", "figures/survival.svg"),
     *("tables/figure1.csv", "figures/figure1.svg"),  # scores on the way, of a study that keeps snapshots
     *("ablations/*", "across*"),
-    *(f"distributions/*.{kind}" for kind in ("csv", "md", "svg")),
+    *(f"distributions/*.{kind}" for kind in ("csv", "csv.gz", "md", "svg")),
 )
 """What is published of a study where it is there; no HTML, which holds what the others do."""
 OWN_FOLDER = "distributions"

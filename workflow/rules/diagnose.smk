@@ -89,7 +89,7 @@ rule compare:
         )
 
 
-FLIP_TABLES = ("flips_by_layer", "flips_by_margin")
+FLIP_TABLES = ("flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz")
 says_experts = any(
     engine.sampler.routes for engine in study.distributions.engines.values()
 )
@@ -105,14 +105,14 @@ rule distributions:
         code=REPORT_FILES,
     output:
         tables=[
-            f"{results}/distributions/{table}.csv"
+            f"{results}/distributions/{table}"
             for table in (
-                "distributions",
-                "safe_sets",
-                "probability",
-                "histograms",
-                "signature",
-                "claims",
+                "distributions.csv",
+                "safe_sets.csv",
+                "probability.csv",
+                "histograms.csv",
+                "signature.csv",
+                "claims.csv",
                 *(FLIP_TABLES if says_experts else ()),
             )
         ],

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tailrl.analysis.distributions import Compared
-from tailrl.analysis.flips import MARGINS, NARROW, flips_by_layer, flips_by_margin
+from tailrl.analysis.flips import MARGINS, NARROW, flips_by_layer, flips_by_margin, flips_by_problem
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.artifacts.probes import WHERE, ExpertFlips, Positions, read_positions
 from tailrl.runtime.errors import StudyError
-from tailrl.stats.intervals import cluster_interval
+from tailrl.stats.intervals import cluster_interval, ratio_interval
 
 P, L = 400, 3
 
@@ -65,7 +65,22 @@ def test_by_margin(compared: Compared) -> None:
 
 def test_an_engine_without_routes_has_no_rows(compared: Compared) -> None:
     plain = Compared("one", {}, {"problem_P": compared.clusters})
-    assert [*flips_by_layer(plain), *flips_by_margin(plain)] == []
+    assert [*flips_by_layer(plain), *flips_by_margin(plain), *flips_by_problem(plain)] == []
+
+
+def test_the_intervals_come_from_the_counts_by_problem(compared: Compared) -> None:
+    """Of each layer and of their mean, over all margins and in a bin."""
+    rows = list(flips_by_problem(compared))
+    assert {row.problem for row in rows} == set(range(P // 4))
+    shares = {(row.layer, None): row.flip_share for row in flips_by_layer(compared)}
+    shares |= {(row.layer, row.margin_from): row.flip_share for row in flips_by_margin(compared)}
+    for (layer, margin), expected in shares.items():
+        if layer != "any":
+            own = [row for row in rows if row.layer == layer or layer == "mean"]
+            own = [row for row in own if margin in (None, row.margin_from)]
+            found = ratio_interval([r.flips for r in own], [r.positions for r in own], [r.problem for r in own])
+            ends = (expected.mean, expected.low, expected.high)
+            assert (found.mean, found.low, found.high) == pytest.approx(ends, rel=1e-12, nan_ok=True)
 
 
 def written(folder: Path, **changes: Any) -> Path:

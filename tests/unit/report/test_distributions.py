@@ -2,7 +2,9 @@
 
 # Long because tables, page and figure are all tested on the same written files.
 
+import csv
 import dataclasses
+import gzip
 import json
 import math
 import re
@@ -243,7 +245,7 @@ def test_what_is_written(results: Path) -> None:
 
 def test_flips_are_written_where_an_engine_says_its_experts(results: Path) -> None:
     out = results / "out"
-    flips = "flips_by_layer.csv", "flips_by_margin.csv"
+    flips = "flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz"
     write_distribution_report(results, list(ENGINES), out)
     assert not any((out / name).exists() for name in flips)
     assert "## Experts" not in (out / "distributions.md").read_text(encoding="utf-8")
@@ -255,7 +257,9 @@ def test_flips_are_written_where_an_engine_says_its_experts(results: Path) -> No
     experts = {"expert_flip_PL": np.arange(2 * P).reshape(P, 2) < 6, "margin_PL": np.full((P, 2), 0.02, np.float32)}
     write_arrays(results / "coarse", arrays(0.1) | experts)
     write_distribution_report(results, list(ENGINES), out)
-    layers, margins = (rows(out / name) for name in flips)
+    layers, margins = (rows(out / name) for name in flips[:2])
+    with gzip.open(out / flips[2], "rt", encoding="utf-8") as file:
+        assert sum(int(row["flips"]) for row in csv.DictReader(file)) == 6
     assert [(row["engine"], row["layer"], row["flips"]) for row in layers] == [
         ("coarse", layer, count) for layer, count in (("1", "3"), ("2", "3"), ("mean", "6"), ("any", "3"))
     ]

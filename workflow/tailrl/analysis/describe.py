@@ -3,13 +3,13 @@
 import itertools
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
-from tailrl.artifacts.records import RunRecord
+from tailrl.analysis.made_by import distinct, made_by
 from tailrl.artifacts.results import Results, TrainedRun
 from tailrl.config.arm import Arm, Correction
 from tailrl.config.jobs import Run
@@ -197,8 +197,6 @@ def what_ran(results: Results) -> str:
     """Versions, commit, hardware, seconds and assumed values, as a Markdown list."""
     runs = results.all_runs()
     records = [run.record for run in runs]
-    versions = [", ".join(f"{k} {v}" for k, v in sorted(r.versions.items())) for r in records]
-    commits = [f"{r.commit or 'unknown'}{' with uncommitted changes' if r.dirty else ''}" for r in records]
     wall = [r.wall_seconds for r in records]
     shares = [share for share in map(work_share, runs) if not np.isnan(share)]
     timed = f"{min(wall):.0f} to {max(wall):.0f} s each, {sum(wall) / 3600:.2f} h in all"
@@ -207,9 +205,7 @@ def what_ran(results: Results) -> str:
     seeds = ", ".join(dict.fromkeys(str(run.seed) for run in runs))
     items = [
         f"Training jobs of the arms above, without those of ablations: {len(runs)}, seeds {seeds}",
-        f"Commit: {_distinct(commits)}",
-        f"Versions: {_distinct(versions)}; lm-eval {_distinct(e.lm_eval for e in results.all_evaluations())}",
-        f"Hardware: {_distinct(_hardware(record) for record in records)}",
+        *made_by(records, f"; lm-eval {distinct(e.lm_eval for e in results.all_evaluations())}"),
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
         *([f"Made by another version of {few(results.edited)} than is there now"] if results.edited else []),
@@ -287,13 +283,3 @@ def _number(value: float | None) -> str:
 
 def _block(key: str) -> str:
     return key.split(".")[0]
-
-
-def _hardware(record: RunRecord) -> str:
-    machine = record.hardware
-    cpu, gpu = machine.cpu or "CPU not recorded", f"GPU {machine.gpu}" if machine.gpu else "no GPU"
-    return f"{cpu}, {machine.cores or '?'} cores, {machine.memory_gb:.0f} GB, {gpu}, {record.threads} thread(s) a job"
-
-
-def _distinct(values: Iterable[object]) -> str:
-    return "; also ".join(dict.fromkeys(str(value) for value in values))

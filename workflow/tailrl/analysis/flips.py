@@ -64,6 +64,19 @@ class MarginFlips:
     flip_share: Interval
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemFlips:
+    """Tokens of one problem's responses in one layer whose margin lies in [margin_from, margin_to), nats."""
+
+    engine: str
+    layer: str
+    problem: int
+    margin_from: float
+    margin_to: float
+    positions: int
+    flips: int
+
+
 def routed(compared: Compared) -> bool:
     """Whether the engine said which experts it chose."""
     return "expert_flip_PL" in compared.arrays
@@ -126,6 +139,25 @@ def flips_by_margin(compared: Compared) -> Iterator[MarginFlips]:
                 int(flipped_PL.sum()),
                 _share(flipped_PL, inside_PL, compared.clusters),
             )
+
+
+def flips_by_problem(compared: Compared) -> Iterator[ProblemFlips]:
+    """What the intervals of the other two are computed from; none without routes."""
+    if not routed(compared):
+        return
+    flip_PL, margin_PL = compared.arrays["expert_flip_PL"], compared.arrays["margin_PL"]
+    # Edges as numbers of the margins, as in the comparisons above: a margin on an edge is in the upper bin.
+    bin_PL = np.searchsorted(np.array(MARGINS[1:-1], margin_PL.dtype), margin_PL, side="right")
+    problems, problem_P = np.unique(compared.clusters, return_inverse=True)
+    bins = len(MARGINS) - 1
+    for layer in range(flip_PL.shape[1]):
+        cell_P = problem_P * bins + bin_PL[:, layer]
+        positions = np.bincount(cell_P, minlength=len(problems) * bins)
+        flips = np.bincount(cell_P, flip_PL[:, layer], len(problems) * bins).astype(int)
+        for cell, (number, place) in enumerate(itertools.product(problems, range(bins))):
+            margins = MARGINS[place], MARGINS[place + 1]
+            counts = int(positions[cell]), int(flips[cell])
+            yield ProblemFlips(compared.engine, str(layer + 1), int(number), *margins, *counts)
 
 
 def _share(hit_PL: NDArray[Any], of_PL: NDArray[Any], clusters_P: NDArray[Any]) -> Interval:

@@ -23,9 +23,11 @@ from tailrl.analysis.distributions import (
     set_overlaps,
     signature,
 )
-from tailrl.analysis.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin
+from tailrl.analysis.flips import NARROW, LayerFlips, flips_by_layer, flips_by_margin, flips_by_problem
 from tailrl.analysis.format import short
+from tailrl.analysis.made_by import made_by
 from tailrl.artifacts.claims import Verdict, write_verdicts
+from tailrl.artifacts.probes import DistributionsRecord
 from tailrl.artifacts.tables import flat_rows, write_csv
 from tailrl.claims.distributions import judge_distributions
 from tailrl.report.axes import (
@@ -57,7 +59,7 @@ Spread = tuple[float, float, float]
 def write_distribution_report(results: Path, engines: Sequence[str], out: Path) -> None:
     """Write distributions.{csv,md,html,svg} and {safe_sets,probability,histograms,signature,claims}.csv into out.
 
-    Where an engine said which experts it chose there are flips_by_{layer,margin}.csv too.
+    Where an engine said which experts it chose there are flips_by_{layer,margin}.csv and flips_by_problem.csv.gz too.
 
     Args:
         results: holds a folder for each engine, with positions.npz and run.json.
@@ -82,6 +84,7 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     if by_layer:
         write_csv(out / "flips_by_layer.csv", flat_rows(by_layer))
         write_csv(out / "flips_by_margin.csv", flat_rows(row for one in compared for row in flips_by_margin(one)))
+        write_csv(out / "flips_by_problem.csv.gz", flat_rows(row for one in compared for row in flips_by_problem(one)))
     save_svg(distribution_figure(distances, overlaps, bins, shapes, signatures), out / "distributions.svg")
     verdicts = judge_distributions(compared)
     write_verdicts(out / "claims.csv", verdicts)
@@ -225,6 +228,7 @@ def _page(
         "distributions.md.j2",
         settings=compared[0].record["settings"],
         vocabulary=compared[0].record["vocabulary"],
+        made_by=made_by([DistributionsRecord.model_validate(one.record) for one in compared]),
         verdicts=verdicts,
         distances=distances,
         signatures=signatures,
