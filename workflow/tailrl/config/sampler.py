@@ -53,7 +53,8 @@ class SamplerSettings(Settings):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="ranks that share one vLLM, each with a slice of every weight; it divides the run's ranks",
+        description="ranks that share one vLLM, each with a slice of every weight; it divides the run's ranks; "
+        "not with quantization or routes",
     )
     enforce_eager: bool | None = Field(
         None,
