@@ -73,7 +73,7 @@ class SmallStudy:
 
         Args:
             folder: it must not exist.
-            engine: of `ENGINES`; the evaluation is vLLM's in bfloat16, but of the studies of exact and twin.
+            engine: of `ENGINES`; the evaluation is vLLM's in bfloat16, except in the studies exact and twin.
             address: of the hub.
             targets: of Snakemake; none: the whole study.
         """

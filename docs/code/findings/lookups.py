@@ -153,10 +153,9 @@ def on_the_way(target: str, arm: str, step: int) -> Number:
 
 
 def along(target: str, arm: str, column: str, tenth: int) -> str:
-    """`course` of the finished parts of a study: the smallest to the largest, or the only one."""
+    """`course` of the finished parts of a study: the smallest to the largest, once if they are printed alike."""
     found = [course(part, arm, column, tenth) for part in finished(target)]
-    ends = [smallest(*found).bare, largest(*found).bare]
-    return " to ".join(ends[: len(found)])
+    return " to ".join(dict.fromkeys((smallest(*found).bare, largest(*found).bare)))
 
 
 def over_parts(target: str, table: str, column: str, arm: str, unit: str = "") -> Number:
@@ -366,6 +365,8 @@ def _correct(study: str, arm: str) -> dict[tuple[str, str], float]:
         raise StudyError(f"there is no {path.relative_to(ROOT)}")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["arm"], row["step"]) == (arm, "")]
+    if not rows:
+        raise StudyError(f"{path.relative_to(ROOT)}: no row is of {arm}")
     return {(row["seed"], row["problem"]): int(row["correct"]) / int(row["samples"]) for row in rows}
 
 

@@ -152,12 +152,16 @@ def test_files_hold_what_was_evaluated(tmp_path: Path) -> None:
     ]
 
 
-def test_what_another_arm_writes_there_is_left_alone(tmp_path: Path) -> None:
-    """It may be gone between two looks, as what a link that leads nowhere names."""
+def test_its_own_files_alone_are_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another arm's may be gone between two looks, as what a link that leads nowhere names."""
     evaluated, _ = run(tmp_path / "work", (0, 1))
-    (tmp_path / "naive.parts").mkdir()
-    (tmp_path / "naive.parts" / "writing-1").symlink_to("gone")
-    write_results(evaluated, tmp_path / "dvp.json", tmp_path / "dvp.samples.jsonl")
+    out = tmp_path / "out"
+    (out / "naive.parts").mkdir(parents=True)
+    (out / "naive.parts" / "writing-1").symlink_to("gone")
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda number: synced.add(Path(f"/proc/self/fd/{number}").resolve()))
+    write_results(evaluated, out / "dvp.json", out / "dvp.samples.jsonl")
+    assert synced == {out, *(out / f"dvp.{ending}" for ending in ("json", "samples.jsonl", "manifest.json"))}
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

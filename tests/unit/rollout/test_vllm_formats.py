@@ -80,6 +80,7 @@ def test_a_mixture_is_not_shared_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Non
     experts.gate_up_proj = torch.nn.Parameter(torch.zeros(2, 2))
     mixture = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": experts})})
     mixture = torch.nn.ModuleDict({"0": mixture})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(StudyError, match="ranks on CPUs do not share a mixture of experts"):
         check_shared(mixture, 2)
     check_shared(mixture, 1)

@@ -90,9 +90,10 @@ def write_distribution_report(results: Path, engines: Sequence[str], out: Path) 
     write_verdicts(out / "claims.csv", verdicts)
     words = _page(compared, verdicts, distances, overlaps, signatures, by_layer)
     (out / "distributions.md").write_text(words, encoding="utf-8")
-    tables = ["distributions", "safe_sets", "probability", "histograms", "signature", "claims"]
-    tables += ["flips_by_layer", "flips_by_margin"] if by_layer else []
-    drawing = Drawing(out / "distributions.svg", caption("distributions"), tuple(f"{table}.csv" for table in tables))
+    named = ("distributions", "safe_sets", "probability", "histograms", "signature", "claims")
+    tables = [f"{name}.csv" for name in named]
+    tables += ["flips_by_layer.csv", "flips_by_margin.csv", "flips_by_problem.csv.gz"] if by_layer else []
+    drawing = Drawing(out / "distributions.svg", caption("distributions"), tuple(tables))
     (out / "distributions.html").write_text(page(words, [drawing]), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 from vllm.model_executor.layers.attention.attention import Attention, set_default_quant_scales
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.compressed_tensors import schemes
 
 from tailrl.config.sampler import SamplerSettings
@@ -120,17 +120,23 @@ def check_formats(llm: Any, settings: SamplerSettings) -> None:
 
     The difference in log-probs may be too small for `twin.check_twin`: int8's is that of two roundings to bfloat16.
     """
-    asked = {_words(settings.quantization, settings.group_size)}, {settings.kv_cache_dtype}
+    asked = {_words(settings.quantization, settings.group_size)}, {str(settings.kv_cache_dtype)}
+
+    def said(formats: tuple[set[str], set[str]]) -> str:
+        return "; ".join(", ".join(sorted(part)) or "none" for part in formats)
+
     for found in llm.collective_rpc("formats"):
         if found != asked:
-            computed, wanted = ("; ".join(", ".join(sorted(part)) for part in both) for both in (found, asked))
-            raise StudyError(f"sampler: vLLM computes in another format (weights; cache): {computed}, and not {wanted}")
+            raise StudyError(
+                f"sampler: vLLM computes in another format (weights; cache): {said(found)}, and not {said(asked)}"
+            )
 
 
 def _format(layer: nn.Module) -> str:
     scheme = getattr(layer, "scheme", None)
     if scheme is None:
-        return _words(None, None)
+        plain = isinstance(layer.quant_method, UnquantizedLinearMethod)
+        return _words(None if plain else type(layer.quant_method).__name__, None)
     group = getattr(scheme, "group_size", None)
     return _words(SCHEMES.get(type(scheme), type(scheme).__name__), group if group != -1 else None)
 
