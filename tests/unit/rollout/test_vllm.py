@@ -467,6 +467,8 @@ class StandIn:
     def collective_rpc(self, method: str, args: tuple[Iterable[tuple[str, Tensor]]] = ((),)) -> list[Any]:
         if method in ("records_safe_sets", "rounds_queries"):
             return [self.records]
+        if method == "formats":
+            return [({"as they are"}, {self.given["kv_cache_dtype"]})]
         assert method == "set_weights"
         self.calls.append("weights")
         self.taken = [(name, weight.dtype, len(self.handed)) for name, weight in args[0]]
