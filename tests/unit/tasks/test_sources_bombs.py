@@ -112,7 +112,7 @@ def test_a_bomb_is_one_sentence(tmp_path: Path, bomb: str) -> None:
 
 @pytest.mark.slow  # "one text repeated" above is counted in pieces
 def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """A row group of 600 MB, with 500 MB of memory, of which pyarrow's libraries and allocator take up to half."""
+    """A row group of 600 MB, with 500 MB of memory. Up to half of that is for pyarrow's libraries and allocator."""
     file = tmp_path / "large.parquet"
     texts = pa.array([f"{number} {'word ' * 200}" for number in range(2000)])
     table = pa.table({"problem": texts, "answer": ["2"] * 2000})

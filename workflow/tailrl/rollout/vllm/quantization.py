@@ -118,7 +118,7 @@ def formats(model: nn.Module) -> tuple[set[str], set[str]]:
 def check_formats(llm: Any, settings: SamplerSettings) -> None:
     """Raises StudyError where an engine computes in another format than its settings ask for.
 
-    The difference in log-probs may be too small for `twin.check_twin`: int8's is that of two roundings to bfloat16.
+    Log-probs may differ too little for `twin.check_twin`: int8 changes them about as much as bfloat16 does.
     """
     asked = {_words(settings.quantization, settings.group_size)}, {str(settings.kv_cache_dtype)}
 
