@@ -1,4 +1,4 @@
-"""The shape of the project: what is imported where and when, and how long files and functions may be.
+"""The shape of the project: what is imported where and when.
 
 Which room may import which is in pyproject.toml (`tool.importlinter`); `make lint` holds it.
 """
@@ -7,12 +7,11 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
 import pytest
-from parsed import body_of, nodes_of
+from parsed import nodes_of
 
 from tailrl.config.sampler import ENGINES
 
@@ -28,7 +27,6 @@ HOMES = {
     "trl": ["integrations.trl.base"],
 }
 WITHOUT_TORCH = ("config", "tasks", "tracking", "artifacts", "stats", "analysis", "pages", "claims", "report", "cli")
-LONGEST_FILE, LONGEST_FUNCTION, LARGEST_ROOM, ROOT_MODULES = 300, 60, 0.15, 3
 
 
 def module_name(file: Path) -> str:
@@ -117,84 +115,3 @@ def test_html_is_escaped_by_templates_alone() -> None:
     assert not [path for path in templates if re.search(r"\|\s*safe|autoescape|&(lt|gt|amp);", path.read_text("utf-8"))]
     marked = {module for module in MODULES if any(name == "markupsafe.Markup" for name, _ in imports(module))}
     assert marked == {"pages.markdown", "report.page", "report.svg"}
-
-
-# --- names ---------------------------------------------------------------------------------------------
-
-# Tests of what several modules do together, by their room.
-TOPICS = {
-    "config": {"bad_inputs", "refusals"},
-    "objective": {"propositions", "theory"},
-    "tasks": {"fuzz"},
-    "training": {"bad_checkpoints", "disturbed_runs", "every_arm", "exact_engine", "faults", "full_product"}
-    | {"ranks", "resume", "transformers_engine", "update"},
-}
-# One name, one meaning in several modules: limits of several engines or devices, sources of tasks, type variables.
-SHARED = {"ADMITTED_AT_ONCE", "CACHE_BYTES", "PREFILL_TOKENS", "SEQUENCES_IN_FLIGHT", "BLOCK_TOKENS", "KEPT_BYTES"}
-SHARED |= {"KEPT_DENSITY", "KeptEntries", "HUB_NAME", "SPLIT", "Folder", "UNFINISHED", "Result", "Value"}
-
-
-def test_tests_mirror_the_package() -> None:
-    """Each is named for a module or a package of its room, or for one of the topics; more words may follow."""
-    tests = ROOT / "tests" / "unit"
-    unused = {(room, topic) for room, topics in TOPICS.items() for topic in topics}
-    for file in sorted(tests.glob("*/**/test_*.py")):
-        room, name = str(file.parent.relative_to(tests)), file.stem.removeprefix("test_")
-        modules = {path.stem for path in (PACKAGE / room).glob("*")}
-        if room == "benchmarks" or any(f"{name}_".startswith(f"{own}_") for own in modules):
-            continue
-        topics = {(room, topic) for topic in TOPICS.get(room, ()) if f"{name}_".startswith(f"{topic}_")}
-        assert topics, file
-        unused -= topics
-    assert unused == set()
-
-
-def test_a_class_or_a_constant_has_a_name_of_its_own() -> None:
-    homes: dict[str, set[str]] = defaultdict(set)
-    for module, file in MODULES.items():
-        for node in body_of(file):
-            if isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)]
-            else:
-                names = [node.name] if isinstance(node, ast.ClassDef) else []
-            for name in names:
-                homes[name].add(module)
-    assert {name for name, found in homes.items() if len(found) > 1 and name[0].isupper()} == SHARED
-
-
-# --- size --------------------------------------------------------------------------------------------
-
-FILES = [*MODULES.values(), *sorted((ROOT / "workflow" / "rules").glob("*.smk"))]
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_files_and_functions_are_short(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    long = {
-        node.name: size
-        for node in (nodes_of(file) if file.suffix == ".py" else [])
-        if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
-    }
-    assert text.count("\n") <= LONGEST_FILE
-    assert long == {}
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_test_files_are_short_or_say_why_not(file: Path) -> None:
-    """Lines that are not blank. A longer file has a comment near its top: `# Long because ...`."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    reason = any(line.startswith("# Long because ") for line in lines[:30])
-    assert sum(bool(line.strip()) for line in lines) <= LONGEST_FILE or reason
-
-
-def test_no_room_is_crowded() -> None:
-    rooms: Counter[str] = Counter()
-    for name, file in MODULES.items():
-        rooms[name.split(".")[0]] += file.read_text(encoding="utf-8").count("\n")
-    assert {room: n for room, n in rooms.items() if n > LARGEST_ROOM * rooms.total()} == {}
-    assert len(list(PACKAGE.glob("*.py"))) <= ROOT_MODULES
-
-
-def test_the_snakefile_is_an_entry() -> None:
-    assert len((ROOT / "Snakefile").read_text(encoding="utf-8").splitlines()) <= 40

@@ -1,7 +1,5 @@
 """The readers: what they return, and the sentence for each file that cannot be used."""
 
-# Long because each kind of file has its own table of what is refused.
-
 import math
 import shutil
 from collections.abc import Callable

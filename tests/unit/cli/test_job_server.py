@@ -1,6 +1,5 @@
 """Jobs that are forks of a server: they are like processes of their own, and do not outlive their clients."""
 
-# Long because each way in which a process may end or differ has its case.
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Each remedy replayed, against loops over responses; what sets it in each framework; and which is advised."""
 
-# Long because each remedy is defined here a second time, and one table is checked for all of them.
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple

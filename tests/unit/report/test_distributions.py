@@ -1,7 +1,5 @@
 """The tables, the page and the figure of compared distributions, from files written by hand."""
 
-# Long because tables, page and figure are all tested on the same written files.
-
 import csv
 import dataclasses
 import gzip

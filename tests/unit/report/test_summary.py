@@ -1,7 +1,5 @@
 """The words: each verdict for its intervals, arms from their settings, and what ran."""
 
-# Long because one table varies every field of an arm.
-
 import dataclasses
 import math
 from typing import Any, get_args, get_origin

@@ -3,7 +3,6 @@
 Two engines live as long as this module: each start costs seconds, and the end of one takes the process groups of
 the others with it.
 """
-# Long because the engines are started once: every test that needs one lives here.
 
 import json
 import math

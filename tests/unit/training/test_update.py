@@ -2,7 +2,6 @@
 
 The oracle is transformers' own forward in float64, one sequence at a time, and loops over the tokens.
 """
-# Long because every test compares with this oracle.
 
 import math
 from collections import Counter
