@@ -21,7 +21,7 @@ PACKAGE = ROOT / "workflow" / "tailrl"
 HOMES = {
     "vllm": [f"rollout.vllm.{name}" for name in ("engine", "experts", "processor", "processor_v2", "quantization")],
     "lm_eval": ["evaluation.evaluate", "evaluation.harness"],
-    "wandb": ["tracking.wandb_dashboard", "tracking.wandb_mirror"],
+    "wandb": ["curves.history", "tracking.wandb_dashboard", "tracking.wandb_mirror"],
     "wandb_workspaces": ["tracking.wandb_dashboard"],
     "triton": ["kernels.triton_kernels", "objective.noise_kernel"],
     "trl": ["integrations.trl.base"],

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -13,6 +13,9 @@ from tailrl.config.load import named_alike, parse_settings, read_study, validate
 from tailrl.config.study import Study
 from tailrl.runtime.devices import take
 from tailrl.runtime.errors import StudyError, writing
+
+if TYPE_CHECKING:
+    from tailrl.curves.history import History
 
 StudyFiles = Annotated[list[str], Argument(metavar="STUDY...", help="study files", show_default=False)]
 Folder = Annotated[
@@ -110,7 +113,13 @@ def metrics() -> None:
 
 def diagnose(
     logs: Annotated[
-        list[Path], Argument(metavar="LOGS...", help="files or folders of a run's logs", show_default=False)
+        list[str],
+        Argument(
+            metavar="LOGS...",
+            help="files or folders of a run's logs; or its curves: a W&B export, a W&B run's file or address, "
+            "trainer_state.json, metrics as JSON lines, TensorBoard's CSV, verl's console",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path | None, Option(help="a file for the whole page, such as page.html")] = None,
     tokenizer: Annotated[
@@ -119,19 +128,36 @@ def diagnose(
 ) -> None:
     """Say what causes the mismatch in the logs of any framework, and what to do."""
     _check_folders(out)
+    from tailrl.curves.history import read_all
+
+    if histories := read_all(logs):
+        _tell_curves(histories, out)
+        return
     from tailrl.diagnosis.diagnosis import diagnose_parts
     from tailrl.diagnosis.page import html_page, terminal_page
     from tailrl.diagnosis.progress import read_with_progress
     from tailrl.pages.explorer import read_tokenizer, with_texts
 
     texts = read_tokenizer(tokenizer) if tokenizer else None
-    diagnosis = diagnose_parts(read_with_progress(logs))
+    diagnosis = diagnose_parts(read_with_progress([Path(log) for log in logs]))
     print(terminal_page(diagnosis, out), end="")
     if out is not None:
         if texts:
             diagnosis = replace(diagnosis, responses=with_texts(diagnosis.responses, texts))
         with writing(out):
             out.write_text(html_page(diagnosis), encoding="utf-8")
+
+
+def _tell_curves(histories: "list[History]", out: Path | None) -> None:
+    """Prints what curves say; writes the page, of one run's file or of several."""
+    from tailrl.curves.page import curves_html, curves_text
+    from tailrl.curves.reading import read_curves, together
+
+    reading = read_curves(together(histories))
+    print(curves_text(reading, out), end="")
+    if out is not None:
+        with writing(out):
+            out.write_text(curves_html(reading), encoding="utf-8")
 
 
 def _check_folders(*files: Path | None) -> None:

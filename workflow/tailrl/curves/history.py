@@ -1,0 +1,285 @@
+"""Metrics of a run over its steps, from whatever file or service holds them.
+
+W&B (CSV export, the run's own file, a run's address), transformers' `trainer_state.json`, TensorBoard's CSV, metrics as
+JSON lines, any CSV with a column of steps, and verl's console.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailrl.artifacts.metrics import FloatArray
+from tailrl.curves.names import known_metric, metric_of_file_name
+from tailrl.curves.wandb_file import read_wandb_file
+from tailrl.runtime.errors import StudyError, reason
+
+# Names of the step in rows of metrics, the most specific ones first.
+STEP_NAMES = (
+    *("training/global_step", "train/global_step", "trainer/global_step", "global_step", "train/step", "training/step"),
+    *("trainer/step", "step", "Step", "_step", "iteration", "train/iteration"),
+)
+TENSORBOARD = "TensorBoard's CSV"
+MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
+ADDRESS = re.compile(r"https://[^/]+/(?P<entity>[^/]+)/(?P<project>[^/]+)/runs/(?P<run>[^/?#]+)")
+OF_W_AND_B = re.compile(r"^(?P<run>.+?) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?$")  # a column of W&B's CSV export
+VERL_LINE = re.compile(r"\bstep:(\d+) - (.+)$")
+VERL_VALUE = re.compile(r"(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))\)?$", re.IGNORECASE)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric of one run over N steps.
+
+    Attributes:
+        run: the run's name where a file has several runs; else empty.
+        name: the metric's name, as it was logged.
+        step_N: float64, rising. value_N: float64; a value that was logged as NaN or infinite is kept.
+    """
+
+    run: str
+    name: str
+    step_N: FloatArray
+    value_N: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a file of metrics holds.
+
+    Attributes:
+        where: the file or address. kind: what it is called, such as "a W&B export".
+        curves: those of all runs and metrics.
+        restarts: for each run with any, the steps at which its log goes back: the run was started again there.
+    """
+
+    where: str
+    kind: str
+    curves: tuple[Curve, ...]
+    restarts: Mapping[str, tuple[float, ...]]
+
+
+def read_all(names: Sequence[str]) -> list[History]:
+    """The metrics in these files and at these addresses; empty if the first of them holds none.
+
+    Raises:
+        StudyError: some hold metrics and another one does not.
+    """
+    histories: list[History] = []
+    for name in names:
+        history = read_address(name) if name.startswith(("https://", "http://")) else _of_file(Path(name))
+        if history is None:
+            if histories:
+                raise StudyError(f"{name}: holds no metrics over steps, as {names[0]} does: give logs and curves apart")
+            return []
+        histories.append(history)
+    return histories
+
+
+def _of_file(path: Path) -> History | None:
+    return read_history(path) if path.is_file() else None
+
+
+def read_history(path: Path) -> History | None:
+    """The metrics in a file; None if it holds none, and so is something else.
+
+    Raises:
+        StudyError: it is a file of metrics, and damaged.
+    """
+    ending = path.suffix.lower()
+    if ending == ".wandb":
+        return history_of_rows(((("", row)) for row in read_wandb_file(path)), str(path), "a W&B run's own file")
+    if ending == ".json":
+        return _trainer_state(path)
+    if ending in (".jsonl", ".ndjson"):
+        return _json_lines(path)
+    if ending in (".csv", ".tsv"):
+        return _table(path, "\t" if ending == ".tsv" else ",")
+    if ending in (".log", ".txt", ".out"):
+        return _console(path)
+    return None
+
+
+def read_address(address: str) -> History:
+    """The metrics of a W&B run by its address, such as https://wandb.ai/ENTITY/PROJECT/runs/ID.
+
+    Raises:
+        StudyError: the address is no run's, no key is set, wandb is not installed, or the service refuses.
+    """
+    parts = ADDRESS.match(address)
+    if not parts:
+        raise StudyError(f"{address}: is no address of a W&B run, such as https://wandb.ai/ENTITY/PROJECT/runs/ID")
+    if not os.environ.get("WANDB_API_KEY"):
+        raise StudyError(f"{address}: WANDB_API_KEY is not set; export the run's chart as CSV, or set the key")
+    try:
+        import wandb
+    except ImportError:
+        raise StudyError(f"{address}: wandb is not installed; export the run's chart as CSV") from None
+    try:
+        run = wandb.Api().run(f"{parts['entity']}/{parts['project']}/{parts['run']}")
+        rows = [("", row) for row in run.scan_history()]
+    except Exception as error:  # wandb has errors of its own, and those of the network
+        raise StudyError(f"{address}: W&B does not give the run: {reason(error)}") from None
+    return history_of_rows(rows, address, "a W&B run")
+
+
+def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, kind: str) -> History:
+    """The curves of rows of metrics, each with the name of its run.
+
+    A row without a step is counted on from the row before. Where the step goes back, the run was started again: the
+    later value of a step counts.
+    """
+    values: dict[tuple[str, str], dict[float, float]] = {}
+    restarts: dict[str, list[float]] = {}
+    last_step: dict[str, float] = {}
+    for run, row in rows:
+        flat = dict(_flat(row))
+        step = next((flat[name] for name in STEP_NAMES if name in flat), last_step.get(run, -1.0) + 1)
+        if not math.isfinite(step):
+            continue
+        if step < last_step.get(run, -math.inf):
+            restarts.setdefault(run, []).append(step)
+        last_step[run] = step
+        for name, value in flat.items():
+            if name not in STEP_NAMES:
+                values.setdefault((run, name), {})[step] = value
+    curves = []
+    for (run, name), by_step in values.items():
+        steps = sorted(by_step)
+        curves.append(Curve(run, name, np.array(steps, np.float64), np.array([by_step[step] for step in steps])))
+    return History(where, kind, tuple(curves), {run: tuple(steps) for run, steps in restarts.items()})
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a row; names of nested mappings are joined by slashes."""
+    for name, value in row.items():
+        whole = f"{before}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{whole}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                yield whole, float(value)
+            except OverflowError:
+                yield whole, math.inf
+        elif isinstance(value, str) and value.lower() in ("nan", "infinity", "-infinity", "inf", "-inf"):
+            yield whole, float(value)  # W&B writes such numbers as text
+
+
+# --- kinds of files ------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StudyError(f"{path}: is larger than {MOST_BYTES:,} bytes, which no history of metrics is")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def _trainer_state(path: Path) -> History | None:
+    try:
+        state = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        return None
+    rows = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(rows, list):
+        return None
+    found = ((("", row)) for row in rows if isinstance(row, dict))
+    return history_of_rows(found, str(path), "transformers' trainer_state.json")
+
+
+def _json_lines(path: Path) -> History | None:
+    """Lines of metrics; None where the first line names no step, or has lists, as a log of tokens has."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    lines = _text(path).split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if not rows:
+                return None
+            if number == len(lines):  # the run is still writing it
+                continue
+            raise StudyError(f"{path}, line {number}: is no JSON") from None
+        if not isinstance(row, dict):
+            return None
+        if not rows and not _is_metrics(row):
+            return None
+        rows.append(("", row))
+    return history_of_rows(rows, str(path), "metrics as JSON lines") if rows else None
+
+
+def _is_metrics(row: Mapping[str, Any]) -> bool:
+    """Whether a row has metrics: a known name, or a step and numbers alone."""
+    flat = dict(_flat(row))
+    if any(known_metric(name) for name in flat):
+        return not any(isinstance(value, list) for value in row.values())
+    return any(name in flat for name in STEP_NAMES) and all(name in flat for name in row)
+
+
+def _table(path: Path, separator: str) -> History | None:
+    text = _text(path)
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text), delimiter=separator) if line]
+    except csv.Error as error:
+        raise StudyError(f"{path}: is no table: {error}") from None
+    if len(lines) < 2:
+        return None
+    header, *body = lines
+    if [name.strip().lower() for name in header[:3]] == ["wall time", "step", "value"]:
+        name = metric_of_file_name(path.stem)
+        rows = ((("", {"step": _number(line[1]), name: _number(line[2])})) for line in body if len(line) > 2)
+        return history_of_rows(rows, str(path), TENSORBOARD)
+    steps = [place for place, name in enumerate(header) if name.strip() in STEP_NAMES]
+    columns = [(place, OF_W_AND_B.match(name)) for place, name in enumerate(header)]
+    exported = [(place, parts) for place, parts in columns if parts and not parts["bound"]]
+    if exported:
+        of_step = steps[0] if steps else 0  # the first column is the axis that the chart had
+
+        def cells() -> Iterator[tuple[str, dict[str, Any]]]:
+            for line in body:
+                for place, parts in exported:
+                    if place < len(line) and line[place].strip():
+                        yield parts["run"], {"step": _number(line[of_step]), parts["metric"]: _number(line[place])}
+
+        return history_of_rows(sorted(cells(), key=lambda cell: cell[0]), str(path), "a W&B export")
+    if not steps or not any(known_metric(name.strip()) for name in header):
+        return None
+    rows = ((("", {name.strip(): _number(cell) for name, cell in zip(header, line, strict=False)})) for line in body)
+    return history_of_rows(rows, str(path), "a table of metrics")
+
+
+def _number(text: str) -> float | None:
+    """A cell's number; None where it has none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _console(path: Path) -> History | None:
+    """verl's console: `step:3 - actor/lr:1e-06 - rollout_corr/k3_kl:0.001 - ...` in each step's line."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    for line in _text(path).split("\n"):
+        match = VERL_LINE.search(ANSI.sub("", line.rstrip()))
+        if not match:
+            continue
+        row: dict[str, Any] = {"step": float(match[1])}
+        for part in match[2].split(" - "):
+            name, _, text = part.rpartition(":")
+            if value := VERL_VALUE.match(text.strip()):
+                row[name.strip()] = float(value[1])
+        rows.append(("", row))
+    return history_of_rows(rows, str(path), "verl's console") if rows else None

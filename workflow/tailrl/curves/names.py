@@ -1,0 +1,63 @@
+"""Which metric of which framework a logged name is."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from tailrl.diagnosis.metrics import Rule, frameworks
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A framework's metric: `of` is our quantity, as in `diagnosis/frameworks.yaml`; rules are the framework's own."""
+
+    framework: str
+    name: str
+    of: str
+    rules: tuple[Rule, ...] = ()
+
+
+@cache
+def metrics() -> dict[str, Metric]:
+    """All known metrics by their names."""
+    known = {
+        name: Metric(framework, name, metric.of, tuple(metric.rules))
+        for framework, named in frameworks().items()
+        for name, metric in named.items()
+    }
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    for framework, names in yaml.safe_load(text)["metrics"].items():
+        known |= {name: Metric(framework, name, of) for name, of in names.items() if name not in known}
+    return known
+
+
+@cache
+def learning_rates() -> tuple[str, ...]:
+    """The names under which frameworks log the learning rate."""
+    return tuple(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))["learning_rates"])
+
+
+def known_metric(name: str) -> Metric | None:
+    """The metric that a logged name ends with; words before it, such as `train/`, are the logger's."""
+    parts = name.split("/")
+    for begin in range(len(parts)):
+        if metric := metrics().get("/".join(parts[begin:])):
+            return metric
+    return None
+
+
+def is_learning_rate(name: str) -> bool:
+    """Whether a logged name is that of the learning rate."""
+    parts = name.split("/")
+    return any("/".join(parts[begin:]) in learning_rates() for begin in range(len(parts)))
+
+
+def metric_of_file_name(stem: str) -> str:
+    """The metric in the name of a file that TensorBoard saves, `run-NAME-tag-METRIC`, where slashes are underscores."""
+    tag = re.sub(r"^run-.*-tag-", "", stem)
+    plain = {name.replace("/", "_"): name for name in [*metrics(), *learning_rates()]}
+    fits = [name for written, name in plain.items() if tag == written or tag.endswith(f"_{written}")]
+    return max(fits, key=len) if fits else tag

@@ -1,0 +1,184 @@
+"""What curves say, as a page: HTML in one file without a network, Markdown for a terminal, and plain data for JSON."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tailrl.analysis.format import count, short
+from tailrl.curves.reading import EXACT, Reading, RunReading, Told, shape_words, sizes
+from tailrl.pages import TEMPLATES
+from tailrl.pages.markdown import prose
+from tailrl.pages.scales import (
+    BOTTOM,
+    CURVES_HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH_OF_PHONE,
+    Tick,
+    linear_axis,
+    magnitude_axis,
+)
+from tailrl.runtime.templates import renderer
+
+FOOT = CURVES_HEIGHT - BOTTOM  # the lower end of a chart's plane
+END = WIDTH_OF_PHONE - RIGHT  # its right end
+MOST_POINTS = 600  # of a drawn line; a longer one is drawn by the lowest and highest value of each stretch
+UNITS = {"abs_prob": "probability", "abs_prob_max": "probability", "pearson": "", "error_factor": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve as a path in an SVG, with ticks and marks at the steps of spikes and of a change."""
+
+    title: str
+    path: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    marks: tuple[float, ...]
+
+
+render = renderer((Path(__file__).parent / "templates", TEMPLATES), count, prose, short)
+
+
+@cache
+def logging_lines() -> dict[str, str]:
+    """How each framework logs tokens."""
+    text = Path(__file__).with_name("logging.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def curves_html(reading: Reading, title: str = "Curves of a run") -> str:
+    """The whole page."""
+    width = {"width": WIDTH_OF_PHONE, "height": CURVES_HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT, "end": END}
+    lines = [_line(run.main) for run in reading.runs]
+    return render("curves.html.j2", title=title, lines=lines, size=width, **_values(reading))
+
+
+def curves_text(reading: Reading, out: Path | None = None) -> str:
+    """The answer in a few lines of Markdown; `out`: where the whole page is."""
+    return render("curves.md.j2", out=out or "", **_values(reading))
+
+
+def curves_data(reading: Reading) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "kind": "curves",
+        "where": reading.where,
+        "runs": [
+            {
+                "run": run.run,
+                "metric": run.main.curve.name,
+                "level": _present(run.main),
+                "k3": None if math.isnan(run.main.k3) else run.main.k3,
+                "shape": run.shape,
+                "factor": run.main.shape.factor,
+                "since": None if math.isnan(run.main.shape.since) else run.main.shape.since,
+                "size": run.band.title if run.band else None,
+                "fits": shape_words().shapes[run.shape].fits,
+                "excludes": shape_words().shapes[run.shape].excludes,
+                "rules_broken": [rule.words for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
+            }
+            for run in reading.runs
+        ],
+    }
+
+
+def _values(reading: Reading) -> dict[str, object]:
+    return {
+        "reading": reading,
+        "runs": [_run_values(run) for run in reading.runs],
+        "normal": sizes().normal,
+        "bands": sizes().bands,
+    }
+
+
+def _run_values(run: RunReading) -> dict[str, object]:
+    words = shape_words()
+    shape = words.shapes[run.shape]
+    of_same_kind = [one for one in sizes().normal if one.of == run.main.metric.of]
+    return {
+        "run": run,
+        "answer": answer(run),
+        "since": since(run),
+        "shape": shape,
+        "fits": [words.causes[name] for name in shape.fits],
+        "excluded": [words.causes[name] for name in shape.excludes],
+        "broken": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if not rule.holds],
+        "held": [(one, rule) for one in (run.main, *run.others) for rule in one.rules if rule.holds],
+        "logging": logging_lines().get(run.main.metric.framework, logging_lines()["other"]),
+        "normal": of_same_kind,
+        "table": [(one, _present(one)) for one in (run.main, *run.others)],
+    }
+
+
+def answer(run: RunReading) -> str:
+    """The first line: how large, by which rule, and what the curve does."""
+    main = run.main
+    present = _present(main)
+    if math.isnan(present):
+        return f"{main.curve.name} has no finite value."
+    size = f"{main.curve.name} is {short(present)}"
+    if run.band is not None:
+        roughly = "" if main.metric.of in EXACT else f", roughly a k3 of {short(main.k3)} nats a token"
+        size = f"{size}{roughly}: {run.band.title}"
+    else:
+        rules = [f"{rule.words} ({main.metric.framework}'s rule)" for rule in main.rules]
+        state = "within" if all(rule.holds for rule in main.rules) else "beyond"
+        size = f"{size}: {state} {'; '.join(rules)}" if rules else f"{size}; no rule of thumb is known for it"
+    return f"{size}. {shape_words().shapes[run.shape].says}"
+
+
+def since(run: RunReading) -> str:
+    """Since when, and by how much; empty for a curve that keeps its level."""
+    shape = run.main.shape
+    sentences = []
+    if not math.isnan(shape.since):
+        verb = "Since" if shape.name in ("growth", "rise", "fall") else "At"
+        sentences.append(f"{verb} step {shape.since:g}, by a factor of {short(shape.factor)}.")
+        before = [step for step in run.restarts if step <= shape.since]
+        if shape.name in ("jump", "drop") and before and shape.since - max(before) <= 2:
+            sentences.append(f"The log goes back at step {max(before):g}: the run was started again there.")
+    if shape.spikes:
+        some = ", ".join(f"{step:g}" for step in shape.spikes[:5]) + (", ..." if len(shape.spikes) > 5 else "")
+        sentences.append(f"{count(len(shape.spikes), 'spike')}, at step {some}.")
+    if not math.isnan(shape.period):
+        sentences.append(f"It falls back every {shape.period:g} steps.")
+    if run.main.unsound:
+        sentences.append(f"At {count(run.main.unsound, 'step')} the value is NaN or infinite.")
+    return " ".join(sentences)
+
+
+def _present(told: Told) -> float:
+    finite = told.curve.value_N[np.isfinite(told.curve.value_N)]
+    return float(np.median(finite[-max(1, len(finite) // 10) :])) if len(finite) else math.nan
+
+
+def _line(told: Told) -> Line:
+    finite_N = np.isfinite(told.curve.value_N)
+    step_N, value_N = told.curve.step_N[finite_N], told.curve.value_N[finite_N]
+    if not len(value_N):
+        return Line(told.curve.name, "", (), (), ())
+    x_at, x_ticks = linear_axis(step_N.tolist(), LEFT, END, lambda value: f"{value:g}", whole=True)
+    values = value_N.tolist()
+    y_at, y_ticks = magnitude_axis(values, FOOT, TOP) or linear_axis(values, FOOT, TOP, lambda value: f"{value:g}")
+    chosen = _drawn(value_N)
+    places = [f"{x_at(float(step_N[i])):.1f} {y_at(float(value_N[i])):.1f}" for i in chosen]
+    steps = [*told.shape.spikes, *([] if math.isnan(told.shape.since) else [told.shape.since])]
+    marks = tuple(round(x_at(step), 1) for step in steps)
+    return Line(told.curve.name, "M" + "L".join(places), x_ticks, y_ticks, marks)
+
+
+def _drawn(value_N: np.ndarray) -> list[int]:
+    """Which points are drawn: all, or the lowest and the highest of each stretch."""
+    if len(value_N) <= MOST_POINTS:
+        return list(range(len(value_N)))
+    chosen: set[int] = set()
+    for part in np.array_split(np.arange(len(value_N)), MOST_POINTS // 2):
+        chosen |= {int(part[value_N[part].argmin()]), int(part[value_N[part].argmax()])}
+    return sorted(chosen)

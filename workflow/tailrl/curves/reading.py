@@ -1,0 +1,237 @@
+"""What curves alone say of a mismatch: its size, by which rule, since when, what its shape rules out, what to do."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import Field
+
+from tailrl.artifacts.files import Record
+from tailrl.curves.history import TENSORBOARD, Curve, History
+from tailrl.curves.names import Metric, is_learning_rate, known_metric, metrics
+from tailrl.curves.shapes import Shape, shape_of
+from tailrl.runtime.errors import StudyError
+
+# What each quantity is as a k3 in nats, roughly: k3 is about half the mean square of Δ, and mean |Δ| about its root.
+AS_K3: dict[str, Callable[[float], float]] = {
+    "k3": lambda value: value,
+    "k3_reverse": lambda value: value,
+    "abs_logp": lambda value: value**2,
+    "response_abs_logp": lambda value: value**2,
+    "k2": lambda value: value,
+    "k1": abs,
+    "js": lambda value: 4 * value,
+    "chi2_token": lambda value: value / 2,
+}
+EXACT = ("k3",)  # of AS_K3: what needs no conversion
+BY_RULE = ("abs_prob", "error_factor")  # sizes of their own, which only a framework's rule judges
+SHAPED = (*AS_K3, *BY_RULE)  # whose shape is told, the best first
+
+
+class Band(Record, allow_inf_nan=True):
+    """A range of sizes: those `below` this k3, and not below the band before. See `sizes.yaml`."""
+
+    below: float
+    title: str
+    has: str
+    seen: str
+    do: str
+
+
+class Normal(Record):
+    """A published value; `of`: our name of the quantity; `healthy`: false where its source calls it too large."""
+
+    model: str
+    engines: str
+    format: str
+    of: str
+    value: str
+    source: str
+    healthy: bool = True
+
+
+class Sizes(Record):
+    """`sizes.yaml`."""
+
+    bands: list[Band]
+    normal: list[Normal]
+
+
+class ShapeWords(Record):
+    """What is said of a shape: see `shapes.yaml`."""
+
+    says: str
+    fits: list[str]
+    excludes: list[str] = Field(alias="not")
+    look: str
+
+
+class Shapes(Record):
+    """`shapes.yaml`."""
+
+    shapes: dict[str, ShapeWords]
+    causes: dict[str, str]
+
+
+@cache
+def sizes() -> Sizes:
+    """The table of sizes."""
+    text = Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8")
+    return Sizes.model_validate(yaml.safe_load(text))
+
+
+@cache
+def shape_words() -> Shapes:
+    """The words for shapes and causes."""
+    text = Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8")
+    return Shapes.model_validate(yaml.safe_load(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A framework's rule of thumb, and whether the curve's present level is within it."""
+
+    words: str
+    source: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One metric of one run.
+
+    Attributes:
+        curve: its values. metric: what it is.
+        shape: its shape. k3: nats, its present level as a k3; NaN where it cannot be told.
+        rules: the framework's own rules of thumb on its present level.
+        unsound: steps whose value is NaN or infinite.
+    """
+
+    curve: Curve
+    metric: Metric
+    shape: Shape
+    k3: float
+    rules: tuple[Judged, ...]
+    unsound: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReading:
+    """What the curves of one run say.
+
+    Attributes:
+        run: its name; empty where a file has one run.
+        main: the metric that the words below are about.
+        others: the run's other known metrics.
+        band: the main metric's size; None: only its framework's own rules judge it.
+        idle: whether the learning rate was 0 at every step where it was logged.
+        restarts: the steps at which the log goes back.
+    """
+
+    run: str
+    main: Told
+    others: tuple[Told, ...]
+    band: Band | None
+    idle: bool
+    restarts: tuple[float, ...]
+
+    @property
+    def shape(self) -> str:
+        """The key of the words for the main metric's shape."""
+        grows = self.main.shape.name in ("growth", "rise")
+        return "growth_without_updates" if self.idle and grows else self.main.shape.name
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a file of metrics says of the mismatch, run by run."""
+
+    where: str
+    kind: str
+    runs: tuple[RunReading, ...]
+
+
+def together(histories: Sequence[History]) -> History:
+    """Several files as one. A file without names of runs gives its own name; TensorBoard's files are of one run."""
+    if len(histories) == 1:
+        return histories[0]
+    curves: list[Curve] = []
+    restarts: dict[str, tuple[float, ...]] = {}
+    for history in histories:
+        own = "" if history.kind == TENSORBOARD else Path(history.where).stem
+        curves += [replace(curve, run=curve.run or own) for curve in history.curves]
+        restarts |= {run or own: steps for run, steps in history.restarts.items()}
+    where = ", ".join(history.where for history in histories)
+    return History(where, histories[0].kind, tuple(curves), restarts)
+
+
+def read_curves(history: History) -> Reading:
+    """What the curves of a history say.
+
+    Raises:
+        StudyError: no curve has a metric of the mismatch.
+    """
+    by_run: dict[str, list[Curve]] = {}
+    for curve in history.curves:
+        by_run.setdefault(curve.run, []).append(curve)
+    readings = [_read_run(run, curves, history) for run, curves in by_run.items()]
+    found = tuple(reading for reading in readings if reading is not None)
+    if not found:
+        names = sorted({curve.name for curve in history.curves})
+        some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        raise StudyError(
+            f"{history.where}: is {history.kind} without a metric of the mismatch: it has {some or 'no numbers'}; "
+            f"known are {_examples()}"
+        )
+    return Reading(history.where, history.kind, found)
+
+
+def _examples() -> str:
+    by_framework: dict[str, str] = {}
+    for name, metric in metrics().items():
+        if metric.of in SHAPED:
+            by_framework.setdefault(metric.framework, name)
+    return ", ".join(f"{name} ({framework})" for framework, name in by_framework.items())
+
+
+def _read_run(run: str, curves: Iterable[Curve], history: History) -> RunReading | None:
+    told = []
+    rates: list[Curve] = []
+    for curve in curves:
+        if is_learning_rate(curve.name):
+            rates.append(curve)
+        elif (metric := known_metric(curve.name)) is not None:
+            told.append(_tell(curve, metric))
+    judged = [one for one in told if one.metric.of in SHAPED]
+    if not judged:
+        return None
+    main = min(judged, key=lambda one: (SHAPED.index(one.metric.of), -len(one.curve.step_N)))
+    band = None
+    if math.isfinite(main.k3):
+        band = next(one for one in sizes().bands if main.k3 < one.below or one.below == math.inf)
+    idle = bool(rates) and all(bool((curve.value_N == 0).all()) for curve in rates)
+    others = tuple(one for one in told if one is not main)
+    return RunReading(run, main, others, band, idle, history.restarts.get(run, ()))
+
+
+def _tell(curve: Curve, metric: Metric) -> Told:
+    size_N = np.abs(curve.value_N)
+    if metric.of == "error_factor":
+        size_N = np.abs(curve.value_N - 1)  # 1: no error
+    shape = shape_of(curve.step_N, size_N)
+    finite = curve.value_N[np.isfinite(curve.value_N)]
+    level = float(np.median(finite[-max(1, len(finite) // 10) :])) if len(finite) else math.nan
+    rules = tuple(_judge(rule.words, rule.least, rule.most, rule.source, rule.holds(level)) for rule in metric.rules)
+    convert = AS_K3.get(metric.of)
+    k3 = convert(level) if convert is not None and math.isfinite(level) else math.nan
+    return Told(curve, metric, shape, k3, rules if math.isfinite(level) else (), len(curve.value_N) - len(finite))
+
+
+def _judge(words: str, least: float | None, most: float | None, source: str, holds: bool) -> Judged:
+    ends = (("at least", least), ("at most", most))
+    limits = " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
+    return Judged(f"{words} is {limits}", source, holds)
