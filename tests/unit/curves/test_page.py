@@ -84,9 +84,7 @@ def test_steps_without_a_number_are_counted() -> None:
 
 
 def test_a_history_without_the_mismatch_says_what_it_has() -> None:
-    with pytest.raises(
-        StudyError, match="without a metric of the mismatch: it has loss; known are training"
-    ):
+    with pytest.raises(StudyError, match="without a metric of the mismatch: it has loss; known are training"):
         read_curves(history(loss=1.0))
 
 

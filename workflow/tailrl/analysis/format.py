@@ -1,12 +1,15 @@
 """Numbers as text: percentages, points, intervals, p values."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
 from tailrl.stats.intervals import Interval
-from tailrl.stats.tests import Difference
+
+if TYPE_CHECKING:  # it needs SciPy
+    from tailrl.stats.tests import Difference
 
 LOST = "1 − Z"
 
@@ -19,7 +22,7 @@ def percent(interval: Interval) -> str:
     return f"{100 * interval.mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def points(difference: Difference) -> str:
+def points(difference: "Difference") -> str:
     """A difference of shares in percentage points, with its interval if there is one; empty without a difference."""
     if math.isnan(difference.mean):
         return ""

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+
+from tailrl.stats.student import t_quantile
 
 CONFIDENCE = 0.95
 """The level of every interval in the report."""
@@ -51,8 +53,9 @@ def problem_interval(correct_PK: ArrayLike) -> Interval:
     score_P = np.asarray(correct_PK, dtype=np.float64).mean(axis=1)
     score = float(score_P.mean())
     if score in (0.0, 1.0) and score_P.size > 1:
-        exact = stats.binomtest(round(score) * score_P.size, score_P.size).proportion_ci(CONFIDENCE)
-        return Interval(score, float(exact.low), float(exact.high), score_P.size)
+        # Of 0 or n successes in n trials Clopper and Pearson's interval has a closed form.
+        width = 1 - (LEVEL / 2) ** (1 / score_P.size)
+        return Interval(score, score * (1 - width), score + (1 - score) * width, score_P.size)
     return mean_interval(score_P)
 
 
@@ -96,15 +99,18 @@ def share_difference(first: tuple[int, int], second: tuple[int, int]) -> Interva
 
 
 def _wilson(count: int, n: int) -> tuple[float, float, float]:
-    ends = stats.binomtest(count, n).proportion_ci(CONFIDENCE, method="wilson")
-    return count / n, float(ends.low), float(ends.high)
+    z = NormalDist().inv_cdf(UPPER)
+    share = count / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # At a share of 0 or 1 an end is that share; rounding would miss it.
+    return share, (middle - half if count else 0.0), (middle + half if count < n else 1.0)
 
 
 def _standard_error(values: NDArray[np.float64]) -> float:
-    return float(stats.sem(values)) if values.size > 1 else math.nan
+    return float(np.std(values, ddof=1) / np.sqrt(values.size)) if values.size > 1 else math.nan
 
 
 def _t_interval(mean: float, standard_error: float, n: int) -> Interval:
-    # stats.t.interval would give NaN instead of zero width where the standard error is zero.
-    half = float(stats.t.ppf(UPPER, n - 1)) * standard_error if n > 1 else math.nan
+    half = t_quantile(UPPER, n - 1) * standard_error if n > 1 else math.nan
     return Interval(mean, mean - half, mean + half, n)
