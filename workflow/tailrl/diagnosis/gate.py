@@ -1,0 +1,113 @@
+"""A gate for CI: is a number of the mismatch within a limit? `tailrl diagnose --max k3=1e-3 --min ess=0.5`."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tailrl.analysis.format import short
+from tailrl.diagnosis.measure import TOKEN, Measured
+from tailrl.diagnosis.metrics import OTHERS, frameworks, quantity
+from tailrl.runtime.errors import StudyError, few
+from tailrl.stats.intervals import Interval
+
+WITHIN, BEYOND, CANNOT_TELL = 0, 1, 2  # exit codes
+SHORT_NAMES = {"ess": "ess_token", "kl": "k1", "abs_diff": "abs_logp"}
+MORE_IS_BETTER = ("ess_token", "ess_truncated", "ess_seq", "pearson")
+EXTREMES = ("abs_logp_max", "abs_prob_max", "ratio_max", "ratio_min")
+Side = Literal["max", "min"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number's limit; `of`: our name of the quantity, `name`: the user's."""
+
+    name: str
+    of: str
+    side: Side
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a number is within its limit: WITHIN, BEYOND or CANNOT_TELL, and why in one sentence."""
+
+    limit: Limit
+    value: Interval
+    code: int
+    words: str
+
+
+def read_limits(largest: Sequence[str], least: Sequence[str]) -> list[Limit]:
+    """The limits of options such as `k3=1e-3`: of `--max` and of `--min`.
+
+    Raises:
+        StudyError: an option has another form, names no known number, or is of the side on which more is better.
+    """
+    sides: tuple[tuple[Side, Sequence[str]], ...] = (("max", largest), ("min", least))
+    return [_read_limit(side, text) for side, texts in sides for text in texts]
+
+
+def _read_limit(side: Side, text: str) -> Limit:
+    name, separator, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not separator or not math.isfinite(value):
+        raise StudyError(f"--{side} {text}: write it as NAME=NUMBER, such as k3=1e-3")
+    of = _quantity_of(name)
+    if of is None:
+        known = [*SHORT_NAMES, *TOKEN, *OTHERS, *EXTREMES]
+        raise StudyError(
+            f"--{side} {text}: no number is called {name}; known are {few(known)}, and the metrics of the frameworks "
+            "by their own names"
+        )
+    if side == "max" and of in MORE_IS_BETTER:
+        raise StudyError(f"--max {text}: of {name} more is better; give --min {text}")
+    return Limit(name, of, side, value)
+
+
+def _quantity_of(name: str) -> str | None:
+    """Our name of a number, from a short name, our name or a framework's; None if nobody has it."""
+    name = SHORT_NAMES.get(name, name)
+    if name in TOKEN or name in OTHERS or name in EXTREMES:
+        return name
+    return next((metrics[name].of for metrics in frameworks().values() if name in metrics), None)
+
+
+def judge(measured: Measured, limits: Iterable[Limit]) -> list[Verdict]:
+    """A verdict on each limit.
+
+    A number with an interval is within its limit where the whole interval is, beyond where the whole interval is, and
+    otherwise it cannot be told: more responses would say. An extreme has no interval; the number itself decides.
+    """
+    return [_judge(limit, quantity(measured, limit.of)) for limit in limits]
+
+
+def _judge(limit: Limit, value: Interval) -> Verdict:
+    number = short(value.mean)
+    of = f"{limit.name} is {number}"
+    if math.isnan(value.mean):
+        return Verdict(limit, value, CANNOT_TELL, f"{limit.name} cannot be told from this log.")
+    low, high = (value.mean, value.mean) if math.isnan(value.low) else (value.low, value.high)
+    if not math.isnan(value.low):
+        of = f"{of} [{short(low)}, {short(high)}]"
+    words = f"at {'most' if limit.side == 'max' else 'least'} {limit.value:g}"
+    if limit.side == "max":
+        is_within = high <= limit.value
+        is_beyond = low > limit.value
+    else:
+        is_within = low >= limit.value
+        is_beyond = high < limit.value
+    if is_within:
+        return Verdict(limit, value, WITHIN, f"{of}: within {words}.")
+    if is_beyond:
+        return Verdict(limit, value, BEYOND, f"{of}: beyond {words}.")
+    return Verdict(limit, value, CANNOT_TELL, f"{of}: {words} lies in the interval; log more responses.")
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    """1 if any number is beyond its limit, else 2 if any cannot be told, else 0."""
+    codes = {verdict.code for verdict in verdicts}
+    return BEYOND if BEYOND in codes else CANNOT_TELL if CANNOT_TELL in codes else WITHIN
