@@ -68,14 +68,14 @@ class History:
     restarts: Mapping[str, tuple[float, ...]]
 
 
-def read_all(names: Sequence[str]) -> list[History]:
+def read_all(names: Sequence[str | Path]) -> list[History]:
     """The metrics in these files and at these addresses; empty if the first of them holds none.
 
     Raises:
         StudyError: some hold metrics and another one does not.
     """
     histories: list[History] = []
-    for name in names:
+    for name in map(str, names):
         history = read_address(name) if name.startswith(("https://", "http://")) else _of_file(Path(name))
         if history is None:
             if histories:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tailrl.diagnosis.advice import Advice, advise
 from tailrl.diagnosis.causes import Cause, find_causes
+from tailrl.diagnosis.exact_checks import ExactChecks, Fault
 from tailrl.diagnosis.log import Log
 from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.replay import Replay, Replayed
@@ -22,12 +23,14 @@ class Diagnosis:
         causes: the most probable first; empty if there is no mismatch to explain.
         remedies: each remedy at each threshold, replayed on the log's tokens.
         responses: the worst responses, for the token explorer.
+        faults: what the log itself has wrong, told exactly.
     """
 
     measured: Measured
     causes: tuple[Cause, ...]
     remedies: tuple[Replayed, ...]
     responses: tuple[Response, ...]
+    faults: tuple[Fault, ...] = ()
 
     @property
     def advice(self) -> Advice:
@@ -38,11 +41,13 @@ class Diagnosis:
 def diagnose_parts(parts: Iterable[tuple[str, Log]]) -> Diagnosis:
     """The diagnosis of a log that comes in parts, each with the title of its format. One pass, bounded memory."""
     measured, replay, worst = Measured(), Replay(), Worst()
+    checks = ExactChecks()
     for title, log in parts:
         measured.add(title, log)
         replay.add(log)
         worst.add(log)
-    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses())
+        checks.add(log)
+    return Diagnosis(measured, find_causes(measured), replay.table(), worst.responses(), checks.faults())
 
 
 def diagnose(table: Any) -> Diagnosis:

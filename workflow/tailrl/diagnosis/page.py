@@ -47,6 +47,9 @@ SUMMARY = {
 }
 """The numbers that the page begins with."""
 
+NOTHING_TO_SAY = ("copy", "constant", "negative")
+"""Faults of a log after which its other numbers mean nothing."""
+
 MOST_CARDS = 3
 """The page shows this many causes, and folds the others."""
 
@@ -142,7 +145,15 @@ def _framework(measured: Measured) -> str:
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """The answer in two sentences: what the mismatch is, and what to do."""
+    """The answer: what the log itself has wrong, what the mismatch is, and what to do."""
+    faults = [f"{fault.says} {fault.do}" for fault in diagnosis.faults]
+    if any(fault.name in NOTHING_TO_SAY for fault in diagnosis.faults):
+        return " ".join(faults)
+    return " ".join([*faults, _of_the_mismatch(diagnosis)])
+
+
+def _of_the_mismatch(diagnosis: Diagnosis) -> str:
+    """What the mismatch is, and what to do, in two sentences."""
     measured = diagnosis.measured
     if not measured.tokens:
         return "No token of this log has log-probs of both sides. Log both, for the same tokens."
