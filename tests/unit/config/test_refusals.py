@@ -57,7 +57,7 @@ def test_r_ppo_takes_several_updates_and_a_policy_scored_before_them() -> None:
     assert refusal(arm, minibatches=1) == sentence
     assert refusal({**arm, "clip": {"ratio": "bypass"}}, minibatches=2) == sentence
     assert refusal({"correction": {"sequence": "mis", "rejects": "r_ppo"}}).endswith(
-        "rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: mis"
+        "sequence: mis does not use rejects"
     )
 
 

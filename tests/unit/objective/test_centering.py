@@ -1,13 +1,20 @@
 """Score centering against expectations that are written out over a whole vocabulary, by automatic differentiation."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import Correction
+from tailrl.config.arm import Arm, Correction
+from tailrl.config.rejection import Rejection
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.centering import expected_score
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import safe_set, token_logprobs
+from tailrl.probes.gradients.enumeration import random_model, sampler_logits
+from tailrl.probes.gradients.quality import response_terms
 from tailrl.runtime.errors import StudyError
 
 STATES, V = 6, 9
@@ -119,17 +126,61 @@ def test_the_drift_of_an_equal_advantage_is_gone(correction: Correction) -> None
     assert means[0].abs().max() < 1e-12 and means[1].abs().max() > 1e-2
 
 
-def test_a_dropped_response_is_not_centred_either() -> None:
-    logits = TRAIN.clone().requires_grad_()
-    tokens, logq = torch.arange(STATES), INFER.log_softmax(-1)
-    veto = Correction(centering="full", veto=0.999)
-    own = (logq.gather(-1, tokens[:, None]).squeeze(-1), torch.ones(STATES, dtype=torch.float64), tokens, STATES, 1)
-    expected = expected_score(logits.log_softmax(-1), logq, veto)
-    scored = surrogate(token_logprobs(logits, tokens, "full"), *own, veto, None, expected_T=expected)
-    (slope,) = torch.autograd.grad(scored.loss, logits)
-    dropped = scored.weights.vetoed_N
-    assert 0 < dropped.sum() < STATES
-    assert (slope[dropped] == 0).all() and (slope[~dropped] != 0).any(-1).all()
+# --- whole responses, all of them ----------------------------------------------------------------------
+
+PRUNED: dict[str, Any] = {"rule": "min_p", "rho": "e-1.5"}
+
+
+def drift(correction: Correction, vocabulary: dict[str, Any], length: int) -> float:
+    """The norm of the expected gradient over every response there is, each with A = 1: what centering is to remove."""
+    model = random_model(5, length, 2, seed=0)
+    infer_SV = sampler_logits(model.logits_SV, "noise", 0.7, 0)
+    rewarded = replace(model, reward_KN=torch.ones_like(model.reward_KN))
+    arm = Arm(vocabulary=Vocabulary(**vocabulary)).model_copy(update={"correction": correction})
+    terms = response_terms(rewarded, infer_SV, arm)
+    by_state = torch.zeros(terms.states, 5, dtype=torch.float64)
+    weighted = (terms.term_KNTV * terms.chance_KN[..., None, None]).flatten(0, 2)
+    return by_state.index_add(0, terms.state_KNT.flatten(), weighted).norm().item()
+
+
+def beside(**settings: Any) -> Correction:
+    """Centering beside settings that may be refused beside it."""
+    return Correction().model_copy(update={"centering": "full", **settings})
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("vocabulary", [{}, PRUNED, {**PRUNED, "side": "replay"}], ids=["full", "min_p", "replay"])
+@pytest.mark.parametrize(
+    "weights",
+    [{}, {"token": "tis", "token_threshold": 1.2}, {"token": "mask", "token_threshold": 1.2, "token_lower": 0.0}],
+    ids=["none", "tis", "mask"],
+)
+def test_centering_removes_the_drift_of_whole_responses(
+    weights: dict[str, Any], vocabulary: dict[str, Any], length: int
+) -> None:
+    """Beside a pruned vocabulary too: a sampled token outside the trainer's set is dropped alone."""
+    assert drift(Correction.model_validate({"centering": "full", **weights}), vocabulary, length) < 1e-12
+    assert drift(Correction.model_validate(weights), vocabulary, length) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"veto": 0.5},
+        {"veto_above": 2.0},
+        {"sequence": "geometric", "sequence_threshold": 1.2},
+        {"sequence": "reject_k3", "sequence_threshold": 0.05},
+        {"sequence": "mis"},
+        {"reject": (Rejection(of="k3", by="mean", above=0.05),)},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_beside_what_drops_whole_responses_a_drift_stays(settings: dict[str, Any]) -> None:
+    """So settings refuse it: centering knows a token's own chance, and not that of the tokens after it."""
+    assert drift(beside(**settings), {}, 3) > 1e-2
+    plain = {name: [rule.model_dump() for rule in v] if name == "reject" else v for name, v in settings.items()}
+    with pytest.raises(ValueError, match="a drift would stay"):
+        Correction.model_validate({"centering": "full", **plain})
 
 
 def test_centering_without_the_samplers_distribution_is_refused() -> None:
@@ -137,3 +188,13 @@ def test_centering_without_the_samplers_distribution_is_refused() -> None:
     own = (-torch.ones(STATES), torch.ones(STATES), tokens, STATES, 1)
     with pytest.raises(StudyError, match=r"^correction\.centering needs the sampler's whole distribution"):
         surrogate(token_logprobs(TRAIN.float(), tokens, "full"), *own, Correction(centering="full"), None)
+
+
+def test_a_token_far_below_the_trainers_keeps_its_share_of_the_expectation() -> None:
+    """q w = p for the weight e^Δ, although q is 0 and e^Δ infinite in float32; what is never drawn has no share."""
+    logits = torch.tensor([[0.0, 0.5, -1.0]])
+    logq = torch.tensor([[-120.0, 0.0, -torch.inf]])
+    expected = expected_score(logits.log_softmax(-1), logq, Correction(centering="full", token="is"))
+    p = logits.double().softmax(-1)[0]
+    log_p = logits.double().log_softmax(-1)[0]
+    assert expected.item() == pytest.approx((p[0] * log_p[0] + p[1] * log_p[1]).item(), rel=1e-6)

@@ -131,7 +131,6 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "sampler.tensor_parallel": (2, 4),
             "sampler.enforce_eager": (True, False),
             "correction.token": ("is", "tis", "mask"),
-            "correction.token_threshold": (3.0, 3.0000001),
             "correction.sequence": ("is", "tis", "mis", "geometric", "reject_k1", "reject_k3"),
             "correction.veto": (1e-4, 1e-5),
             "correction.veto_above": (100.0, 1000.0),
@@ -159,6 +158,7 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "clip.loss": ("free", "gspo", "cispo", "sapo", "vespo"),
             "clip.low": (0.1,),
             "clip.high": (0.3,),
+            "clip.log_ratio_limit": (20.0, 20.5),
         },
     ),
     (
@@ -178,7 +178,14 @@ VARIED: list[tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = [
             "reference_kl.where": ("reward",),
         },
     ),
-    ({"correction": {"token": "tis"}}, {"correction.token_lower": (0.5, 0.25)}),
+    (
+        {"correction": {"token": "tis"}},
+        {
+            "correction.token_lower": (0.5, 0.25),
+            "correction.token_threshold": (3.0, 3.0000001),
+            "correction.log_ratio_limit": (20.0,),
+        },
+    ),
     ({"correction": {"centering": "top_k", "centering_k": 5}}, {"correction.centering_k": (6,)}),
     ({"correction": {"sequence": "reject_k3"}}, {"correction.rejects": ("r_ppo",)}),
     ({"disturbance": {"noise": 0.1}}, {"disturbance.side": ("both",)}),

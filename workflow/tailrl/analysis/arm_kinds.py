@@ -16,7 +16,10 @@ _SHARED = ("estimator", "clip", "sampler", "disturbance", "training", "policy", 
 _REJECTS = ("reject_k1", "reject_k3")
 """Rejection of sequences by their mean K1 or K3 of the mismatch."""
 
-_LATER = tuple(f"correction.{name}" for name in ("token_lower", "sequence_lower", "reject", "normalise", "centering"))
+_LATER = tuple(
+    f"correction.{name}"
+    for name in ("token_lower", "sequence_lower", "reject", "normalise", "centering", "log_ratio_limit")
+)
 """Settings that make another remedy of a named weight."""
 
 _SIDE = "disturbance.side"
@@ -85,6 +88,8 @@ def clips_by(ratio: str) -> Role:
 
     def clips(settings: Mapping[str, Any]) -> bool:
         loss = settings.get("clip.ratio"), settings.get("clip.loss", "ppo")
+        if settings.get("clip.log_ratio_limit") is not None:
+            return False
         weights = settings["correction.token"], settings["correction.sequence"], settings["vocabulary.rule"]
         return (loss, weights) == ((ratio, "ppo"), ("none", "none", "full")) and is_plain(settings)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tailrl.analysis.made_by import distinct, made_by
 from tailrl.artifacts.results import Results, TrainedRun
-from tailrl.config.arm import Arm, Correction
+from tailrl.config.arm import Arm, Clip, Correction
 from tailrl.config.jobs import Run
 from tailrl.config.rejection import Rejection
 from tailrl.runtime.errors import few
@@ -101,9 +101,10 @@ def _clip(left: dict[str, Any]) -> list[str]:
     if not left.get("clip.ratio"):
         return []
     ratio, low, high = (left.pop(f"clip.{name}", None) for name in ("ratio", "low", "high"))
-    if (loss := left.pop("clip.loss", "ppo")) != "ppo":
-        return [f"{loss} of the ratio, {ratio}, from 1 - {low} to 1 + {high}"]
-    return [f"clipped ratio, {ratio}, from 1 - {low} to 1 + {high}"]
+    loss = left.pop("clip.loss", "ppo")
+    bounds = f", from 1 - {low} to 1 + {high}" if "low" in Clip.READS["loss"][loss] else ""
+    what = "clipped ratio" if loss == "ppo" else f"{loss} of the ratio"
+    return [f"{what}, {ratio}{bounds}{_limit(left, 'clip')}"]
 
 
 def _reference(left: dict[str, Any]) -> list[str]:
@@ -120,15 +121,18 @@ def _weights(left: dict[str, Any]) -> list[str]:
     if (token := left.get("correction.token", "none")) != "none":
         del left["correction.token"]
         threshold = left.pop("correction.token_threshold", None)
-        bound = "" if token == "is" else f", C = {_number(threshold)}"
+        bound = f", C = {_number(threshold)}" if "token_threshold" in Correction.READS["token"][token] else ""
         clauses.append(f"token weights {token}{bound}{_lower(left, 'token')}")
     if (sequence := left.get("correction.sequence", "none")) != "none":
-        limit = _sequence_limit(left)
+        reads = Correction.READS["sequence"].get(sequence, ("sequence_threshold",))
+        bound = f", C = {_number(_sequence_limit(left))}" if "sequence_threshold" in reads else ""
         del left["correction.sequence"]
         left.pop("correction.sequence_threshold", None)
         by = " by r_ppo" if left.pop("correction.rejects", "r_corr") == "r_ppo" else ""
-        clauses.append(f"sequence weights {sequence}{by}, C = {_number(limit)}{_lower(left, 'sequence')}")
+        clauses.append(f"sequence weights {sequence}{by}{bound}{_lower(left, 'sequence')}")
     clauses += [_rejection(rule) for rule in left.pop("correction.reject", ())]
+    if clauses:
+        clauses[-1] += _limit(left, "correction")
     if (form := left.pop("correction.centering", "none")) != "none":
         k = left.pop("correction.centering_k", None)
         clauses.append("scores centred over " + ("all tokens" if form == "full" else f"the sampler's {k} likeliest"))
@@ -140,6 +144,12 @@ def _weights(left: dict[str, Any]) -> list[str]:
     if (veto := left.pop("correction.veto_above", None)) is not None:
         clauses.append(f"veto above a token ratio of {veto}")
     return clauses
+
+
+def _limit(left: dict[str, Any], block: str) -> str:
+    """The limit of a block's log-ratios in words; removed from `left`."""
+    limit = left.pop(f"{block}.log_ratio_limit", None)
+    return "" if limit is None else f", log-ratios clamped to {_number(limit)} nats"
 
 
 def _lower(left: dict[str, Any], which: str) -> str:

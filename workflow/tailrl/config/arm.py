@@ -6,14 +6,14 @@ Where jobs run (threads, GPUs, partitions, folders) belongs to Snakemake's profi
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tailrl.config.base import Seeds, Settings
 from tailrl.config.presets import expanded, presets
 from tailrl.config.reference_kl import ReferenceKL
-from tailrl.config.rejection import Rejection
+from tailrl.config.rejection import LOG_STATISTICS, Rejection
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import Training
 from tailrl.config.vocabulary import Vocabulary
@@ -24,6 +24,9 @@ THRESHOLDS = {"reject_k1": 1e-3, "reject_k3": 1e-3, "geometric": 1.001, "is": ma
 
 REMEDIES = tuple(sorted(file.stem for file in Path(__file__).parents[1].glob("objective/remedies/[a-z]*.py")))
 """The added sequence weights, each named like its module in `tailrl.objective.remedies`."""
+
+LIMITED = ("is", "tis", "mis")
+"""The sequence weights whose log-ratio `log_ratio_limit` clamps; by the others no ratio is exponentiated."""
 
 if TYPE_CHECKING:
     SequenceWeight = str
@@ -36,6 +39,27 @@ else:
 class Correction(Settings):
     """Stop-gradient weights from Δ = log π_train − log π_infer: one per token, times one per sequence; rejections; a
     veto."""
+
+    READS: ClassVar = {
+        "token": {
+            "none": (),
+            "is": (),
+            "tis": ("token_threshold", "token_lower"),
+            "mask": ("token_threshold", "token_lower"),
+        },
+        "sequence": {
+            "none": (),
+            "is": (),
+            "tis": ("sequence_threshold", "sequence_lower"),
+            "mis": ("sequence_threshold", "sequence_lower"),
+            "geometric": ("sequence_threshold", "sequence_lower"),
+            "reject_k1": ("sequence_threshold", "rejects"),
+            "reject_k3": ("sequence_threshold", "rejects"),
+            **dict.fromkeys(REMEDIES, ("sequence_threshold",)),
+        },
+        "centering": {"none": (), "full": (), "top_k": ("centering_k",)},
+    }
+    NEEDED = ("centering_k",)
 
     preset: PresetName | None = Field(
         None,
@@ -81,6 +105,12 @@ class Correction(Settings):
         False,
         description="divide the weights by their mean over the update's tokens, or responses where these are weighted",
     )
+    log_ratio_limit: float | None = Field(
+        None,
+        gt=0,
+        description="nats: clamps to ± this the log-ratios of weights, Δ_t of a token and Δ_y of a response, and log r "
+        "of k1, k2 and k3 in `reject`, as verl and SkyRL do at 20; null: nothing is clamped",
+    )
 
     centering: Literal["none", "full", "top_k"] = Field(
         "none",
@@ -103,22 +133,19 @@ class Correction(Settings):
     def _useful(self) -> Self:
         if self.sequence == "geometric" and self.limit <= 1:
             raise ValueError("sequence: geometric keeps ratios within [1/C, C]: sequence_threshold must exceed 1")
-        if self.sequence in ("none", "is") and self.sequence_threshold is not None:
-            raise ValueError(f"sequence: {self.sequence} does not use sequence_threshold")
-        if self.rejects == "r_ppo" and self.sequence not in ("reject_k1", "reject_k3"):
-            raise ValueError(f"rejects: r_ppo is for reject_k1 and reject_k3, and not for sequence: {self.sequence}")
-        if self.token_lower is not None and self.token not in ("tis", "mask"):
-            raise ValueError(f"token: {self.token} does not use token_lower")
-        if self.sequence_lower is not None and self.sequence not in ("tis", "mis", "geometric"):
-            raise ValueError(f"sequence: {self.sequence} does not use sequence_lower")
         if self.sequence_lower is not None and self.sequence_lower >= self.limit:
             raise ValueError(f"sequence_lower must be less than C, {self.limit:g}")
-        if (self.centering == "top_k") != (self.centering_k is not None):
-            raise ValueError(f"centering: {self.centering} {'needs' if self.centering_k is None else 'does not use'} k")
-        if self.centering != "none" and (self.sequence_ratio or any(rule.by == "token" for rule in self.reject)):
+        clamps = self.token != "none" or self.sequence in LIMITED
+        if self.log_ratio_limit and not (clamps or any(rule.of in LOG_STATISTICS for rule in self.reject)):
             raise ValueError(
-                "centering subtracts the expectation of a token's own term: sequence weights by the ratio and "
-                "rejections by token are no part of it"
+                "log_ratio_limit clamps the log-ratios of weights, k1, k2 and k3, and there is none of these"
+            )
+        others = {"sequence": self.sequence != "none", "reject": self.reject, "veto": self.veto}
+        beside = [name for name, value in (others | {"veto_above": self.veto_above}).items() if value]
+        if self.centering != "none" and beside:
+            raise ValueError(
+                f"centering subtracts the expectation of a token's own term, of which {beside[0]} is no part: a drift "
+                "would stay; leave out one of them"
             )
         if self.normalise and not self.ratio:
             raise ValueError("normalise divides by the mean of the weights by the ratio, and there is no such weight")
@@ -159,6 +186,17 @@ class Clip(Settings):
     """A loss of the ratio in place of the plain log-prob, PPO's clipped ratio and its relatives, for several updates on
     the same rollouts."""
 
+    READS: ClassVar = {
+        "loss": {
+            "ppo": ("low", "high", "log_ratio_limit"),
+            "free": ("log_ratio_limit",),
+            "gspo": ("low", "high", "log_ratio_limit"),
+            "cispo": ("low", "high"),
+            "sapo": ("log_ratio_limit",),
+            "vespo": ("log_ratio_limit",),
+        }
+    }
+
     loss: Literal["ppo", "free", "gspo", "cispo", "sapo", "vespo"] = Field(
         "ppo",
         description="with ratio r: ppo: min(r A, clip(r) A); free: r A; gspo: ppo with the geometric mean of a "
@@ -172,6 +210,12 @@ class Clip(Settings):
     )
     low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
     high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient if the advantage is > 0")
+    log_ratio_limit: float | None = Field(
+        None,
+        gt=0,
+        description="nats: clamps log r to ± this, without gradient beyond it, as verl and SkyRL do at 20; gspo: the "
+        "mean of log r, from above alone; vespo: each token's, before their sum; null: nothing is clamped",
+    )
 
     @model_validator(mode="after")
     def _once(self) -> Self:

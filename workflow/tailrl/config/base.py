@@ -1,8 +1,19 @@
 """The base class of every block of a study, and unions of blocks."""
 
-from typing import Annotated, Any
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 LONGEST_NAME = 100
 """Characters. A study's and an arm's name together, with the date and a digest, are one name of a folder of W&B's."""
@@ -28,6 +39,12 @@ class Settings(BaseModel):
     # Rules pass settings on as JSON, which has no infinity and no NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    READS: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+    """For a field that names a kind: the fields that each kind reads, of those that another kind does not. A value that
+    the chosen kind never reads is refused, since it would have no effect."""
+    NEEDED: ClassVar[tuple[str, ...]] = ()
+    """Fields without which a kind that reads them says too little."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
@@ -50,6 +67,26 @@ class Settings(BaseModel):
             if isinstance(part, int) and not -(2**63) <= part < 2**63:
                 raise ValueError("needs a whole number of at most 64 bits")
         return value
+
+    @classmethod
+    def unread(cls, field: str, kind: str) -> tuple[str, ...]:
+        """The fields that a kind of `READS` never reads."""
+        kinds = cls.READS[field]
+        every = dict.fromkeys(itertools.chain.from_iterable(kinds.values()))
+        return tuple(name for name in every if name not in kinds[kind])
+
+    @model_validator(mode="after")
+    def _with_an_effect(self) -> Self:
+        for field, kinds in self.READS.items():
+            kind = getattr(self, field)
+            for name in self.unread(field, kind):
+                # Settings that a job was given, or recorded, have every field: a default says nothing there.
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{field}: {kind} does not use {name}")
+            for name in kinds[kind]:
+                if name in self.NEEDED and getattr(self, name) is None:
+                    raise ValueError(f"{field}: {kind} needs {name}")
+        return self
 
 
 def told_apart_by(field: str, default: str) -> Discriminator:

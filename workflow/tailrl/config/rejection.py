@@ -10,6 +10,9 @@ Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
 """Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
 updates on the same rollouts; π_θ/π_rollout_old, both."""
 
+LOG_STATISTICS = ("k1", "k2", "k3")
+"""Statistics of the log-ratio alone, which a correction's `log_ratio_limit` clamps."""
+
 SIGNED = ("k1", "tv", "kl")
 """Statistics that have either sign."""
 

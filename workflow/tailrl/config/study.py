@@ -44,6 +44,16 @@ def _unless_it_extends(schema: dict[str, Any]) -> None:
     schema |= {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
 
 
+def _forget(arm: Arm, parents: list[str], field: str, block: dict[str, Any]) -> None:
+    """Removes from a block what the kind that is varied does not read: the base arm's settings of another kind."""
+    settings: Any = arm
+    for part in parents:
+        settings = getattr(settings, part)
+    if isinstance(settings, Settings) and field in settings.READS and block[field] in settings.READS[field]:
+        for name in settings.unread(field, block[field]):
+            block.pop(name, None)
+
+
 def _key(arm: Arm) -> str:
     """A text that equal arms share."""
     return arm.model_dump_json()
@@ -235,6 +245,7 @@ class Study(Settings):
                 hint = "" if word in there else near(word, list(there))
                 raise ValueError(f"ablations.{name}.field: an arm has no field {ablation.field!r}{hint}")
             block[leaf] = value
+            _forget(self.arms[base], parents, leaf, block)
             if parents == ["training"] and value == getattr(self.training, leaf):
                 del block[leaf]  # the study's own value overrides nothing
             try:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,12 @@ def log_rho(rho: str, vocabulary_size: int) -> float:
 
 class Vocabulary(Settings):
     """The safe set's rule, which the sampler and the trainer each apply to their own logits."""
+
+    READS: ClassVar = {
+        "rule": {"full": (), "min_p": ("rho",), "entropy": ("rho",), "top_k": ("k",), "top_p": ("p",)},
+        "adapt": {"none": (), "budget": ("budget",), "difficulty": ("rho_easy",)},
+    }
+    NEEDED = ("rho", "k", "p", "budget", "rho_easy")
 
     rule: Literal["full", "min_p", "entropy", "top_k", "top_p"] = Field(
         "full",
@@ -66,19 +72,14 @@ class Vocabulary(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needs = {"min_p": "rho", "entropy": "rho", "top_k": "k", "top_p": "p"}.get(self.rule)
-        for name in ("rho", "k", "p"):
-            if (name == needs) != (getattr(self, name) is not None):
-                raise ValueError(f"rule: {self.rule} {'needs' if name == needs else 'does not use'} {name}")
-        for name, kind in (("budget", "budget"), ("rho_easy", "difficulty")):
-            if (self.adapt == kind) != (getattr(self, name) is not None):
-                raise ValueError(f"adapt: {self.adapt} {'needs' if self.adapt == kind else 'does not use'} {name}")
         if self.adapt != "none" and self.rule not in ("min_p", "entropy"):
             raise ValueError(f"adapt: {self.adapt} moves rho, which rule: {self.rule} does not have")
         if self.adapt == "budget" and self.side == "sampler":
             raise ValueError("adapt: budget is measured in the trainer, which side: sampler leaves unpruned")
         if self.side == "replay" and self.outside != "drop":
             raise ValueError("outside says nothing with side: replay, whose set every sampled token is in")
+        if self.side == "sampler" and self.outside != "drop":
+            raise ValueError("outside says nothing with side: sampler, whose trainer prunes nothing")
         if self.rule == "full" and (self.outside != "drop" or self.side != "both"):
             raise ValueError("outside and side say nothing with rule: full (nothing is pruned)")
         return self

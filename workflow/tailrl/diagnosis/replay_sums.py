@@ -106,10 +106,15 @@ def weight_sums(weight_T: FloatArray, known: PartSums) -> dict[str, float]:
         found[f"{name}_total"] = float(value_3T[1] @ known.first_T)
         found[f"{name}_responses"] = float(value_3T[2] @ known.first_T)
         for kind, by_T in (("weight", weight_T), ("squared", squared_T)):
-            with np.errstate(invalid="ignore"):
-                summed_3 = value_3T @ by_T
+            summed_3 = value_3T @ by_T if np.isfinite(by_T).all() else _times(value_3T, by_T).sum(1)
             found |= dict(zip((f"{name}_{kind}_{power}" for power in ("aa", "a", "1")), summed_3, strict=True))
     return {name: float(value) for name, value in found.items()}
+
+
+def _times(value_3T: FloatArray, weight_T: FloatArray) -> FloatArray:
+    """Values times weights, where a zero wins over an infinity: a token without an advantage adds nothing."""
+    with np.errstate(invalid="ignore"):
+        return np.where(value_3T == 0, 0.0, value_3T * weight_T)
 
 
 def add_sums(sums: dict[str, float], more: dict[str, float]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from tailrl.config.sampler import Disturbance
 from tailrl.kernels.batch_invariant import logit_chunks, pad_rows, product
 from tailrl.objective.disturbance import UNDISTURBED, disturb
-from tailrl.objective.safe_set import TokenLogprobs, token_logprobs
+from tailrl.objective.safe_set import TokenLogprobs, at_least_float32, token_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Scoring:
 def head_logits(
     hidden_RH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], positions: Sequence[int]
 ) -> Tensor:
-    """float32 logits [R, V] after temperature and disturbance.
+    """Logits [R, V] after temperature and disturbance: float32, or float64 where the inputs are.
 
     Args:
         hidden_RH: floating [R, H], last hidden states, padded to a multiple of `row_multiple` rows.
@@ -33,7 +33,7 @@ def head_logits(
         seeds: of each row's response, without the padding.
         positions: position in its response of the token that each row predicts, from 0; likewise.
     """
-    logits_RV = product(hidden_RH, weight_VH).float().div_(scoring.temperature)
+    logits_RV = at_least_float32(product(hidden_RH, weight_VH)).div_(scoring.temperature)
     missing = [0] * (len(logits_RV) - len(seeds))
     return disturb(logits_RV, [*seeds, *missing], [*positions, *missing], scoring.disturbance)
 
@@ -42,6 +42,8 @@ def chunked_logits(
     hidden_TH: Tensor, weight_VH: Tensor, scoring: Scoring, seeds: Sequence[int], positions: Sequence[int]
 ) -> Iterator[tuple[slice, Tensor]]:
     """`head_logits` of some rows at a time, each with its slice of the T rows; the logits of padding come last."""
+    # Products of 16 bits would round the logits; of float32 inputs no copy is made.
+    hidden_TH, weight_VH = at_least_float32(hidden_TH), at_least_float32(weight_VH)
     for rows in logit_chunks(len(hidden_TH), len(weight_VH), weight_VH.is_cuda):
         yield rows, head_logits(pad_rows(hidden_TH[rows]), weight_VH, scoring, seeds[rows], positions[rows])
 
@@ -65,6 +67,9 @@ def exact_logprobs(
         scoring: rule, temperature, fill and disturbance.
         seeds: see `head_logits`.
         positions: likewise.
+
+    Raises:
+        NumericalError: a logit is NaN or +inf.
     """
     parts = []
     for rows, logits_RV in chunked_logits(hidden_TH, weight_VH, scoring, seeds, positions):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tailrl.config.arm import Correction
 from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.centering import expected_score
-from tailrl.objective.safe_set import TokenLogprobs, safe_set, token_logprobs
+from tailrl.objective.safe_set import TokenLogprobs, at_least_float32, safe_set, token_logprobs
 from tailrl.runtime.heap import give_back_freed
 
 LOGITS_AT_ONCE, GPU_LOGITS_AT_ONCE = 2**21, 2**25
@@ -47,9 +47,12 @@ def whole_row_scores(
         temperature: divides the trainer's logits.
         vocabulary: rule and side of the safe sets.
         correction: token weight and form of the centering.
+
+    Raises:
+        NumericalError: a logit of either side is NaN or +inf.
     """
     rows = partial(_rows, temperature=temperature, vocabulary=vocabulary, correction=correction)
-    size, weight_VH = rows_at_once(len(weight_VH), weight_VH.is_cuda), weight_VH.float()
+    size, weight_VH = rows_at_once(len(weight_VH), weight_VH.is_cuda), at_least_float32(weight_VH)
     parts = []
     for start in range(0, len(tokens_T), size):
         chosen = slice(start, start + size)
@@ -71,7 +74,7 @@ def _rows(
 ) -> tuple[Tensor, ...]:
     """The fields of `TokenLogprobs` of some rows, and their expected score."""
     give_back_freed()  # what the chunks before this one held
-    logits_RV = (hidden_RH.float() @ weight_VH.T) / temperature
+    logits_RV = (hidden_RH.to(weight_VH.dtype) @ weight_VH.T) / temperature
     infer_RV = infer_RV.to(logits_RV)
     drawn_RV = safe_set(infer_RV, vocabulary.sampler_rule, threshold_R1)
     safe_RV = drawn_RV

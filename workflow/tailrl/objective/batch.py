@@ -8,7 +8,7 @@ from tailrl.config.vocabulary import Vocabulary
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import surrogate
-from tailrl.objective.safe_set import token_logprobs
+from tailrl.objective.safe_set import at_least_float32, token_logprobs
 from tailrl.runtime.errors import StudyError
 
 
@@ -28,7 +28,7 @@ def batch_loss(
     Packed responses need no mask: `token_logprobs`, then `surrogate`.
 
     Args:
-        logits_NLV: floating [N, L, V], over the temperature; row (n, l) predicts token (n, l).
+        logits_NLV: floating [N, L, V], over the temperature; row (n, l) predicts token (n, l). −inf masks a token.
         tokens_NL: int64 [N, L], the sampled tokens.
         mask_NL: bool or 0 and 1 [N, L]: which are tokens of the response, not padding.
         logp_infer_NL: [N, L] nats, the sampler's log-probs of the tokens, under its own pruned distribution.
@@ -41,7 +41,8 @@ def batch_loss(
 
     Raises:
         StudyError: shapes that do not fit, a mask of no token, a token that is not there, log-probs above 0 or not
-            finite, an overflowing weight.
+            finite.
+        NumericalError: a logit of a response is NaN or +inf, or a kept token's weight or the loss is not finite.
     """
     _check(logits_NLV, tokens_NL, mask_NL, logp_infer_NL, advantage_N, vocabulary, logp_old_NL)
     count = len(tokens_NL)
@@ -51,7 +52,7 @@ def batch_loss(
     sequence_T, infer_T = there_NL.nonzero()[:, 0], logp_infer_NL[there_NL]
     if not infer_T.isfinite().all():
         raise StudyError("logp_infer_NL holds NaN or Inf among the tokens of the responses")
-    logits_TV = logits_NLV[there_NL].float()
+    logits_TV = at_least_float32(logits_NLV[there_NL])
     threshold = vocabulary.threshold(logits_TV.shape[1])
     fill = vocabulary.outside == "paper_fill"
     scored = token_logprobs(logits_TV, tokens_NL[there_NL], vocabulary.rule, threshold, fill)

@@ -9,6 +9,10 @@ from A w ∇ log p(y) removes it, and leaves the covariance (arXiv 2609.20807). 
 most probable tokens alone, H, and takes the tail for ρ p with ρ = (1 − Σ_H q) / (1 − Σ_H p). Since Σ_v p_v ∇ log p_v is
 0, the tail then sends −α Σ_H p_v ∇ log p_v, with α = ρ w at the ratio 1/ρ. Both as NeMo-RL's guide "Score Centering"
 and `compute_score_centering_term` describe it.
+
+What drops a whole response (a veto, a rejection) multiplies a token's term by a chance that depends on the tokens after
+it. The expectation over one state does not know it, and a drift stays: settings refuse it. A sampled token outside the
+trainer's set is dropped alone, which the expectation knows.
 """
 
 import torch
@@ -32,7 +36,8 @@ def expected_score(logp_TV: Tensor, logq_TV: Tensor, correction: Correction) -> 
     with torch.no_grad():
         weight_TV = _weights(logp_TV - logq_TV, correction)
         q_TV, p_TV = logq_TV.exp(), logp_TV.exp()
-        mass_TV = torch.where(q_TV > 0, q_TV * weight_TV, 0.0)
+        # A weight that overflows is e^Δ itself: q w = p. What the sampler never draws has no part in its expectation.
+        mass_TV = torch.where(weight_TV.isinf(), p_TV, q_TV * weight_TV).masked_fill(logq_TV.isneginf(), 0.0)
         if correction.centering == "top_k":
             head_TV = _head(logq_TV, correction.centering_k or 1)
             lack_T, tail_T = ((x_TV * head_TV).sum(-1).neg().add(1).clamp(min=0) for x_TV in (q_TV, p_TV))

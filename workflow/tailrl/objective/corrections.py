@@ -8,10 +8,15 @@
     DPPO       a token's p − q, or its binary KL, on the side that A widens, arXiv 2602.04879
     veto       a token ratio exp(Δ_t) below a limit (1e-4), or above another, discards the response, arXiv 2512.23087
 
-A sampled token outside V_S has trainer probability 0, hence ratio 0: any weight or veto gives its response weight 0.
+A sampled token outside V_S has trainer probability 0, hence ratio 0: any weight or veto gives its response weight 0,
+except beside score centering, where the token alone has weight 0 (`tailrl.objective.centering`).
 A rejection can judge the policy's own movement instead, r_ppo; weights and veto always judge the mismatch.
+
+Where a response is dropped, its tokens weigh 0, however large their ratios: a zero wins over an infinity. The weight of
+a kept token must be finite. Δ is clamped only where `log_ratio_limit` says so.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,10 +24,10 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from tailrl.config.arm import Correction
+from tailrl.config.arm import LIMITED, Correction
 from tailrl.objective.rejections import k1, k3, rejections
-from tailrl.objective.sequences import check_packed, sequence_any, sequence_mean, sequence_sum
-from tailrl.runtime.errors import StudyError
+from tailrl.objective.sequences import check_packed, limited, sequence_any, sequence_mean, sequence_sum, times
+from tailrl.runtime.errors import NumericalError, StudyError
 
 # --- weights of a sequence: (Δ_T, sequence_T, N, threshold) → weight [N], rejected [N] ----------------
 
@@ -35,31 +40,47 @@ def judge(weight: Tensor, rejected: Tensor) -> Judged:
     return weight.masked_fill(rejected, 0.0), rejected
 
 
-def ratio(delta_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:
-    """exp(Δ_y) of each sequence, [N]."""
-    return sequence_sum(delta_T, sequence_T, count).exp()
+def ratio(delta_T: Tensor, sequence_T: Tensor, count: int, limit: float | None = None) -> Tensor:
+    """exp(Δ_y) of each sequence, [N]; with a limit Δ_y is `limited`."""
+    return limited(sequence_sum(delta_T, sequence_T, count), limit).exp()
 
 
-def sequence_is(delta_T: Tensor, sequence_T: Tensor, count: int, _: float) -> Judged:
+def sequence_is(
+    delta_T: Tensor, sequence_T: Tensor, count: int, _: float, *, log_ratio_limit: float | None = None
+) -> Judged:
     """w = exp(Δ_y) = π_train^mp(y) / π_infer^mp(y): the weight of Theorem 5.3; unbiased, of unbounded variance."""
-    ratio_N = ratio(delta_T, sequence_T, count)
+    ratio_N = ratio(delta_T, sequence_T, count, log_ratio_limit)
     return judge(ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool))
 
 
 def sequence_tis(
-    delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float, lower: float | None = None
+    delta_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    threshold: float,
+    lower: float | None = None,
+    *,
+    log_ratio_limit: float | None = None,
 ) -> Judged:
     """Truncated: w = min(exp(Δ_y), C); with a lower bound, exp(Δ_y) clamped to [C_min, C]."""
-    ratio_N, rejected_N = sequence_is(delta_T, sequence_T, count, threshold)
+    ratio_N, rejected_N = sequence_is(delta_T, sequence_T, count, threshold, log_ratio_limit=log_ratio_limit)
     return ratio_N.clamp(lower, threshold), rejected_N
 
 
-def mis(delta_T: Tensor, sequence_T: Tensor, count: int, threshold: float, lower: float | None = None) -> Judged:
+def mis(
+    delta_T: Tensor,
+    sequence_T: Tensor,
+    count: int,
+    threshold: float,
+    lower: float | None = None,
+    *,
+    log_ratio_limit: float | None = None,
+) -> Judged:
     """MIS: w = exp(Δ_y) 1[exp(Δ_y) ≤ C]; the default C = 2 is assumed, since the paper's is unconfirmed.
 
     With a lower bound, weights below it are 0 too (TRL's `sequence_mask`).
     """
-    ratio_N = ratio(delta_T, sequence_T, count)
+    ratio_N = ratio(delta_T, sequence_T, count, log_ratio_limit)
     return judge(ratio_N, (ratio_N > threshold) | (ratio_N < (lower or 0.0)))
 
 
@@ -179,8 +200,8 @@ def correct(
         advantage_T: [T], the advantage of the token's sequence, whose sign some rejections need.
 
     Raises:
-        StudyError: not one entry a token, no such sequence, something that a rejection needs is missing, or a
-            sequence's weight overflows the dtype (exp(Δ_y) of `is` at Δ_y > 88 nats).
+        StudyError: not one entry a token, no such sequence, or something that a rejection needs is missing.
+        NumericalError: a kept token's weight overflows the dtype (exp(Δ) of `is` at Δ > 88 nats in float32).
     """
     if not isinstance(correction, Correction):
         raise StudyError(f'correction: needs Correction(sequence="mis", ...), not {correction!r}')
@@ -220,18 +241,22 @@ def weigh(
     outside_T, outside_N = outside or (nothing_T, nothing_N)
     ratio_X = sequence_N.masked_fill(outside_N, 0.0) if correction.token == "none" else token_T * ~outside_T
     for rule in correction.reject:
-        falls_T, falls_N = rejections(rule, delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T)
+        judged = (delta_T, moved_T, sequence_T, count, logp_infer_T, advantage_T, correction.log_ratio_limit)
+        falls_T, falls_N = rejections(rule, *judged)
         masked_T, rejected_N = masked_T | falls_T, rejected_N | falls_N
-    token_T, sequence_N = token_T.masked_fill(masked_T, 0.0), sequence_N.masked_fill(rejected_N, 0.0)
+    # Score centering knows a token's own chance to be dropped, and not a whole response's.
+    alone = correction.centering != "none"
+    token_T = token_T.masked_fill(masked_T | outside_T if alone and correction.token != "none" else masked_T, 0.0)
+    sequence_N = sequence_N.masked_fill(rejected_N, 0.0)
     vetoed_N = nothing_N
     if correction.vetoes:
         vetoed_N = sequence_any(_vetoes(correction, delta_T) | outside_T, sequence_T, count)
-    gone_N = vetoed_N | outside_N if correction.weighted else vetoed_N
+    gone_N = vetoed_N | outside_N if correction.weighted and not alone else vetoed_N
     sequence_N = sequence_N.masked_fill(gone_N, 0.0)
-    weight_T = token_T * sequence_N[sequence_T]
-    if sequence_N.isinf().any() or weight_T.isinf().any():
+    weight_T = times(token_T, sequence_N[sequence_T])
+    if weight_T.isinf().any():
         largest = sequence_sum(delta_T, sequence_T, count).masked_fill(gone_N, -torch.inf).max().item()
-        raise StudyError(_overflow(correction, largest, delta_T.dtype))
+        raise NumericalError(_overflow(correction, largest, delta_T.dtype))
     return Weighed(weight_T, sequence_N, rejected_N, masked_T, vetoed_N, truncated_T, ratio_X)
 
 
@@ -240,8 +265,13 @@ def normaliser(correction: Correction, ratio_X: Tensor) -> float:
 
     As in verl (`compute_rollout_correction_weights`, 1dda039b9), truncated weights count as truncated and masked ones
     as 0; rejections and vetoes do not change the mean; a mean of almost 0 divides nothing.
+
+    Raises:
+        NumericalError: the mean is not finite, as where a dropped response's weight overflows: it would divide to 0.
     """
     mean = ratio_X.double().mean().item() if correction.normalise and len(ratio_X) else 1.0
+    if not math.isfinite(mean):
+        raise NumericalError(f"correction.normalise: the mean weight is {mean}; tis bounds the weights")
     return mean if mean > 1e-8 else 1.0
 
 
@@ -251,17 +281,19 @@ def _importance(
     """The weights of tokens and of sequences by their own thresholds; bool [T], where these truncate."""
     token: Judged = torch.ones_like(delta_T), torch.zeros_like(delta_T, dtype=torch.bool)
     sequence: Judged = delta_T.new_ones(count), token[1].new_zeros(count)
-    truncated_T = token[1]
+    truncated_T, limit = token[1], correction.log_ratio_limit
     if correction.token != "none":
-        token = TOKEN_WEIGHTS[correction.token](delta_T, correction.token_threshold, correction.token_lower)
-        truncated_T = (token[0] != delta_T.exp()) & ~token[1]
+        own_T = limited(delta_T, limit)
+        token = TOKEN_WEIGHTS[correction.token](own_T, correction.token_threshold, correction.token_lower)
+        truncated_T = (token[0] != own_T.exp()) & ~token[1]
     if (name := correction.sequence) != "none":
         judged_T = delta_T if correction.rejects == "r_corr" else moved_T
         weigh = SEQUENCE_WEIGHTS.get(name) or import_module(f"tailrl.objective.remedies.{name}").weigh
         lower = () if correction.sequence_lower is None else (correction.sequence_lower,)
-        sequence = weigh(judged_T, sequence_T, count, correction.limit, *lower)
+        bound = {} if limit is None or name not in LIMITED else {"log_ratio_limit": limit}
+        sequence = weigh(judged_T, sequence_T, count, correction.limit, *lower, **bound)
         if name == "tis":
-            truncated_T = truncated_T | (sequence[0] != ratio(delta_T, sequence_T, count))[sequence_T]
+            truncated_T = truncated_T | (sequence[0] != ratio(delta_T, sequence_T, count, limit))[sequence_T]
     return token, sequence, truncated_T
 
 

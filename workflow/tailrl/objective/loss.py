@@ -16,8 +16,8 @@ from tailrl.config.arm import Clip, Correction
 from tailrl.objective.corrections import Weights, correct
 from tailrl.objective.ratio_losses import OF_RESPONSES, RATIO_LOSSES, RatioTokens
 from tailrl.objective.safe_set import TokenLogprobs
-from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any
-from tailrl.runtime.errors import StudyError
+from tailrl.objective.sequences import check_logprobs, check_packed, sequence_any, times
+from tailrl.runtime.errors import NumericalError, StudyError
 
 
 def policy_gradient(logp_T: Tensor, advantage_T: Tensor, weight_T: Tensor, step_sequences: int) -> Tensor:
@@ -42,6 +42,7 @@ def ratio_loss(
     sequences: int,
     clip: tuple[float, float],
     step_sequences: int,
+    log_ratio_limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """−(1/B) Σ_t w_t term_t, with the terms of one of `RATIO_LOSSES` on the ratio r = π_θ/π_old.
 
@@ -58,13 +59,24 @@ def ratio_loss(
         sequences: N.
         clip: (low, high).
         step_sequences: B.
+        log_ratio_limit: nats, to which log r is clamped; None: it is not.
 
     Returns:
-        A scalar with gradient, and bool [T]: where the clip acts.
+        A scalar with gradient, and bool [T]: where the clip acts. The scalar is infinite where a term that counts is.
     """
+    # A weight may be infinite where the advantage is 0, and then counts nothing.
+    live_T = (weight_T != 0) & (advantage_T != 0)
+    weight_T = weight_T.detach().masked_fill(~live_T, 0.0)
     ratio_T = logp_T - logp_old_T.detach()
-    term_T, clipped_T = RATIO_LOSSES[loss](RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip))
-    return -(weight_T.detach() * term_T).sum() / step_sequences, clipped_T
+    tokens = RatioTokens(logp_T, ratio_T, advantage_T, sequence_T, sequences, clip, log_ratio_limit, live_T)
+    term_T, clipped_T = RATIO_LOSSES[loss](tokens)
+    return -(weight_T * term_T).sum() / step_sequences, clipped_T
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raises NumericalError where a loss is not finite, although the log-probs are."""
+    if not loss.isfinite():
+        raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +116,14 @@ def surrogate(
         expected_T: [T] with gradient, `centering.expected_score`; None without centering.
 
     Raises:
-        StudyError: not one entry a token, no expected score for centering, the sampler's log-probs are above 0, or a
-            weight overflows (`correct`).
+        StudyError: not one entry a token, no expected score for centering, or the sampler's log-probs are above 0.
+        NumericalError: a log-prob of the sampler is not finite, a weight overflows (`correct`), or the loss does.
     """
     logp_T = logprobs.logp_T
     check_packed(sequences, sequence_T, logp_T=logp_T, logp_infer_T=logp_infer_T, advantage_T=advantage_T)
     check_logprobs(logp_infer_T)
+    if not logp_infer_T.isfinite().all():
+        raise NumericalError("a log-prob of the sampler is not finite")
     if logp_old_T is None:
         logp_old_T = logp_T.detach()
     outside_T = logprobs.outside_T | logp_old_T.isneginf()
@@ -123,15 +137,16 @@ def surrogate(
         loss = policy_gradient(logp_T, advantage_T, weights.weight_T, step_sequences)
         if expected_T is not None:
             loss = loss - policy_gradient(expected_T, advantage_T, weights.sequence_N[sequence_T], step_sequences)
+        check_loss(loss)
         return Surrogate(loss, weights, torch.zeros_like(outside_T))
     # A token outside V_S has ratio 0 under each ratio: no term, no gradient.
     weight_T = weights.weight_T.masked_fill(outside_T, 0.0)
     if clip.ratio == "decoupled":
-        # Not 0 × exp(Δ): a rejected token's ratio may overflow.
-        weight_T = torch.where(weight_T > 0, weight_T * delta_T.exp(), 0.0)
+        weight_T = times(weight_T, delta_T.exp())
     if clip.loss in OF_RESPONSES:
         weight_T = weight_T.masked_fill(sequence_any(outside_T, sequence_T, sequences)[sequence_T], 0.0)
     reference_T = logp_infer_T if clip.ratio == "bypass" else logp_old_T
     tokens = (logp_T, reference_T, advantage_T, weight_T, sequence_T, sequences)
-    loss, clipped_T = ratio_loss(clip.loss, *tokens, (clip.low, clip.high), step_sequences)
+    loss, clipped_T = ratio_loss(clip.loss, *tokens, (clip.low, clip.high), step_sequences, clip.log_ratio_limit)
+    check_loss(loss)
     return Surrogate(loss, weights, clipped_T & ~outside_T)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tailrl.config.rejection import Rejection
-from tailrl.objective.sequences import sequence_any, sequence_max, sequence_mean, sequence_sum
+from tailrl.config.rejection import LOG_STATISTICS, Rejection
+from tailrl.objective.sequences import limited, sequence_any, sequence_max, sequence_mean, sequence_sum
 from tailrl.runtime.errors import StudyError
 
 
@@ -31,7 +31,9 @@ def k3(ratio_T: Tensor, _: Tensor) -> Tensor:
 
 def tv(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
     """p − q, with r = p/q: DPPO's total variation of a token against all others, with its sign (arXiv 2602.04879)."""
-    return logq_T.exp() * ratio_T.expm1()
+    gap_T, whole_T = logq_T.exp() * ratio_T.expm1(), (logq_T + ratio_T).exp() - logq_T.exp()
+    # Beyond e^88 the first is 0 × ∞ in float32; elsewhere it is the exacter one.
+    return torch.where(gap_T.isfinite(), gap_T, whole_T)
 
 
 def kl(ratio_T: Tensor, logq_T: Tensor) -> Tensor:
@@ -73,12 +75,15 @@ def rejections(
     count: int,
     logp_infer_T: Tensor | None,
     advantage_T: Tensor | None,
+    log_ratio_limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens, bool [T], and the sequences, bool [N], that a rule drops."""
+    """The tokens, bool [T], and the sequences, bool [N], that a rule drops; k1, k2 and k3 are of limited log-ratios."""
     nothing_N = torch.zeros(count, dtype=torch.bool, device=delta_T.device)
     if logp_infer_T is None and rule.of in ("tv", "kl"):
         raise StudyError(f"correction.reject: of: {rule.of} needs the sampler's log-probs")
     ratio_T = {"r_corr": delta_T, "r_ppo": moved_T, "r_rollout": delta_T + moved_T}[rule.ratio]
+    if rule.of in LOG_STATISTICS:
+        ratio_T = limited(ratio_T, log_ratio_limit)
     logq_T = torch.zeros_like(delta_T) if logp_infer_T is None else logp_infer_T
     value_T = STATISTICS[rule.of](ratio_T, logq_T + delta_T if rule.ratio == "r_ppo" else logq_T)
     if rule.by == "token":

@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from tailrl.config.messages import near
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import NumericalError, StudyError
 
 PAPER_FILL = -50.0
 """The paper's logit of a masked token; −inf gives NaN gradients in bfloat16."""
+
+NOT_FINITE = "a logit is NaN or +inf, or a row has no finite one"
 
 
 # --- the safe set: rules (logits [T, V], threshold) → cut [T, 1]; one threshold for all rows or [T, 1] ---
@@ -121,6 +123,11 @@ def check_rows(rows: Tensor, tokens_T: Tensor, vocabulary_size: int) -> None:
         raise StudyError(f"tokens must be int64, from 0 to {vocabulary_size - 1}; leave out padding, such as -100")
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """The logits in float32 or float64: in 16 bits a log-prob would be off by 1e-2, more than most mismatches."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 @torch.no_grad()
 def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
     """The smallest safe logit of each row, [T, 1]; `rule` is a key of RULES."""
@@ -128,8 +135,20 @@ def logit_cut(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor
 
 
 def safe_set(logits_TV: Tensor, rule: str, threshold: float | Tensor | None = None) -> Tensor:
-    """1[a ∈ V_S]: bool [T, V], by one of RULES and ln ρ, k or p; raises StudyError for a wrong rule or threshold."""
+    """1[a ∈ V_S]: bool [T, V], by one of RULES and ln ρ, k or p; −inf masks a token.
+
+    Raises:
+        StudyError: a wrong rule or threshold.
+        NumericalError: a logit is NaN or +inf, or a row has no finite one.
+    """
     threshold = checked(rule, threshold)
+    if not logits_TV.detach().amax(-1).isfinite().all():
+        raise NumericalError(NOT_FINITE)
+    return _members(at_least_float32(logits_TV), rule, threshold)
+
+
+def _members(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> Tensor:
+    """The safe set, of no token in a row of NaN: an engine's responses are kept, and their update is skipped."""
     if rule == "full":
         return torch.ones((), dtype=torch.bool, device=logits_TV.device).expand_as(logits_TV)
     return logits_TV >= logit_cut(logits_TV, rule, threshold)
@@ -168,7 +187,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs(Columns):
-    """The trainer's log-probs of T sampled tokens; float32, nats; only `logp_T` carries a gradient."""
+    """The trainer's log-probs of T sampled tokens; at least float32, nats; only `logp_T` carries a gradient."""
 
     logp_T: Tensor  # log π^mp(y_t|s_t); 0 outside the safe set (see `outside_T`), unless the paper's fill scores it
     logp_full_T: Tensor  # log π(y_t|s_t), unmasked
@@ -184,7 +203,7 @@ class TokenLogprobs(Columns):
 
 def log_masses(logits_TV: Tensor, rule: str, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """V_S, bool [T, V]; ln Σ_{V_S} exp(z), [T], with gradient; ln Σ exp(z), [T], without. log Z is their difference."""
-    safe_TV = safe_set(logits_TV, rule, threshold)
+    safe_TV = _members(logits_TV, rule, checked(rule, threshold))
     if rule == "full":
         log_sum_T = logits_TV.logsumexp(-1)
         return safe_TV, log_sum_T, log_sum_T.detach()
@@ -202,7 +221,8 @@ def token_logprobs(
     """log π^mp(y_t|s_t) = z_{y_t} − ln Σ_{a ∈ V_S} exp(z_a) of the sampled tokens y_t, and what belongs to it.
 
     Args:
-        logits_TV: float32 [T, V], already divided by the temperature.
+        logits_TV: floating [T, V], already divided by the temperature; computed in float32, or float64 where it is.
+            −inf masks a token.
         tokens_T: int64 [T], the sampled tokens.
         rule: a key of RULES.
         threshold: ln ρ, k or p, by the rule; one for all rows or [T, 1].
@@ -211,15 +231,20 @@ def token_logprobs(
 
     Raises:
         StudyError: an unknown rule, a threshold or token that is missing or impossible, or rows that are not packed.
+        NumericalError: a logit is NaN or +inf, or a row or its set has no finite one.
     """
     check_rows(logits_TV, tokens_T, logits_TV.shape[-1])
     threshold = checked(rule, threshold)
+    logits_TV = at_least_float32(logits_TV)
     given = safe_TV is not None
     if safe_TV is None:
         safe_TV, log_sum_safe_T, log_sum_T = log_masses(logits_TV, rule, threshold)
     else:
         log_sum_safe_T = logits_TV.masked_fill(~safe_TV, -torch.inf).logsumexp(-1)
         log_sum_T = logits_TV.detach().logsumexp(-1)
+    # NaN is in no safe set, so the log-probs alone would not show it. These sums are finite unless a logit is not.
+    if not (log_sum_T.isfinite() & log_sum_safe_T.isfinite()).all():
+        raise NumericalError(NOT_FINITE)
     chosen_T = logits_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     outside_T = ~safe_TV.gather(-1, tokens_T[:, None]).squeeze(-1)
     if paper_fill:

@@ -1,4 +1,4 @@
-"""Packed tokens of several sequences: checks, and sums, means and extremes over each sequence."""
+"""Packed tokens of several sequences: checks, products, limits, and sums, means and extremes over each sequence."""
 
 import torch
 from torch import Tensor
@@ -19,6 +19,17 @@ def check_packed(count: int, sequence_T: Tensor, **others: Tensor) -> None:
         raise StudyError(f"one entry a token is needed, [T], not {shapes}: of a padded batch take x[mask]")
     if sequence_T.dtype not in (torch.int64, torch.int32) or ((sequence_T < 0) | (sequence_T >= count)).any():
         raise StudyError(f"sequence_T must hold each token's sequence, whole numbers from 0 to {count - 1}")
+
+
+def times(left: Tensor, right: Tensor) -> Tensor:
+    """The product of two weights, where a zero wins over an infinity: what is dropped weighs 0, whatever its ratio."""
+    product = left * right
+    return product.masked_fill(((left == 0) & right.isinf()) | ((right == 0) & left.isinf()), 0.0)
+
+
+def limited(log_ratio: Tensor, limit: float | None) -> Tensor:
+    """Log-ratios within ± `limit` nats, without gradient beyond it, as verl and SkyRL clamp them; None: as they are."""
+    return log_ratio if limit is None else log_ratio.clamp(-limit, limit)
 
 
 def sequence_sum(values_T: Tensor, sequence_T: Tensor, count: int) -> Tensor:

@@ -21,7 +21,7 @@ from tailrl.model.quantized import projections, rounded_weights
 from tailrl.model.routing import Routing
 from tailrl.objective.corrections import normaliser
 from tailrl.objective.disturbance import UNDISTURBED, computing_with, round_weights
-from tailrl.objective.loss import surrogate
+from tailrl.objective.loss import check_loss, surrogate
 from tailrl.objective.reference_kl import kl_loss
 from tailrl.objective.safe_set import TokenLogprobs
 from tailrl.rollout.types import Rollout
@@ -196,14 +196,10 @@ def _forward(
         if run.reference_kl.where == "loss":
             total = total + kl_loss(run.reference_kl, logprobs.logp_T, reference_T, logprobs.outside_T, samples)
     loss = total.detach().double()
-    # A nan logit is in no safe set, so the loss alone would not show it.
+    # A token outside the set has no term, so the loss alone would not show it.
     if not logprobs.logp_full_T.isfinite().all():
         raise NumericalError(f"the loss is {loss.item()}: the policy's log-probs are no longer finite")
-    # A rejection gives such a token the weight 0 or 1, so the loss alone would not show it.
-    if not logp_infer_T.isfinite().all():
-        raise NumericalError(f"the loss is {loss.item()}: a log-prob of the sampler is not finite")
-    if not loss.isfinite():
-        raise NumericalError(f"the loss is {loss.item()}: the log-probs are finite, but a ratio or an advantage is not")
+    check_loss(loss)
     of_tokens = (logp_infer_T, log_kept_infer_T, kept_vocab_infer_T, batch.sequence_T, advantage_T, scored.clipped_T)
     # The record is of r_corr, at the weights that sampled: the effect of earlier updates is not a mismatch.
     numbers_N = torch.tensor(numbers)

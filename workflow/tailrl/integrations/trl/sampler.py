@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from tailrl.objective.safe_set import log_masses
+from tailrl.objective.safe_set import at_least_float32, log_masses
 
 
 class Recorder(LogitsProcessor):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]
     def _note(self, input_ids: Tensor) -> None:
         """Notes the log-probs of the last column of tokens [N, L], under the logits of its step."""
         if self.logits_NV is not None:
-            logits_NV = self.logits_NV / self.temperature
+            logits_NV = at_least_float32(self.logits_NV) / self.temperature
             _, log_safe_N, _ = log_masses(logits_NV, "min_p", self.log_rho)
             self.columns.append(logits_NV.gather(1, input_ids[:, -1:]).squeeze(1) - log_safe_N)
 

@@ -7,7 +7,7 @@ no weight applies to it, it enters none of TRL's ratios, and its term is a const
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import log
+from math import isfinite, log
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from tailrl.objective.corrections import Weights
 from tailrl.objective.diagnostics import log_ratio_metrics
 from tailrl.objective.loss import surrogate
 from tailrl.objective.safe_set import TokenLogprobs
+from tailrl.runtime.errors import NumericalError
 from tailrl.tracking import metrics as keys
 
 OLD, SAMPLER = "old_per_token_logps", "sampling_per_token_logps"
@@ -83,6 +84,9 @@ class DVPMixin:
         [rows] = found
         rows = rows.tolist() if isinstance(rows, Tensor) else rows
         self._sampled = [list(row[: len(tokens)]) for row, tokens in zip(rows, responses, strict=True)]
+        # None is a token that vLLM did not score.
+        if not all(isfinite(logp) for row in self._sampled for logp in row if logp is not None):
+            raise NumericalError("a log-prob of the sampler is not finite")
         return (responses, self._sampled) if isinstance(result, tuple) else result
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
