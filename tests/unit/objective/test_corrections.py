@@ -10,7 +10,7 @@ import torch
 from tailrl.config.arm import Correction
 from tailrl.objective.corrections import Weights, correct, normaliser
 from tailrl.objective.sequences import sequence_any, sequence_mean, sequence_sum
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import NumericalError, StudyError
 
 NONE = Correction()
 MIS = Correction(sequence="mis", sequence_threshold=2.0)
@@ -52,8 +52,13 @@ def weigh(
     )
 
 
+def exp(value: float) -> float:
+    """e^value, in 80 bits where 64 do not hold it."""
+    return math.exp(value) if value < 700 else np.exp(np.longdouble(value))  # type: ignore[no-any-return]
+
+
 def token_weight(delta: float, correction: Correction) -> float:
-    ratio, most = math.exp(delta), correction.token_threshold
+    ratio, most = exp(delta), correction.token_threshold
     lower = correction.token_lower
     if correction.token == "is":
         return ratio
@@ -66,7 +71,7 @@ def token_weight(delta: float, correction: Correction) -> float:
 
 def sequence_weight(deltas: list[float], correction: Correction) -> float:
     """The weight of a sequence of at least one token."""
-    ratio, most = math.prod(math.exp(delta) for delta in deltas), correction.limit
+    ratio, most = math.prod(exp(delta) for delta in deltas), correction.limit
     if correction.sequence == "is":
         return ratio
     lower = correction.sequence_lower
@@ -79,7 +84,7 @@ def sequence_weight(deltas: list[float], correction: Correction) -> float:
     if correction.sequence == "reject_k1":
         return float(abs(np.mean([-delta for delta in deltas])) <= most)
     if correction.sequence == "reject_k3":
-        return float(np.mean([math.exp(delta) - delta - 1 for delta in deltas]) <= most)
+        return float(np.mean([exp(delta) - delta - 1 for delta in deltas]) <= most)
     return 1.0
 
 
@@ -246,6 +251,31 @@ def test_a_weight_too_large_for_float32_is_one_sentence() -> None:
     vetoed = weigh([[0.5], [120.0, -20.0]], Correction(sequence="is", veto=1e-4), dtype=torch.float32)
     outside = weigh(deltas, Correction(sequence="is"), [[False], [False, True]], dtype=torch.float32)
     assert vetoed.used_N[1] == outside.used_N[1] == 0
+
+
+@pytest.mark.parametrize("fate", ["kept", "vetoed", "outside"])
+@pytest.mark.parametrize("correction", EVERY, ids=name)
+def test_a_weight_at_any_ratio_is_the_definition_or_refused(correction: Correction, fate: str) -> None:
+    """In float32, of a response with one token up to e^±1000 off; 0 where the response is dropped, and never NaN."""
+    refused = 0
+    for delta in (0.0, -0.0, 1.0, -1.0, 90.0, -90.0, 120.0, -120.0, 1000.0, -1000.0):
+        row = [delta, 0.0, 0.1, -20.0 if fate == "vetoed" else 0.0]
+        own = correction.model_copy(update={"veto": 1e-4}) if fate == "vetoed" else correction
+        outside = [[False, False, False, fate == "outside"], [False]]
+        whole = sequence_weight(row, own) if fate == "kept" or not (own.weighted or own.vetoes) else 0.0
+        # A product in 80 bits may hold 0 times a number beyond float32, which is 0 too.
+        wanted = [token_weight(x, own) * whole for x in row]
+        if max(wanted) > np.finfo(np.float32).max:
+            refused += 1
+            with pytest.raises(NumericalError, match="beyond float32"):
+                weigh([row, [0.0]], own, outside, torch.float32)
+            continue
+        found = weigh([row, [0.0]], own, outside, torch.float32)
+        np.testing.assert_allclose(found.weight_T[:4], np.array(wanted, float), rtol=2e-5, atol=1e-37)
+        assert found.used_N[0].item() == pytest.approx(float(np.mean(wanted)), rel=2e-5, abs=1e-37)
+        assert found.used_N[1] == 1
+    unbounded = "is" in (correction.token, correction.sequence) and correction.sequence in ("none", "is", "tis")
+    assert (refused > 0) == (fate == "kept" and unbounded)
 
 
 def test_a_delta_of_nan_is_not_blamed_on_the_weight() -> None:
