@@ -22,10 +22,25 @@ keeps. The metric says what a remedy drops, truncates or adds. The last column i
 sampler and training: [a mixture of experts](../concepts/experts.md).
 """
 
+INFINITE = """A ratio beyond e^88 is infinite in float32. A token whose response is dropped weighs 0 all the same. The
+weight of a kept token must be finite: if not, the update is skipped and counted.
+"""
+
+CENTRED = """Centering subtracts, in each state, the expectation of a sampled token's own term. A veto or a rejection
+drops a response by all its tokens, so that a term's chance to count depends on tokens that follow. Over every response of
+models that can be enumerated, centering beside a veto, a rejection or a masked response leaves a drift, and may add to
+it. To centre over the kept tokens removes it for responses of one token alone. So settings refuse centering beside
+these. A sampled token outside the trainer's set is dropped alone, and not its response: then no drift stays
+(`tests/unit/objective/test_centering.py`).
+"""
+
+READ = """A loss that reads no clip refuses `low` and `high`. With A > 0 the clip bounds every term. With A < 0 nothing
+bounds PPO's and GSPO's: where such a ratio overflows, the loss is infinite and the update is skipped."""
+
 
 def corrections_page(root: Path) -> str:
     """The page: a table for each key that names a remedy."""
-    from tailrl.config.arm import REMEDIES, Correction
+    from tailrl.config.arm import REMEDIES, Clip, Correction
     from tailrl.config.presets import frameworks
     from tailrl.config.reference_kl import ReferenceKL
     from tailrl.config.rejection import Rejection
@@ -56,6 +71,9 @@ def corrections_page(root: Path) -> str:
             f"`token_lower`: {Correction.model_fields['token_lower'].description}. `sequence_lower`: "
             f"{Correction.model_fields['sequence_lower'].description}. `normalise`: "
             f"{Correction.model_fields['normalise'].description}.\n",
+            INFINITE,
+            f"`log_ratio_limit`: {Correction.model_fields['log_ratio_limit'].description}. Only presets of frameworks "
+            "that clamp set it.\n",
             "## Rejections\n\n`correction: {reject: [{of: NAME, by: mean, above: x, below: y}]}`, with r = p/q\n",
             _names(functions_of(root, "objective.rejections", "STATISTICS")),
             "\n".join(f"- `{name}`: {rules[name].description}." for name in ("by", "ratio", "when")) + "\n",
@@ -63,9 +81,11 @@ def corrections_page(root: Path) -> str:
             f"{veto}; {Correction.model_fields['veto_above'].description}.\n",
             "## Score centering\n\n`correction: {centering: full}`: "
             f"{Correction.model_fields['centering'].description}.\n",
+            CENTRED,
             _centering(root),
             "## Losses of the ratio\n\n`clip: {ratio: bypass, loss: NAME}`\n",
             _names(functions_of(root, "objective.ratio_losses", "RATIO_LOSSES")),
+            f"`log_ratio_limit`: {Clip.model_fields['log_ratio_limit'].description}. {READ}\n",
             "## KL to the base policy\n\n`reference_kl: {coefficient: 0.001, estimator: k3, where: loss}`, with r = "
             "p_base/p: k1 = −log r, k2 = (log r)²/2, k3 = r − log r − 1\n\n"
             f"{ReferenceKL.model_fields['where'].description}. Refused are k1 in the loss, whose expected gradient is "

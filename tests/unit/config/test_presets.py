@@ -48,7 +48,7 @@ def test_a_study_records_what_a_preset_expands_to() -> None:
     """The name of the preset is not recorded, so that its settings say everything; those beside it count more."""
     arms = {
         "a": {"correction": {"preset": "verl/decoupled_token_icepop", "token_threshold": 3.0}},
-        "b": {"correction": {"token": "mask", "token_threshold": 3.0, "token_lower": 0.5}},
+        "b": {"correction": {"token": "mask", "token_threshold": 3.0, "token_lower": 0.5, "log_ratio_limit": 20.0}},
         "c": {"correction": {"preset": "verl/bypass_ppo_clip_k3_rs"}},
     }
     study = parse_study({"name": "s", "arms": arms})
@@ -82,6 +82,43 @@ def test_a_preset_with_a_clip_needs_an_arm() -> None:
     with pytest.raises(ValueError, match=r"preset: verl/bypass_ppo_clip sets an arm's clip too"):
         Correction(preset="verl/bypass_ppo_clip")
     assert Correction(preset="trl/default") == Correction(sequence="mis", sequence_threshold=3.0)
+
+
+FAR = [[1.0, math.exp(-30.0)], [math.exp(30.0), math.exp(-25.0)]]
+"""Ratios beyond e^±20, where verl and SkyRL clamp."""
+LOW_20, HIGH_20 = math.exp(-20.0), math.exp(20.0)
+FAR_CASES: dict[str, list[list[float]]] = {
+    # exp(clamp(Δ, −20, 20)), at most 2.
+    "verl/decoupled_token_is": [[1.0, LOW_20], [2.0, LOW_20]],
+    "skyrl/tis_token": [[1.0, LOW_20], [2.0, LOW_20]],
+    # exp(clamp(−30, −20, 20)), and of the second response exp(5), at most 2 or 5.
+    "verl/decoupled_seq_is": [[LOW_20] * 2, [2.0] * 2],
+    "skyrl/tis_sequence": [[LOW_20] * 2, [5.0] * 2],
+    # k1 of the second is −20 + 20 = 0; of the first 20.
+    "verl/decoupled_seq_is_rs": [[0.0] * 2, [2.0] * 2],
+    # TRL and slime clamp no weight.
+    "trl/token_truncate": [[1.0, math.exp(-30.0)], [3.0, math.exp(-25.0)]],
+    "slime/tis": [[1.0, math.exp(-30.0)], [2.0, math.exp(-25.0)]],
+}
+
+
+@pytest.mark.parametrize("preset", FAR_CASES)
+def test_a_preset_clamps_as_its_framework_does(preset: str) -> None:
+    for own, wanted in zip(weights(preset, FAR), FAR_CASES[preset], strict=True):
+        assert own == pytest.approx(wanted, rel=1e-9, abs=1e-300)
+
+
+def test_only_frameworks_that_clamp_have_limits() -> None:
+    """Of their weights, and of the ratios of their losses; a mask's or a veto's limits lie within e^±20 anyway."""
+    limited = {name: preset for name, preset in presets().items() if "log_ratio_limit" in str(preset)}
+    assert {name.partition("/")[0] for name in limited} == {"verl", "skyrl", "slime", "trl", "prime-rl"}
+    assert [name for name in limited if name.startswith(("slime/", "trl/"))] == ["trl/vespo", "slime/mis"]
+    for name, preset in presets().items():
+        arm = Arm.model_validate({"correction": {"preset": name}})
+        block = arm.clip if arm.clip and arm.clip.loss not in ("cispo",) else arm.correction
+        clamps = name.startswith("verl/") and "_sc" not in name and (preset.correction or preset.clip)
+        if clamps and not (arm.clip and arm.clip.loss == "cispo"):
+            assert block.log_ratio_limit == (10.0 if arm.clip and arm.clip.loss == "gspo" else 20.0), name
 
 
 ROWS = [[1.0, 2.5, 0.25], [0.9, 1.1], [6.0, 0.5]]

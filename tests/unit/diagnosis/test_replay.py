@@ -356,7 +356,10 @@ def test_a_printed_preset_is_what_was_replayed() -> None:
                 others = {"clip", "correction", "vocabulary"} - {block}
                 arm = Arm.model_validate(printed)
                 assert all(getattr(arm, other) == getattr(Arm(), other) for other in others)
-            assert getattr(Arm.model_validate({"deliberate": True, **printed}), block) == given
+            parsed = getattr(Arm.model_validate({"deliberate": True, **printed}), block)
+            limit = getattr(parsed, "log_ratio_limit", None)
+            assert ("with log-ratios clamped to 20 nats" in own.text) == (limit is not None)
+            assert (parsed.model_copy(update={"log_ratio_limit": None}) if limit else parsed) == given
     assert named >= 12
 
 

@@ -94,18 +94,21 @@ class Configured:
 
 
 def preset_of(given: ReplaySettings, framework: str = "") -> str | None:
-    """A preset with exactly these settings: one of the framework if it has one, or else of another; None: no such."""
+    """A preset with these settings, but for a limit of log-ratios, which hardly any token reaches; None: no such.
+
+    It is one of the framework if that has one, or else of another.
+    """
     same = [name for name, preset in presets().items() if preset.reference_kl is None and _parsed(name) == given]
     return next((name for name in same if name.startswith(f"{framework}/")), same[0] if same else None)
 
 
 @cache
 def _parsed(name: str) -> ReplaySettings | None:
-    """A preset's settings where they are one block of an arm; None: it has several."""
-    preset = presets()[name]
+    """A preset's settings without a limit of log-ratios where they are one block of an arm; None: it has several."""
+    preset, free = presets()[name], {"log_ratio_limit": None}
     if preset.clip is None:
-        return Correction(**preset.correction)
-    return None if preset.correction else Clip(**preset.clip)
+        return Correction(**preset.correction | free)
+    return None if preset.correction else Clip(**preset.clip | free)
 
 
 def configuration(name: str, threshold: float, framework: str = "") -> tuple[Configured, ...]:
@@ -127,7 +130,10 @@ def configuration(name: str, threshold: float, framework: str = "") -> tuple[Con
     own = yaml.safe_dump({block: given.model_dump(exclude_defaults=True)}, default_flow_style=True, width=1000)
     own = own.strip()[1:-1]
     if preset := preset_of(given, framework):
-        own = f"correction: {{preset: {preset}}}\n# the same: {own}"
+        known = presets()[preset]
+        limit = (known.clip or known.correction).get("log_ratio_limit")
+        clamped = f", with log-ratios clamped to {limit:g} nats" if limit else ""
+        own = f"correction: {{preset: {preset}}}\n# the same: {own}{clamped}"
     return (*found, Configured("tailrl", "", own, "config/arm.py"))
 
 
