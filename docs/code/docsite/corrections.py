@@ -27,9 +27,9 @@ weight of a kept token must be finite: if not, the update is skipped and counted
 """
 
 CENTRED = """Centering subtracts, in each state, the expectation of a sampled token's own term. A veto or a rejection
-drops a response by all its tokens, so that a term's chance to count depends on tokens that follow. Over every response of
-models that can be enumerated, centering beside a veto, a rejection or a masked response leaves a drift, and may add to
-it. To centre over the kept tokens removes it for responses of one token alone. So settings refuse centering beside
+drops a response by all its tokens, so that a term's chance to count depends on tokens that follow. Over every response
+of models that can be enumerated, centering beside a veto, a rejection or a masked response leaves a drift, and may add
+to it. To centre over the kept tokens removes it for responses of one token alone. So settings refuse centering beside
 these. A sampled token outside the trainer's set is dropped alone, and not its response: then no drift stays
 (`tests/unit/objective/test_centering.py`).
 """

@@ -25,6 +25,7 @@ from tailrl.diagnosis.replay import (
     configuration,
     preset_of,
 )
+from tailrl.diagnosis.replay_sums import PartSums, weight_sums
 
 RANDOM = np.random.default_rng(11)
 
@@ -255,6 +256,16 @@ def test_a_weight_that_overflows_is_said() -> None:
     found = replayed([*ROWS, row])
     assert found["sequence_is", math.inf].largest == math.inf and found["sequence_is", math.inf].ess == 0
     assert found["sequence_tis", 2.0].largest == 2.0
+
+
+def test_a_weight_whose_square_overflows_counts_nothing_at_a_token_without_an_advantage() -> None:
+    """0 times an infinity would be NaN, and the gradient's direction with it."""
+    of_tokens = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    first_T, sequence_T = np.ones(2, bool), np.arange(2)
+    known = PartSums(np.zeros(2), np.ones(2), sequence_T, first_T, {"advantage": of_tokens})
+    found = weight_sums(np.array([1e200, 2.0]), known)
+    assert (found["advantage_squared_aa"], found["advantage_squared_a"]) == (4.0, 4.0)
+    assert found["advantage_squared_1"] == math.inf and found["advantage_weight_aa"] == 2.0
 
 
 def test_lines_of_configuration() -> None:

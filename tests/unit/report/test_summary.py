@@ -245,6 +245,29 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("arm", "clause"),
+    [
+        ({"clip": {"ratio": "bypass", "loss": "sapo"}}, "sapo of the ratio, bypass"),
+        ({"clip": {"ratio": "bypass", "loss": "free"}}, "free of the ratio, bypass"),
+        ({"clip": {"ratio": "bypass", "loss": "vespo"}}, "vespo of the ratio, bypass"),
+        ({"clip": {"ratio": "bypass", "loss": "gspo"}}, "gspo of the ratio, bypass, from 1 - 0.2 to 1 + 0.2"),
+        ({"correction": {"sequence": "is"}}, "sequence weights is"),
+        ({"correction": {"token": "is"}}, "token weights is"),
+        (
+            {"correction": {"preset": "verl/decoupled_token_is"}},
+            "token weights tis, C = 2, log-ratios clamped to 20 nats",
+        ),
+        (
+            {"clip": {"ratio": "bypass", "log_ratio_limit": 20.0}},
+            "clipped ratio, bypass, from 1 - 0.2 to 1 + 0.2, log-ratios clamped to 20 nats",
+        ),
+    ],
+)
+def test_only_what_acts_is_stated(arm: dict[str, Any], clause: str) -> None:
+    assert clause in describe(flatten(Arm.model_validate(arm).model_dump(mode="json")))
+
+
 def test_every_field_of_an_arm_is_varied() -> None:
     """Fails where a setting is added, until it is in `VARIED`; what `describe` makes of it is tested below."""
     adapt = {"vocabulary.adapt"}

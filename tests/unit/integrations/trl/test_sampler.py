@@ -1,6 +1,8 @@
 """The sampler's log-probs, from transformers' generate and from TRL's vLLM generation, and the trainer's forward."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from trl_fixture import TEMPERATURE, TRAINERS, make_trainer, padded
 from tailrl.integrations.trl import Correction
 from tailrl.integrations.trl.head import NOT_SCORED, score_constrained
 from tailrl.integrations.trl.sampler import recorded_generate
+from tailrl.integrations.trl.trainer import DVPMixin
 from tailrl.objective.safe_set import token_logprobs
+from tailrl.runtime.errors import NumericalError
 
 PROMPTS = [[5, 6, 7, 8], [9], [10, 11]]
 
@@ -124,3 +128,27 @@ def test_logits_are_float32_whatever_the_backbone_computes_in(plain: PreTrainedM
     expected = token_logprobs(logits_TV, torch.tensor([7, 8, 11]), "min_p", math.log(RHO))
     assert logp_T.dtype == torch.float32
     torch.testing.assert_close(logp_T, expected.logp_T, atol=2e-6, rtol=0)
+
+
+class Generates:
+    """Stands for a trainer of TRL that has sampled one response of two tokens."""
+
+    def _generate_single_turn(self, *_: object) -> list[list[int]]:
+        return [[5, 6]]
+
+
+@pytest.mark.parametrize("logp", [math.nan, math.inf])
+def test_a_log_prob_that_is_none_is_refused(logp: float) -> None:
+    """A ratio of 1 would stand for it, as for a token that vLLM did not score. What follows a response means nothing."""
+
+    class Trainer(DVPMixin, Generates):
+        @contextmanager
+        def _recording(self) -> Iterator[list[Any]]:
+            yield [rows]
+
+    trainer = object.__new__(Trainer)
+    for rows in ([[-1.0, -2.0, logp]], [[-1.0, None]]):
+        assert trainer._generate_single_turn() == [[5, 6]]
+    rows = [[-1.0, logp]]
+    with pytest.raises(NumericalError, match="a log-prob of the sampler is not finite"):
+        trainer._generate_single_turn()
