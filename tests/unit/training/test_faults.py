@@ -27,7 +27,7 @@ from tailrl.rollout import Decoding
 from tailrl.rollout.exact import ExactSampler
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import timeouts
-from tailrl.runtime.errors import StudyError
+from tailrl.runtime.errors import NumericalError, StudyError
 from tailrl.runtime.timeouts import EngineError
 from tailrl.tasks.problem import Problem
 from tailrl.training import guarded_engine, step
@@ -82,6 +82,24 @@ def test_a_log_prob_of_the_sampler_that_is_none_is_refused(model: PreTrainedMode
     optimizer = make_optimizer(model, run.training)
     with pytest.raises(StudyError, match="a log-prob of the sampler is not finite"):
         step.update(model, optimizer, samples_of(rollouts, advantages, run), run, 0, Stopwatch())
+
+
+@pytest.mark.parametrize("correction", [{"token": "is"}, {"sequence": "is"}])
+def test_a_weight_that_overflows_skips_the_update_where_its_token_is_kept(
+    model: PreTrainedModel, correction: dict[str, Any]
+) -> None:
+    """A fault of numbers, which the loop counts and survives; beside a veto the response weighs 0."""
+    rollouts, advantages = make_rollouts()
+    rollouts[0].logp_infer_T[0] = -200.0
+    for own, refused in ((correction, True), ({**correction, "veto_above": 1e6}, False)):
+        run = run_of({"correction": own})
+        given = (make_optimizer(model, run.training), samples_of(rollouts, advantages, run), run, 0, Stopwatch())
+        if refused:
+            with pytest.raises(NumericalError, match="beyond float32"):
+                step.update(model, *given)
+            model.zero_grad()
+        else:
+            assert all(math.isfinite(number) for number in step.update(model, *given)[:2])
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, fault: Fault, *steps: int) -> None:

@@ -139,16 +139,19 @@ class Generates:
 
 @pytest.mark.parametrize("logp", [math.nan, math.inf])
 def test_a_log_prob_that_is_none_is_refused(logp: float) -> None:
-    """A ratio of 1 would stand for it, as for a token that vLLM did not score. What follows a response means nothing."""
+    """Training would take its ratio for 1, as that of a token that vLLM did not score."""
 
     class Trainer(DVPMixin, Generates):
+        rows: list[list[float | None]]
+
         @contextmanager
         def _recording(self) -> Iterator[list[Any]]:
-            yield [rows]
+            yield [self.rows]
 
     trainer = object.__new__(Trainer)
-    for rows in ([[-1.0, -2.0, logp]], [[-1.0, None]]):
-        assert trainer._generate_single_turn() == [[5, 6]]
-    rows = [[-1.0, logp]]
+    # What follows a response means nothing.
+    trainer.rows = [[-1.0, None, logp]]
+    assert trainer._generate_single_turn() == [[5, 6]]
+    trainer.rows = [[-1.0, logp]]
     with pytest.raises(NumericalError, match="a log-prob of the sampler is not finite"):
         trainer._generate_single_turn()
