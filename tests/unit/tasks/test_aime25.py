@@ -40,24 +40,45 @@ def test_problems_with_our_instruction(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_an_integer_from_0_to_999(tmp_path: Path) -> None:
-    answers: list[Any] = ["999", 999, 0, "1000", -1, "-1", "1/2", 70.0, None, "", True]
+    answers: list[Any] = ["999", 999, 0, "1000", -1, "-1", "1/2", 70.0, None, "", True, r"1000^\circ", "x", "9^9^9"]
     rows = [{"problem": f"P{n}", "answer": answer, "id": n} for n, answer in enumerate(answers)]
     rows += [{"answer": "1"}, {"problem": " ", "answer": "1"}, {"problem": ["P"], "answer": "1"}]
     loaded = load_task(task(jsonl(tmp_path, rows)))
     assert [(p.id, p.answer) for p in loaded.problems] == [("0", "999"), ("1", "999"), ("2", "0")]
     assert loaded.skipped == {
-        "answer is not an integer from 0 to 999": ["row 4", "row 5", "row 6", "row 7"],
+        "answer is not an integer from 0 to 999": [f"row {row}" for row in (4, 5, 6, 7, 12, 13, 14)],
         "answer is not text": ["row 8", "row 11"],
         "answer is missing": ["row 9"],
         "answer is empty": ["row 10"],
-        "problem is missing": ["row 12"],
-        "problem is empty": ["row 13"],
-        "problem is not text": ["row 14"],
+        "problem is missing": ["row 15"],
+        "problem is empty": ["row 16"],
+        "problem is not text": ["row 17"],
     }
 
 
+ANGLES = [
+    r"336^\circ",
+    r"336^{\circ}",
+    "336°",
+    "336.0",
+    r"$336^\circ$",
+    r"336\text{ degrees}",
+    r"\text{336}",
+    "x = 336",
+]
+
+
+@pytest.mark.parametrize("column", ["problem", "question"])
+def test_an_angle_and_other_spellings_are_kept_as_the_number_itself(column: str, tmp_path: Path) -> None:
+    """One problem of AIME 2025 asks for degrees; copies of the data set name the column in two ways."""
+    rows = [{column: f"P{n}", "answer": answer} for n, answer in enumerate(ANGLES)]
+    loaded = load_task(task(jsonl(tmp_path, rows)))
+    assert [problem.answer for problem in loaded.problems] == ["336"] * len(ANGLES)
+    assert loaded.skipped == {}
+
+
 def test_a_file_of_another_shape_is_one_sentence(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, [{"question": "P", "answer": 1}, 5])
+    path = jsonl(tmp_path, [{"text": "P", "answer": 1}, 5])
     with pytest.raises(StudyError) as caught:
         load_task(task(path))
     assert str(caught.value) == (

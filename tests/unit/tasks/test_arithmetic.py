@@ -47,8 +47,8 @@ def test_answers_and_every_step_are_right() -> None:
 
 def test_the_solution_earns_the_reward_and_another_number_does_not() -> None:
     for problem in load(PLAIN)[:50]:
-        assert score(problem.solution, problem.answer) == 1.0
-        assert score(problem.solution.replace("boxed{", "boxed{1"), problem.answer) == 0.0
+        assert score(problem.solution, problem.answer, problem.compared) == 1.0
+        assert score(problem.solution.replace("boxed{", "boxed{1"), problem.answer, problem.compared) == 0.0
 
 
 def test_every_number_of_terms_occurs() -> None:

@@ -50,7 +50,7 @@ def test_answers_and_every_step_are_right() -> None:
     for problem in load(PLAIN):
         count, first, added = read(problem.prompt)
         counts.add(count)
-        assert (problem.id, problem.compared) == (problem.prompt.removesuffix("\n"), "math")
+        assert (problem.id, problem.compared) == (problem.prompt.removesuffix("\n"), "integer")
         assert problem.answer == last_two_digits(count, first, added) and added > 0
         written = steps(problem.solution)
         assert [step[0] for step in written] == list(range(count, 0, -1))

@@ -12,6 +12,7 @@ import pytest
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.dapo_math import DapoMathTask
 from tailrl.runtime.errors import StudyError
+from tailrl.tasks import scoring
 from tailrl.tasks.dapo_math import HUB_NAME, load
 from tailrl.tasks.problem import read_problems, write_problems
 from tailrl.tasks.registry import download_task, load_task
@@ -79,6 +80,20 @@ def test_conflicting_answers_drop_the_problem(tmp_path: Path) -> None:
     loaded = load(task(jsonl(tmp_path, rows)))
     assert [p.id for p in loaded.problems] == ["b"]
     assert loaded.skipped == {"the same problem with different answers": ["a"]}
+
+
+def test_two_spellings_of_an_answer_are_no_conflict(tmp_path: Path) -> None:
+    rows = [row("A", "1/2"), row("A", r"\frac{1}{2}"), row("A", "0.5"), row("B", r"336^\circ"), row("B", "336")]
+    rows += [row("C", r"\frac12"), row("C", r"\frac13"), row("D", "Monday"), row("D", "Friday"), row("A", "1/2")]
+    loaded = load(task(jsonl(tmp_path, rows)))
+    assert [p.answer for p in loaded.problems] == ["1/2", r"336^\circ"]
+    assert loaded.skipped == {"the same problem with different answers": ["row 6", "row 8"]}
+
+
+def test_answers_that_are_spelled_alike_need_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "_verifier", None)
+    rows = [row("A", r"\frac12")] * 3 + [row("B", "7"), row("B", "07"), row("C", "8"), row("C", "9")]
+    assert [p.answer for p in load(task(jsonl(tmp_path, rows))).problems] == [r"\frac12", "7"]
 
 
 def test_the_first_problems_are_kept_after_the_others_are_dropped(tmp_path: Path) -> None:

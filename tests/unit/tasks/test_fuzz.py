@@ -68,7 +68,7 @@ def compare_readers(start: int, count: int) -> int:
         text = "".join(pieces)
         value = integer(text)
         assert value == integer_by_hand(text), ascii(text)
-        assert score(f"so \\boxed{{{text}", "7") in (0.0, 1.0)
+        assert score(f"so \\boxed{{{text}", "7", "integer") in (0.0, 1.0)
         boxed = last_boxed(f"\\boxed{{{text}}}")
         assert boxed == text or not set(text).isdisjoint("\\{}"), ascii(text)
         integers += value is not None

@@ -11,7 +11,6 @@ import pytest
 
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks import verifier
-from tailrl.tasks.scoring import _close, _verifier, score
 from tailrl.tasks.verifier import MAX_LENGTH, MathVerifier, reply_of
 
 
@@ -206,50 +205,3 @@ def test_a_worker_that_cannot_start_is_one_sentence() -> None:
         pytest.raises(StudyError, match=r"worker process cannot start"),
     ):
         starved.equal("x", "y")
-
-
-# --- score -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("response", "answer", "reward"),
-    [
-        (r"It is \boxed{070}.", "70", 1.0),
-        (r"It is \boxed{70}.", " 070 ", 1.0),
-        (r"\boxed{71}", "70", 0.0),
-        (r"\boxed{70} \boxed{71}", "70", 0.0),
-        (r"\boxed{\frac{140}{2}}", "70", 0.0),
-        ("70", "70", 0.0),
-        ("", "0", 0.0),
-        (r"\boxed{-3}", "-3", 1.0),
-    ],
-)
-def test_integers_are_scored_without_a_worker(
-    monkeypatch: pytest.MonkeyPatch, response: str, answer: str, reward: float
-) -> None:
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert score(response, answer) == reward
-
-
-def test_a_response_without_a_box_needs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert score("one half", r"\frac12") == 0.0
-
-
-def test_other_answers_are_scored_by_one_lasting_worker() -> None:
-    assert score(r"so \boxed{0.5}", r"\frac12") == 1.0
-    pid = worker_pid(_verifier())
-    assert score(r"so \boxed{0.4}", r"\frac12") == 0.0
-    assert worker_pid(_verifier()) == pid
-
-
-def test_answers_without_a_verdict_are_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    running = MathVerifier()
-    _close(running)
-    assert capsys.readouterr().err == ""
-    running.timeouts, running.crashes = 2, 1
-    _close(running)
-    assert capsys.readouterr().err == (
-        "tailrl: math-verify came to no verdict on 3 answers, which count as wrong: "
-        "2 took too long, 1 ended its process\n"
-    )

@@ -4,9 +4,9 @@ import pytest
 
 from tailrl.config.tasks.words import WordsTask
 from tailrl.runtime.errors import StudyError
-from tailrl.tasks.problem import COMPARED, Problem
+from tailrl.tasks.problem import Problem
 from tailrl.tasks.registry import load_task
-from tailrl.tasks.scoring import SAME, score
+from tailrl.tasks.scoring import score
 from tailrl.tasks.words import WORDS
 
 PLAIN = WordsTask(name="words", problems=400, words=(2, 5), seed=4)
@@ -86,7 +86,3 @@ def test_text_is_neither_a_number_nor_a_product() -> None:
     assert score(r"\boxed{070}", "70") == 1.0
     assert score(r"\boxed{070}", "70", "text") == 0.0
     assert score("\\boxed{caf\u00e9}", "cafe\u0301", "text") == 1.0
-
-
-def test_every_way_to_compare_has_its_function() -> None:
-    assert tuple(SAME) == COMPARED

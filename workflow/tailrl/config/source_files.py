@@ -80,7 +80,7 @@ def source_files(*modules: str, without: Collection[str] = ()) -> list[str]:
 
 
 JOBS = {
-    "problems": ("tailrl.tasks.prepare",),
+    "problems": ("tailrl.tasks.prepare", "tailrl.tasks.math_verify_worker"),
     "policy": ("tailrl.training.base_policy",),
     "train": ("tailrl.training.loop", "tailrl.tasks.math_verify_worker"),
     "evaluate": ("tailrl.evaluation.evaluate", "tailrl.tasks.math_verify_worker"),

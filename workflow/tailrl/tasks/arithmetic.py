@@ -34,7 +34,8 @@ def _draw(rng: random.Random, task: ArithmeticTask) -> Problem:
             written = _slip(rng, written)
         text += f"{sign}{operand}"
         steps.append(f"{before}{sign}{operand}={written},")
-    return Problem(id=text, prompt=f"{text}=\n", answer=str(answer), solution="".join(steps) + f"\\boxed{{{written}}}")
+    solution = "".join(steps) + f"\\boxed{{{written}}}"
+    return Problem(text, f"{text}=\n", str(answer), solution, compared="integer")
 
 
 def _slip(rng: random.Random, value: int) -> int:

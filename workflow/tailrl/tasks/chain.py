@@ -39,4 +39,5 @@ def _draw(rng: random.Random, task: ChainTask) -> Problem:
         solution += f"{left:02}:{before:02}+{added:02}={written:02} {word} "
     text = f"{count:02}:{first:02}+{added:02}"
     answer = (first + count * added) % WRAPS_AT
-    return Problem(text, f"{text}\n", f"{answer:02}", f"{solution}\\boxed{{{written:02}}}")
+    solution += f"\\boxed{{{written:02}}}"
+    return Problem(text, f"{text}\n", f"{answer:02}", solution, compared="integer")

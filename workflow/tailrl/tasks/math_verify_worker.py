@@ -14,6 +14,8 @@ import resource
 import signal
 import sys
 
+DEGREES = r"^\circ"  # math-verify does not read the sign itself
+
 
 def compare(gold: str, answer: str) -> str:
     """`equal`, `different` or `unparsed`, for two LaTeX answers without their box."""
@@ -22,7 +24,8 @@ def compare(gold: str, answer: str) -> str:
 
     # LaTeX only: math-verify's other reader hands plain text to sympy's parse_expr, which evaluates it as Python.
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    gold_parsed, answer_parsed = (parse(rf"\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer))
+    boxes = (rf"\boxed{{{text.replace('°', DEGREES)}}}" for text in (gold, answer))
+    gold_parsed, answer_parsed = (parse(box, config, parsing_timeout=None) for box in boxes)
     if not gold_parsed or not answer_parsed:
         return "unparsed"
     return "equal" if verify(gold_parsed, answer_parsed, timeout_seconds=None) else "different"

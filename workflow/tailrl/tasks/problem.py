@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tailrl.runtime.errors import StudyError, one_line, reason
 
-COMPARED = ("math", "text")
-"""How `tasks.scoring` compares an answer: as a number or formula, or as text."""
+COMPARED = ("math", "integer", "text")
+"""How `tasks.scoring` compares an answer: as a number or formula, as a written integer, or as text."""
 
 
 @dataclass(frozen=True, slots=True)

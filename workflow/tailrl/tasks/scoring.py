@@ -23,13 +23,24 @@ def score(response: str, answer: str, compared: str = "math") -> float:
 
 
 def same_math(boxed: str, answer: str) -> bool:
-    """Whether both are the same number or formula.
+    """Whether both are the same number or formula to math-verify, however each is spelled.
 
-    Integers are compared here. Any other answer goes to math-verify, whose worker process starts at the first one
-    and lives as long as this process.
+    Two written integers are compared here: the same verdict without math-verify. Its worker process starts at the first
+    other pair and lives as long as this process. docs/how-to/your-data.md lists where a score differs from others.
     """
-    gold = integer(answer)
-    return integer(boxed) == gold if gold is not None else _verifier().equal(boxed, answer)
+    gold, number = integer(answer), integer(boxed)
+    if gold is not None and number is not None:
+        return gold == number
+    return _verifier().equal(boxed, answer)
+
+
+def same_integer(boxed: str, answer: str) -> bool:
+    """Whether both are written integers, and the same.
+
+    For questions that are sums themselves: to math-verify a copied question is its own answer.
+    """
+    number = integer(boxed)
+    return number is not None and number == integer(answer)
 
 
 def same_text(boxed: str, answer: str) -> bool:
@@ -37,7 +48,7 @@ def same_text(boxed: str, answer: str) -> bool:
     return canonical(boxed) == canonical(answer)
 
 
-SAME: dict[str, Callable[[str, str], bool]] = {"math": same_math, "text": same_text}
+SAME: dict[str, Callable[[str, str], bool]] = {"math": same_math, "integer": same_integer, "text": same_text}
 
 
 @cache

@@ -8,9 +8,9 @@ from typing import Any
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.runtime.limits import limited_memory
-from tailrl.tasks.answers import integer
 from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
+from tailrl.tasks.scoring import same_math
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 """The instruction after every problem of a data set; `tasks.scoring.score` reads the last box."""
@@ -152,8 +152,9 @@ def make_problems(
     """The first `keep` different problems, in the order of the rows.
 
     Problems are the same where their texts agree up to white space and Unicode's composed forms. One that comes
-    with different answers is dropped, and its first row alone is listed as skipped. A problem's id, and that of a
-    skipped row, is the row's own where that is a text or number not used before, else `row <number from 1>`.
+    with different answers is dropped, and its first row alone is listed as skipped; `1/2` and `\\frac{1}{2}` are one
+    answer. A problem's id, and that of a skipped row, is the row's own where that is a text or number not used before,
+    else `row <number from 1>`.
 
     Args:
         rows: the data set's rows; one that is not a dict is skipped.
@@ -162,7 +163,7 @@ def make_problems(
         keep: None keeps all; so does a number larger than there are problems.
     """
     found: dict[str, Problem] = {}
-    conflicting: dict[str, None] = {}
+    spellings: dict[str, dict[str, None]] = {}  # a problem's answers that are not written as in its first row
     skipped: dict[str, list[str]] = {}
     ids: set[str] = set()
     number = 0
@@ -179,8 +180,9 @@ def make_problems(
         if key not in found:
             name = _name(own_id, number, ids)
             found[key] = Problem(id=name, prompt=f"{text}\n\n{INSTRUCTION}", answer=answer)
-        elif not _same(found[key].answer, answer):
-            conflicting[key] = None
+        elif answer != found[key].answer:
+            spellings.setdefault(key, {})[answer] = None
+    conflicting = [key for key, others in spellings.items() if not _all_same(found[key].answer, others)]
     if conflicting:
         skipped["the same problem with different answers"] = [found.pop(key).id for key in conflicting]
     if not found:
@@ -199,8 +201,8 @@ def _name(own_id: object, number: int, used: set[str]) -> str:
     return name
 
 
-def _same(one: str, other: str) -> bool:
-    return one == other or (integer(one) is not None and integer(one) == integer(other))
+def _all_same(answer: str, others: Iterable[str]) -> bool:
+    return all(same_math(other, answer) for other in others)
 
 
 def _is_unicode(text: str) -> bool:
