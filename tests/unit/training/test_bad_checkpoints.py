@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from power_cut import Disk, write_survivors
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from state_fixture import advance, new_state, snapshot
@@ -275,6 +276,24 @@ def test_metrics_that_cannot_be_flushed_leave_the_last_checkpoint(
     with pytest.raises(StudyError, match=words):
         saved.save(state)
     assert files(saved) == [first]
+
+
+def test_a_power_cut_at_any_moment_leaves_a_state_to_go_on_from(
+    state: RunState, saved: Checkpoints, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last one, or the one before it, with its metrics and tokens: whatever was on the disk at that moment."""
+    disk, before = Disk(saved.folder, monkeypatch), 0
+    for step in (1, 2, 3, 4):
+        advance(state)
+        saved.save(state)
+        for number, survivors in enumerate((*disk.outcomes, *disk.after())):
+            left = Checkpoints(write_survivors(survivors, tmp_path / f"{step}-{number}"), 2, OURS)
+            again = new_state(model, left)
+            assert left.resume(again) or not before
+            assert again.step in (before, step)
+        assert (again.step, snapshot(again)) == (step, snapshot(state))
+        before = step
+        disk.outcomes.clear()
 
 
 def test_a_checkpoint_does_not_grow_with_the_steps(state: RunState, saved: Checkpoints) -> None:

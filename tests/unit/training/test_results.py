@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from power_cut import Disk
 from run_fixture import Interrupted, Runs, interrupt_at, make_runs
 from slow_cases import slow_but
 from transformers import PreTrainedTokenizerBase
@@ -258,22 +259,20 @@ def test_a_process_that_dies_as_it_writes_its_results_loses_nothing(
 
 
 def test_the_results_are_on_the_disk_before_the_checkpoints_go(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file of them, and the folders that name them."""
-    synced: set[Path] = set()
-    fsync, clear = os.fsync, Checkpoints.clear
-
-    def note(descriptor: int) -> None:
-        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
-        fsync(descriptor)
+    """Every file of them under its name; a power cut before that leaves none of them under it."""
+    runs.checkpoints.mkdir(parents=True)
+    disk, clear = Disk(runs.checkpoints, monkeypatch), Checkpoints.clear
 
     def look(self: Checkpoints) -> None:
-        aside = self.folder / "writing-results"
-        written = {aside / path.relative_to(self.finished) for path in self.finished.rglob("*")}
+        name = f"{self.finished.name}/"
+        written = {f"{name}{path.relative_to(self.finished)}": path.read_bytes() for path in files_of(self.finished)}
         assert len(written) > len(OUTPUTS)
-        assert written | {aside, self.folder} <= synced
+        for survivors in disk.outcomes:
+            assert {path: data for path, data in survivors.items() if path.startswith(name)} in ({}, written)
+        assert all(written.items() <= survivors.items() for survivors in disk.after())
+        disk.outcomes.clear()
         clear(self)
 
-    monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(Checkpoints, "clear", look)
     runs.train(runs.settings(**FEW))
 

@@ -22,6 +22,8 @@ from slow_cases import slow_but
 
 from tailrl.config.curriculum import Curriculum
 from tailrl.model.policy import load_policy, load_tokenizer, save_policy
+from tailrl.rollout import Sampler
+from tailrl.rollout.types import Rollout
 from tailrl.runtime.errors import StudyError
 from tailrl.tasks.problem import Problem, write_problems
 from tailrl.training import checkpoints, loop
@@ -73,6 +75,51 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: 
     if arm in ("budget", "difficulty"):
         assert len({line["dvp/threshold"] for line in resumed.lines}) > 3, "the thresholds move"
     assert undisturbed.lines[-1]["train/grad_norm"]
+
+
+class Remembering:
+    """An engine whose numbers are other ones where it has cached keys, as those of vLLM may be.
+
+    It has cached some after each batch and each test, and forgets them with new weights.
+    """
+
+    def __init__(self, engine: Sampler) -> None:
+        self.engine = engine
+        self.caches = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def load_weights(self, weights: Any) -> None:
+        self.engine.load_weights(weights)
+        self.caches = False
+
+    def self_test(self, *arguments: Any) -> float:
+        error = self.engine.self_test(*arguments)
+        self.caches = True
+        return error
+
+    def generate(self, requests: Any, decoding: Any) -> list[Rollout]:
+        rollouts = self.engine.generate(requests, decoding)
+        if self.caches:
+            rollouts = [replace(one, logp_infer_T=one.logp_infer_T - np.float32(1e-3)) for one in rollouts]
+        self.caches = True
+        return rollouts
+
+
+def test_a_run_that_goes_on_has_nothing_cached_of_its_engines_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An undisturbed run has just handed over new weights there."""
+    make = loop.make_sampler
+    monkeypatch.setattr(loop, "make_sampler", lambda *arguments: Remembering(make(*arguments)))
+    run = runs.settings(steps=4)
+    undisturbed = runs.train(run, name="cached")
+    interrupt_at(monkeypatch, 3)
+    interrupted(runs, run)
+    resumed = runs.train(run)
+    assert resumed.record["resumed_at_steps"] == [2]
+    assert resumed.same(undisturbed)
+    sizes = [line["rollout_corr/k3_kl"] for line in undisturbed.lines]
+    assert sizes[0] and sizes[1:] == [0.0] * 3, "the first step alone follows a test"
 
 
 def test_a_run_that_has_reached_a_harder_task_goes_on_with_it(

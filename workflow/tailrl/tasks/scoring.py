@@ -26,7 +26,7 @@ def same_math(boxed: str, answer: str) -> bool:
     """Whether both are the same number or formula to math-verify, however each is spelled.
 
     Two written integers are compared here: the same verdict without math-verify. Its worker process starts at the first
-    other pair and lives as long as this process. docs/how-to/your-data.md lists where a score differs from others.
+    other pair and lives as long as this process. docs/how-to/answers.md says where a score differs.
     """
     gold, number = integer(answer), integer(boxed)
     if gold is not None and number is not None:
