@@ -67,7 +67,12 @@ def provenance_line(struck: Sequence[Struck]) -> str:
 def faults_table(rows: Sequence[Mapping[str, object]]) -> str:
     """What caught each planted fault, and after how many kills, as Markdown."""
     lines = ["| fault | caught by | after kills |", "| --- | --- | --: |"]
-    return "\n".join(lines + [f"| {row['fault']} | {row['caught_by'] or 'nothing'} | {row['kills']} |" for row in rows])
+    for row in rows:
+        caught_by = row["caught_by"] or "nothing"
+        # No kills: a test alone has caught it.
+        end = f"{caught_by} | {row['kills']} |" if row["kills"] else f"`{caught_by}` | |"
+        lines.append(f"| {row['fault']} | {end}")
+    return "\n".join(lines)
 
 
 def tables(results: Path) -> dict[str, str]:

@@ -1,11 +1,14 @@
-"""Plants each fault of faults.py in a small study, and says after how many kills the harness has caught it.
+"""Plants each fault of slips.py, which a test must catch, and each of faults.py in a small study that is killed.
 
     python tests/chaos/planted.py --out docs/results/planted.csv          # all faults: what `make planted` runs
     python tests/chaos/planted.py --faults "no moment is restored"
 
-The study ends with its training, on the exact engine, and each kill strikes that (`kills.TRAINING_AIMS`). It is let
-finish after every third kill, and compared. One study without a fault, which must pass all kills, goes first. The
-script ends with 1 where a fault was not caught.
+A fault of slips.py stands in a copy of the checkout, where its own test must fail; without a fault all these pass.
+
+The study of the others ends with its training, on the exact engine, and each kill strikes that
+(`kills.TRAINING_AIMS`). It is let finish after every third kill, and compared. One study without a fault, which must
+pass all kills, goes first. A row says after how many kills the harness has caught the fault. The script ends with 1
+where a fault was not caught.
 """
 
 import argparse
@@ -16,16 +19,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import hub
+import slips
 from chaos_tables import faults_table
 from disturbed import Disturbed
 from faults import FAULTS, SWITCH, plant
 from kills import TRAINING_AIMS, plan
 from outcome import final
-from rows import Rows
+from rows import Rows, commit
 from small_study import TRAINING, SmallStudy, end_with_the_study, make_base
 
 KILLS, PER_STUDY = 10, 3
@@ -41,18 +46,25 @@ class Caught:
     """A row of the table.
 
     Attributes:
-        fault: its name in FAULTS, or NONE.
-        caught_by: the sentence that the harness ended with, without the names of runs; empty: it did not see it.
-        kills: how many there had been.
+        fault: its name in SLIPS or FAULTS, or NONE.
+        caught_by: the test that failed, or the sentence that the harness ended with, without the names of runs; empty:
+            the fault was not seen.
+        kills: how many there had been; None where a test catches it.
         commit: of the code; a plus marks changes that are not committed.
-        seed: of the plan.
+        seed: of the plan, if there is one.
     """
 
     fault: str
     caught_by: str
-    kills: int
+    kills: int | None
     commit: str
-    seed: int
+    seed: int | None
+
+
+def run_slips(folder: Path, names: Sequence[str]) -> Iterator[Caught]:
+    """A row for each fault of SLIPS."""
+    for name, failed in slips.caught(folder, names):
+        yield Caught(name, slips.SLIPS[name].test.rpartition("/")[2] if failed else "", None, commit(), None)
 
 
 def run_faults(folder: Path, names: Sequence[str], seed: int) -> Iterator[Caught]:
@@ -98,21 +110,28 @@ def shortened(sentence: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="NAME")
+    every = [*slips.SLIPS, *FAULTS]
+    parser.add_argument("--faults", nargs="+", choices=every, default=every, metavar="NAME")
     parser.add_argument("--seed", type=int, default=SEED, help="of the kills")
     parser.add_argument("--out", type=Path, help="a CSV file, written anew, a row a fault")
     arguments = parser.parse_args()
     end_with_the_study()
+    killed = [name for name in arguments.faults if name in FAULTS]
+    tested = [name for name in arguments.faults if name in slips.SLIPS]
     found = []
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        for row in run_faults(Path(folder), [NONE, *arguments.faults], arguments.seed):
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as study,
+        tempfile.TemporaryDirectory(prefix="slips-") as checkout,
+    ):
+        rows = run_slips(Path(checkout), tested) if tested else iter(())
+        for row in chain(rows, run_faults(Path(study), [NONE, *killed], arguments.seed) if killed else ()):
             found.append(row)
             print(f"{row}\n", flush=True)
             if arguments.out:
                 with arguments.out.open("w", newline="", encoding="utf-8") as file:
-                    rows = csv.writer(file)
-                    rows.writerow(field.name for field in fields(Caught))
-                    rows.writerows(asdict(row).values() for row in found)
+                    writer = csv.writer(file)
+                    writer.writerow(field.name for field in fields(Caught))
+                    writer.writerows(asdict(row).values() for row in found)
     print(faults_table([asdict(row) for row in found]))
     wrong = [row.fault for row in found if bool(row.caught_by) == (row.fault == NONE)]
     if wrong:

@@ -16,6 +16,7 @@ import kills
 import planted
 import pytest
 import rows
+import slips
 import victims
 from kills import AIMS, RECORDS, STARTS, TRAINING_AIMS, TWO_JOBS, Kill
 from rows import EQUAL, Rows, Struck
@@ -162,10 +163,14 @@ def test_the_page_has_the_tables_of_the_published_files() -> None:
 
 
 def test_each_fault_was_planted_and_caught_within_ten_kills() -> None:
-    """In the published run; and the study without a fault passed all ten."""
+    """In the published run, or by its test; and the study without a fault passed all ten."""
     with (ROOT / "docs/results/planted.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
-    assert [row["fault"] for row in found] == [planted.NONE, *faults.FAULTS]
+    names = list(slips.SLIPS)
+    assert [row["fault"] for row in found] == [*names, planted.NONE, *faults.FAULTS]
+    for name, row in zip(names, found, strict=False):
+        assert slips.SLIPS[name].test.endswith(f"/{row['caught_by']}") and row["caught_by"]
+    found = found[len(names) :]
     assert (found[0]["caught_by"], int(found[0]["kills"])) == ("", planted.KILLS)
     assert all(row["caught_by"] and 0 < int(row["kills"]) <= planted.KILLS for row in found[1:])
 
@@ -180,6 +185,24 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "workflow" / "tailrl", package, ignore=shutil.ignore_patterns("__pycache__"))
     faults.plant(package)
     return package
+
+
+@pytest.mark.parametrize("name", slips.SLIPS)
+def test_a_fault_that_a_test_must_catch_can_be_planted(name: str) -> None:
+    slip = slips.SLIPS[name]
+    text = (ROOT / "workflow" / "tailrl" / slip.file).read_text(encoding="utf-8")
+    ast.parse(slips.planted(name, text))
+    file, _, test = slip.test.partition("::")
+    assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r" has 0 times the text "):
+        slips.planted(name, text.replace(slip.old, ""))
+
+
+@pytest.mark.slow
+def test_a_fault_fails_its_test(tmp_path: Path) -> None:
+    """All of them: `make planted`."""
+    name = "two spellings of an answer are two answers"
+    assert list(slips.caught(tmp_path, [name])) == [(name, True)]
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)

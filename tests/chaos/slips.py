@@ -1,0 +1,111 @@
+"""Faults in the source that need no killed study: each with the test of seconds that must catch it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("workflow", "tests")
+"""Folders of which a copy is tested; the copy links to all else."""
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A text of a file of the package, what stands for it, and the test that fails then, by its name for pytest."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+_ATOMIC = "runtime/atomic_files.py"
+_DISK = "tests/unit/runtime/test_atomic_files.py"
+
+SLIPS: dict[str, Slip] = {
+    "a file gets its name before it is on the disk": Slip(
+        _ATOMIC, "        os.fsync(file.fileno())\n", "", f"{_DISK}::test_a_file_is_complete_or_as_before_and_stays"
+    ),
+    "a folder gets its name before it is on the disk": Slip(
+        _ATOMIC, "    sync(aside)\n", "", f"{_DISK}::test_a_folder_is_complete_or_as_before_and_stays"
+    ),
+    "a checkpoint is on the disk before the metrics that it names": Slip(
+        "training/kept_data.py",
+        "os.fsync(file.fileno())",
+        "pass",
+        "tests/unit/training/test_bad_checkpoints.py::test_a_power_cut_at_any_moment_leaves_a_state_to_go_on_from",
+    ),
+    "a run that goes on keeps what its engine cached in the test": Slip(
+        "training/loop.py",
+        "            engine.weight_sync.again(state.model)\n",
+        "            pass\n",
+        "tests/unit/training/test_resume.py::test_a_run_that_goes_on_has_nothing_cached_of_its_engines_test",
+    ),
+    "an integer is compared with written integers alone": Slip(
+        "tasks/scoring.py",
+        "if gold is not None and number is not None:",
+        "if gold is not None:",
+        "tests/unit/tasks/test_scoring.py::test_one_rule_whatever_the_spelling",
+    ),
+    "degrees are no spelling of a number": Slip(
+        "tasks/math_verify_worker.py",
+        "text.replace('°', DEGREES)",
+        "text.replace(DEGREES, 'x')",
+        "tests/unit/tasks/test_aime25.py::test_an_angle_and_other_spellings_are_kept_as_the_number_itself",
+    ),
+    "a copied sum is its own answer": Slip(
+        "tasks/arithmetic.py",
+        'compared="integer"',
+        'compared="math"',
+        "tests/unit/tasks/test_scoring.py::test_a_copied_sum_is_no_answer_to_it",
+    ),
+    "two spellings of an answer are two answers": Slip(
+        "tasks/sources.py",
+        "same_math(other, answer)",
+        "other == answer",
+        "tests/unit/tasks/test_dapo_math.py::test_two_spellings_of_an_answer_are_no_conflict",
+    ),
+}  # fmt: skip
+
+
+def caught(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Plant one after another in a copy in this folder; whether its test has failed then.
+
+    Ends the script where a test fails without a fault.
+    """
+    for entry in ROOT.iterdir():
+        if entry.name in COPIED:
+            shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif entry.name not in (".git", "results"):
+            (folder / entry.name).symlink_to(entry)
+    if not _passes(folder, sorted({SLIPS[name].test for name in names})):
+        sys.exit("a test fails without a fault")
+    for name in names:
+        slip = SLIPS[name]
+        file = folder / "workflow" / "tailrl" / slip.file
+        before = file.read_text(encoding="utf-8")
+        file.write_text(planted(name, before), encoding="utf-8")
+        yield name, not _passes(folder, [slip.test])
+        file.write_text(before, encoding="utf-8")
+
+
+def planted(name: str, text: str) -> str:
+    """The text of the fault's file with the fault; raises ValueError where the code has changed."""
+    slip = SLIPS[name]
+    if text.count(slip.old) != 1:
+        raise ValueError(f"{name}: {slip.file} has {text.count(slip.old)} times the text {slip.old!r}")
+    return text.replace(slip.old, slip.new)
+
+
+def _passes(checkout: Path, tests: Sequence[str]) -> bool:
+    """Whether these tests pass in a checkout; raises RuntimeError where pytest could not run them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "workflow")}
+    ran = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}")
+    return ran.returncode == 0
