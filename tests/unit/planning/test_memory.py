@@ -10,7 +10,6 @@ from tailrl.config.load import parse_study
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels import whole_rows
 from tailrl.model.policy import named_weights
-from tailrl.planning import memory
 from tailrl.planning.machine import Machine
 from tailrl.planning.memory import peak, place, training_memory
 from tailrl.planning.shapes import Shape
@@ -78,10 +77,8 @@ def test_each_rank_of_a_machine_holds_those_of_all_ranks() -> None:
 
 
 def test_a_micro_batch_has_its_rows_of_them_and_a_chunk() -> None:
-    assert memory.WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.LOGITS_AT_ONCE
-    assert memory.GPU_WHOLE_ROWS_BYTES == 10 * 4 * whole_rows.GPU_LOGITS_AT_ONCE
     head = 8 * SMALL.vocabulary * SMALL.hidden  # in float32, with its gradient, where the policy is in bfloat16
-    for gpu, more in ((False, memory.WHOLE_ROWS_BYTES), (True, memory.GPU_WHOLE_ROWS_BYTES + head)):
+    for gpu, more in ((False, 40 * whole_rows.LOGITS_AT_ONCE), (True, 40 * whole_rows.GPU_LOGITS_AT_ONCE + head)):
         centered = training_memory(SMALL, run_of("vllm", **CENTERED), WORK, Machine(gpu=gpu), 1)
         assert centered["log-probs"] == 4 * SMALL.vocabulary * WORK.batch_sampled + more
 

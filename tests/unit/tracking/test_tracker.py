@@ -269,8 +269,10 @@ def test_names_of_runs_differ() -> None:
 
 
 def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each seed has one folder, and training it again replaces that folder and no other."""
+    """Each seed has one folder, and training it again replaces that folder and no other: in what a sweep left, too."""
     monkeypatch.delenv("WANDB_MODE")
+    for name, value in (("SWEEP_ID", "0a1b2c3d"), ("LAUNCH", "true"), ("RUN_ID", "another"), ("RESUME", "must")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
     for other in ("dvp-seed0-0a1b2c3d", "dvp-seed1-0a1b2c3d", "dvp-dvp-seed0-0a1b2c3d"):
         (tmp_path / "wandb" / f"offline-run-20260101_000000-my_study-{other}").mkdir(parents=True)
     track(RUN, tmp_path)

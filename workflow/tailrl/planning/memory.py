@@ -13,13 +13,13 @@ from tailrl.config.jobs import Run
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.cpu_chunks import CHUNK_BYTES, CHUNK_ROWS
 from tailrl.kernels.logprobs import KEPT_BYTES
+from tailrl.kernels.whole_rows import GPU_LOGITS_AT_ONCE, LOGITS_AT_ONCE
 from tailrl.planning.machine import Machine
 from tailrl.planning.shapes import Shape
 from tailrl.planning.work import Work
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-WHOLE_ROWS_BYTES, GPU_WHOLE_ROWS_BYTES = 10 * 4 * 2**21, 10 * 4 * 2**25
-"""A chunk of `kernels.whole_rows`, repeated here because importing it needs torch: ten copies of its logits."""
+LOGITS_BYTES = 10 * BYTES["float32"]  # of a logit in a chunk of `kernels.whole_rows`, which holds ten copies
 QUANTIZED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
 """Of a linear layer's weight in vLLM, without its scales."""
 SCALE_BYTES = 2
@@ -146,7 +146,11 @@ def logprob_bytes(shape: Shape, run: Run, work: Work, machine: Machine) -> float
     if run.needs_distributions:
         # Where the policy computes in half precision the head is there in float32 too, with its gradient.
         head = 0 if size == 4 else 8 * shape.vocabulary * shape.hidden
-        return distribution_bytes(shape, tokens) + head + (GPU_WHOLE_ROWS_BYTES if machine.gpu else WHOLE_ROWS_BYTES)
+        return (
+            distribution_bytes(shape, tokens)
+            + head
+            + LOGITS_BYTES * (GPU_LOGITS_AT_ONCE if machine.gpu else LOGITS_AT_ONCE)
+        )
     if not machine.gpu:
         rows = min(CHUNK_ROWS, max(16, CHUNK_BYTES // (4 * shape.vocabulary)), tokens)
         return 4 * rows * shape.vocabulary + (KEPT_BYTES if pruned else 0)

@@ -33,6 +33,9 @@ from tailrl.tracking.metrics import STEP
 FINISH_SECONDS = 60
 """How long a mirror may run after the last step of a training job."""
 
+OF_ANOTHER_RUN = ("SWEEP_ID", "SWEEP_PARAM_PATH", "LAUNCH", "LAUNCH_CONFIG_PATH", "RUN_ID", "RESUME")
+"""Variables WANDB_... by which a sweep, or a run that was launched, would replace the name of ours."""
+
 UPLOAD_SECONDS = 600.0
 """How long `tailrl mirror` waits for the upload of one run."""
 
@@ -53,6 +56,8 @@ def run_id(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def _start(record: Mapping[str, Any], first: Mapping[str, Any], folder: Path, mode: Mode) -> Any:
+    for name in OF_ANOTHER_RUN:
+        os.environ.pop(f"WANDB_{name}", None)
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
