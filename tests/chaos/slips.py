@@ -82,14 +82,14 @@ def caught(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, bool]]:
             shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif entry.name not in (".git", "results"):
             (folder / entry.name).symlink_to(entry)
-    if not _passes(folder, sorted({SLIPS[name].test for name in names})):
-        sys.exit("a test fails without a fault")
+    if failed := _failures(folder, sorted({SLIPS[name].test for name in names})):
+        sys.exit(f"without a fault: {failed}")
     for name in names:
         slip = SLIPS[name]
         file = folder / "workflow" / "tailrl" / slip.file
         before = file.read_text(encoding="utf-8")
         file.write_text(planted(name, before), encoding="utf-8")
-        yield name, not _passes(folder, [slip.test])
+        yield name, bool(_failures(folder, [slip.test]))
         file.write_text(before, encoding="utf-8")
 
 
@@ -101,11 +101,11 @@ def planted(name: str, text: str) -> str:
     return text.replace(slip.old, slip.new)
 
 
-def _passes(checkout: Path, tests: Sequence[str]) -> bool:
-    """Whether these tests pass in a checkout; raises RuntimeError where pytest could not run them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+def _failures(checkout: Path, tests: Sequence[str]) -> str:
+    """Which of these tests fail in a checkout, as pytest says; raises RuntimeError where it could not run them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "workflow")}
     ran = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}")
-    return ran.returncode == 0
+    return ", ".join(line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))

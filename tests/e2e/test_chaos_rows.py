@@ -191,8 +191,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fault_that_a_test_must_catch_can_be_planted(name: str) -> None:
     slip = slips.SLIPS[name]
     text = (ROOT / "workflow" / "tailrl" / slip.file).read_text(encoding="utf-8")
-    ast.parse(slips.planted(name, text))
-    file, _, test = slip.test.partition("::")
+    if slip.file.endswith(".py"):
+        ast.parse(slips.planted(name, text))
+    file, _, test = slip.test.partition("[")[0].partition("::")
     assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=r" has 0 times the text "):
         slips.planted(name, text.replace(slip.old, ""))
