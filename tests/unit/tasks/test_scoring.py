@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 from tailrl.config.tasks.chain import ChainTask
 from tailrl.tasks import scoring
+from tailrl.tasks.answers import integer
 from tailrl.tasks.problem import COMPARED
 from tailrl.tasks.registry import load_task
 from tailrl.tasks.scoring import SAME, _close, score
@@ -121,7 +122,7 @@ def test_where_the_score_differs_the_page_says_so(kind: str, every: int) -> None
 
 def test_every_kind_of_the_page_has_pairs() -> None:
     assert PAGE.keys() == PAIRS.keys() - {"agreed"}
-    assert len({pair for pairs in PAIRS.values() for pair in pairs}) == sum(map(len, PAIRS.values())) == 590
+    assert len({pair for pairs in PAIRS.values() for pair in pairs}) == sum(map(len, PAIRS.values())) == 594
 
 
 FORTY_TWO = ["42.0", r"\text{42}", "x=42", r"42^\circ", "42°", r"42\%", r"\frac{84}{2}", "{42}", "(42)", "042", "42"]
@@ -136,27 +137,32 @@ def test_one_rule_whatever_the_spelling(gold: str, box: str) -> None:
 
 # --- integers ------------------------------------------------------------------------------------------
 
-SIGNS = st.sampled_from(["", "-", "+", "−"])
-WRITTEN = st.tuples(
-    SIGNS, st.sampled_from(["", "0", "00"]), st.integers(0, 10**9), st.sampled_from(["{}", "{:,}"])
-).map(lambda parts: parts[0] + (parts[1] if parts[3] == "{}" else "") + parts[3].format(parts[2]))
-AROUND = st.sampled_from(["{}", " {}\n", "${}$", "$ {} $"])
+PLAIN = [sign + digits for sign in ("", "-", "+", "−") for digits in ("7", "0", "07", "0070", "1000", "9" * 20)]
+GROUPED = [sign + digits for sign in ("", "-") for digits in ("1,000", "1,234,567", "1{,}234", r"1,\!234")]
 
 
-@settings(max_examples=60, deadline=None)
-@given(WRITTEN, WRITTEN | st.none(), AROUND)
-def test_comparing_integers_here_gives_math_verifys_verdict(gold: str, other: str | None, around: str) -> None:
+@pytest.mark.parametrize("around", ["{}", " {}\n", "${}$", "$ {} $"])
+@pytest.mark.parametrize("written", PLAIN + GROUPED)
+def test_comparing_integers_here_gives_math_verifys_verdict(
+    monkeypatch: pytest.MonkeyPatch, written: str, around: str
+) -> None:
     """The pairs that `same_math` compares itself: math-verify, asked about the same two, says the same."""
-    answer = around.format(gold if other is None else other)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "_verifier", None)
-        ours = scoring.same_math(answer, gold)
-    assert ours == bool(math_verify_verdict(f"\\boxed{{{answer}}}", gold))
+    monkeypatch.setattr(scoring, "_verifier", None)
+    answer, value = around.format(written), integer(written)
+    assert value is not None
+    for gold, same in ((written, True), (str(value), True), (str(value + 1), False), (str(-value - 1), False)):
+        assert scoring.same_math(answer, gold) is same
+        assert math_verify_verdict(f"\\boxed{{{answer}}}", gold) == same
+
+
+WRITTEN = st.tuples(st.sampled_from(["", "-", "- ", "+", "−"]), st.integers(0, 10**9), st.sampled_from(["{}", "{:,}"]))
 
 
 @given(WRITTEN, st.sampled_from([r"\,{}\;", "~{}~", r"\ {}\quad", r"$\!{}\:$"]))
-def test_spaces_do_not_change_an_integer(gold: str, around: str) -> None:
-    assert score(f"\\boxed {{{around.format(gold)}}}", gold) == 1.0
+def test_spaces_do_not_change_an_integer(written: tuple[str, int, str], around: str) -> None:
+    sign, value, style = written
+    box = around.format(sign + style.format(value))
+    assert score(f"\\boxed {{{box}}}", str(-value if sign in ("-", "- ", "−") else value)) == 1.0
 
 
 @pytest.mark.parametrize(
