@@ -1,5 +1,6 @@
 """The readers: what they return, and the sentence for each file that cannot be used."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -226,7 +227,7 @@ def test_a_missing_file_of_a_run(make_study: Callable[..., tuple[Study, Path]], 
     path.unlink()
     with pytest.raises(StudyError) as error:
         read_results(study, folder, study.arms)
-    assert str(error.value) == f"{path}: is missing"
+    assert str(error.value).startswith(f"{path}: is missing")
 
 
 def test_a_missing_arm_and_a_missing_evaluation(make_study: Callable[..., tuple[Study, Path]]) -> None:
@@ -242,7 +243,12 @@ def test_a_missing_arm_and_a_missing_evaluation(make_study: Callable[..., tuple[
 def test_a_seed_or_problems_that_do_not_fit(make_study: Callable[..., tuple[Study, Path]]) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
     path = folder / "eval" / "mis.json"
-    edit(path, lambda data: [policy["per_problem"].pop(0) for policy in data["policies"]])
+
+    def fewer(data: Any) -> None:
+        rows = {policy["seed"]: [row["correct"] for row in policy["per_problem"][1:]] for policy in data["policies"]}
+        data["policies"] = [policy_of(seed, correct) for seed, correct in rows.items()]
+
+    edit(path, fewer)
     with pytest.raises(StudyError, match="not those that the base policy was evaluated on"):
         read_results(study, folder, study.arms)
     edit(path, lambda data: data["policies"].pop())
@@ -279,6 +285,34 @@ def test_baselines_are_of_the_base_policy(make_study: Callable[..., tuple[Study,
         read_results(study, folder, study.arms)
 
 
+@pytest.mark.parametrize("kept", ["policy", "snapshots/step-00000001"])
+def test_the_evaluated_policies_are_those_in_the_runs_folders(
+    make_study: Callable[..., tuple[Study, Path]], kept: str
+) -> None:
+    """A run that was trained again after its evaluation, with equal metrics: its weights alone are others."""
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
+    job, path = folder / "train" / "dvp" / "seed1", folder / "eval" / "dvp.json"
+    correct = [[row["correct"] for row in policy["per_problem"]] for policy in json.loads(path.read_text())["policies"]]
+    weights = job / kept / "model.safetensors"
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    weights.write_text("first")
+
+    def vouch() -> None:
+        write_manifest(job / MANIFEST, files_in(job), **read_manifest(job / MANIFEST).model_dump(exclude={"outputs"}))
+
+    vouch()
+    snapshots = [policy_of(1, correct[1], step=1)] if "step" in kept else []
+    write_scores(
+        folder, study, "dvp", [policy_of(seed, rows) for seed, rows in enumerate(correct)], snapshots=snapshots
+    )
+    read_results(study, folder, study.arms)
+    weights.write_text("again")
+    vouch()
+    with pytest.raises(StudyError) as raised:
+        read_results(study, folder, study.arms)
+    assert str(raised.value) == f"{path}: evaluated another policy than {job / kept}; remove it to evaluate that one"
+
+
 def flip(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -293,10 +327,6 @@ def test_a_byte_flipped_anywhere_is_seen_when_the_report_alone_is_made_again(
     make_study: Callable[..., tuple[Study, Path]], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
-    for job, file in (("base", "model.safetensors"), ("data", "train.jsonl")):
-        (folder / job).mkdir()
-        (folder / job / file).write_bytes(b"weights")
-        write_manifest(folder / job / MANIFEST, files_in(folder / job))
     for arm in ("base", "dvp"):
         samples, manifest = folder / f"eval/{arm}.samples.jsonl", manifest_of(folder / f"eval/{arm}.json")
         samples.write_text("{}\n", encoding="utf-8")
@@ -327,6 +357,16 @@ def test_results_of_an_edited_source_file_are_named(
     sentence = f"{first}, {second}: made by another version of tailrl/x.py than is there now"
     assert capsys.readouterr().err == f"tailrl: {sentence}\n"
     assert "\n- Made by another version of tailrl/x.py than is there now.\n" in what_ran(results)
+
+
+def test_runs_with_different_prompt_tokens_are_said(make_study: Callable[..., tuple[Study, Path]]) -> None:
+    """By their records alone: an older one says nothing of its prompts, and is read as before."""
+    study, folder = make_study(seeds=[0, 1], training={"steps": 2}, ablations={})
+    sentence = "- The runs had different prompt tokens, made from the same problems:"
+    for seed, digest, said in ((0, "first", False), (1, "first", False), (1, "second", True)):
+        record = folder / "train" / "dvp" / f"seed{seed}" / "run.json"
+        edit(record, lambda data, digest=digest: data["fingerprint"].update(prompts=digest))
+        assert (sentence in what_ran(read_results(study, folder, study.arms))) == said
 
 
 @pytest.mark.parametrize(("steps", "stopped", "accepted"), [(2, "a rule", True), (3, "a rule", True), (2, None, False)])

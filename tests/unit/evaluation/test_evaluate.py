@@ -19,11 +19,13 @@ from lm_eval.tasks import TaskManager
 
 from tailrl.artifacts.evaluation import EvaluationFile, Samples, header, read_evaluation_file
 from tailrl.config.jobs import Evaluation
+from tailrl.config.sampler import SamplerSettings
 from tailrl.evaluation import harness
-from tailrl.evaluation.evaluate import Evaluated, Sampling, check_weights, evaluate, write_results
+from tailrl.evaluation.evaluate import Evaluated, Sampling, check_weights, evaluate, evaluate_arm, write_results
 from tailrl.evaluation.harness import make_lm, make_requests
-from tailrl.model.policy import load_policy
+from tailrl.model.policy import load_policy, load_tokenizer
 from tailrl.rollout import Decoding
+from tailrl.rollout.prompts import prompts_digest
 from tailrl.runtime import timeouts
 from tailrl.runtime.errors import StudyError
 from tailrl.runtime.seeding import derive_seed
@@ -222,6 +224,7 @@ def test_works_without_a_network_or_a_home(tmp_path: Path) -> None:
         from pathlib import Path
         from tailrl.evaluation.harness import load_tasks
         from tailrl.config.jobs import Evaluation
+from tailrl.config.sampler import SamplerSettings
         task = load_tasks(Path(sys.argv[1]), Evaluation())["boxed"]
         print(len(task.eval_docs), task.eval_docs[1]["answer"])
     """
@@ -279,6 +282,19 @@ def test_every_policy_is_checked_first(tmp_path: Path, monkeypatch: pytest.Monke
 def test_unusable_problems_are_named(tmp_path: Path, problems: list[Problem], sentence: str) -> None:
     with pytest.raises(StudyError, match=sentence):
         run(tmp_path, problems=problems)
+
+
+def test_an_evaluation_says_which_prompts_it_gave(
+    policy_folder: Path, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_problems(problems[:2], tmp_path / "problems.jsonl")
+    sampler = SamplerSettings(engine="transformers", dtype="float32")
+    settings = Evaluation(samples=1, max_new_tokens=4, sampler=sampler)
+    evaluated = evaluate_arm("a", [(0, policy_folder)], tmp_path / "problems.jsonl", settings, tmp_path / "parts")
+    tokenizer = load_tokenizer(policy_folder)
+    tokens = [tokenizer.encode(problem.prompt) for problem in problems[:2]]
+    assert evaluated is not None and evaluated.summary.policies[0].prompts == prompts_digest(tokens)
+    assert f"tailrl: arm a: the first prompt is {problems[0].prompt!r}\n" in capsys.readouterr().err
 
 
 def test_policies_on_the_way_are_evaluated_as_the_last_ones_are(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def evaluated(
     kept: str = "parts",
     settings: Evaluation = SETTINGS,
     share: tuple[int, int] = (0, 1),
+    prompts: str = "a digest",
 ) -> Evaluated | None:
     """Of these policies; without a sampler no engine may start."""
     folder = policies[0][1].parent
@@ -57,7 +58,7 @@ def evaluated(
         assert sampler is not None, "an engine is started"
         return Sampling(sampler, CharTokenizer(), 100)
 
-    return evaluate("dvp", policies, folder / "problems.jsonl", settings, start, folder / kept, share=share)
+    return evaluate("dvp", policies, folder / "problems.jsonl", settings, start, folder / kept, (), share, prompts)
 
 
 def test_killed_twice_it_goes_on_to_the_undisturbed_scores(
@@ -85,26 +86,29 @@ def test_killed_twice_it_goes_on_to_the_undisturbed_scores(
     assert evaluated(policies, None) == undisturbed, "a finished one starts no engine"
 
 
-@pytest.mark.parametrize("changed", ["settings", "problems", "policy", "source files"])
+@pytest.mark.parametrize("changed", ["settings", "problems", "prompts", "policy", "source files"])
 def test_a_part_counts_only_for_what_it_was_made_from(
     changed: str, policies: list[tuple[int, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated(policies[:2], FakeSampler())
-    settings, left = SETTINGS, ["0", "1"]
+    settings, prompts, left = SETTINGS, "a digest", ["0", "1"]
     match changed:
         case "settings":
             settings = SETTINGS.model_copy(update={"seed": 12})
         case "problems":
             write_problems(PROBLEMS[::-1], tmp_path / "problems.jsonl")
+        case "prompts":
+            prompts = "another"
         case "policy":
             (policies[1][1] / "generation_config.json").write_text("{}\n")
             left = ["1"]
         case _:
             monkeypatch.setattr("tailrl.evaluation.parts.at_start", lambda _: {"a.py": "another"})
-    evaluated(policies[:2], Killed(tmp_path / "notes"), settings=settings)
+    again = evaluated(policies[:2], Killed(tmp_path / "notes"), settings=settings, prompts=prompts)
+    assert again is not None and {policy.prompts for policy in again.summary.policies} == {prompts}
     assert (tmp_path / "notes").read_text().split() == left
     unchanged = settings.model_copy(update={"rollout_timeout": 5.0})
-    assert evaluated(policies[:2], None, settings=unchanged) is not None
+    assert evaluated(policies[:2], None, settings=unchanged, prompts=prompts) is not None
 
 
 def test_processes_share_the_policies(policies: list[tuple[int, Path]], tmp_path: Path) -> None:

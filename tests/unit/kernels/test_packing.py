@@ -7,10 +7,25 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
 from tailrl.kernels.packing import micro_batches, pack, pack_batch, padded, unpadded
-from tailrl.model.forward import EXACT_ATTENTION, PACKED_ATTENTION, head_weight, hidden_states
+from tailrl.model.forward import (
+    EXACT_ATTENTION,
+    PACKED_ATTENTION,
+    head_weight,
+    hidden_states,
+    make_exact,
+    trained_length,
+)
 from tailrl.runtime.errors import StudyError
 
 SIZES = {
@@ -103,14 +118,39 @@ def test_a_sequence_does_not_see_its_neighbours() -> None:
     assert torch.equal(hidden_of_second(first), hidden_of_second(other))
 
 
-def test_attention_that_packing_does_not_support_is_refused() -> None:
-    """Windows come from the configuration, as transformers hands them to the attention of such a model."""
-    config = Qwen2Config(
-        **SIZES, num_attention_heads=3, use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention"] * 2
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION)
-    with pytest.raises(StudyError, match=r"sliding.window"):
-        hidden_states(model, torch.tensor([1, 2]), pack([2]))
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_sliding_window_is_refused_where_it_hides_a_token(exact: bool) -> None:
+    """The library's own attention masks by the window, which within it hides nothing."""
+    window = 8
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = SIZES | {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "use_sliding_window": True,
+        "sliding_window": window,
+    }
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, layer_types=kinds), attn_implementation="eager")
+    sequences = random_tokens([3, window, 1])
+    alone_PH = torch.cat([model.base_model(input_ids=torch.tensor([own])).last_hidden_state[0] for own in sequences])
+    model.set_attn_implementation(PACKED_ATTENTION)
+    if exact:
+        make_exact(model)
+    row = torch.tensor(list(itertools.chain(*sequences)))
+    found_PH = hidden_states(model, row, pack([3, window, 1]))
+    torch.testing.assert_close(found_PH, alone_PH, rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        StudyError, match=f"a sequence has {window + 1} tokens, .* sliding_window of {window}, the most"
+    ):
+        hidden_states(model, row, pack([2, window + 1, 1]))
+
+
+def test_the_windows_of_families() -> None:
+    """Phi-3 mini looks back over 2,047 of 4,096 tokens, Mistral over 4,096, Qwen2 over all unless it is asked for."""
+    assert trained_length(Phi3Config(max_position_embeddings=4096, sliding_window=2047)) == 2047
+    assert trained_length(MistralConfig(max_position_embeddings=32768)) == 4096
+    assert trained_length(MistralConfig(max_position_embeddings=64)) == 64
+    assert trained_length(Qwen2Config(max_position_embeddings=32768, sliding_window=4096)) == 32768
+    assert trained_length(LlamaConfig(max_position_embeddings=2048)) == 2048
 
 
 def test_a_head_with_a_bias_is_refused() -> None:

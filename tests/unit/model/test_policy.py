@@ -147,6 +147,38 @@ def test_an_unreadable_policy_is_one_sentence(folder: Path, damage: Callable[[Pa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("settings", "unread", "read"),
+    [
+        ({"do_sample": False, "temperature": 0.9, "top_p": 0.6}, ["temperature", "top_p"], {}),
+        ({"temperature": 0.4, "repetition_penalty": 1.1}, ["temperature"], {"repetition_penalty": 1.1}),
+        ({"num_beams": 1, "early_stopping": True}, ["early_stopping"], {}),
+    ],
+)
+def test_a_policy_is_written_without_what_transformers_refuses_to_save(
+    folder: Path,
+    file: str,
+    settings: dict[str, object],
+    unread: list[str],
+    read: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such files are on the hub; what greedy decoding reads stays, and the end tokens do."""
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    given = json.loads((folder / file).read_text()) if file == "config.json" else {"eos_token_id": [1, 7]}
+    (folder / file).write_text(json.dumps({**given, **settings}))
+    model = load_policy(folder)
+    said = capsys.readouterr().err
+    assert f"tailrl: {folder / file}: greedy decoding does not read {', '.join(unread)}, and" in said
+    save_policy(model, load_tokenizer(folder), folder / "written")
+    written = json.loads((folder / "written" / "generation_config.json").read_text())
+    assert written["eos_token_id"] == given["eos_token_id"] and not set(unread) & written.keys()
+    assert {key: written[key] for key in read} == read
+    load_policy(folder / "written")
+    assert "generation" not in capsys.readouterr().err
+
+
 def test_a_missing_weight_is_named(folder: Path) -> None:
     remove_tensor(folder)
     with pytest.raises(StudyError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight$"):
@@ -199,13 +231,14 @@ def test_a_prompt_is_encoded_plainly_or_through_the_chat_template(tokenizer: Pre
     assert tokenizer.eos_token_id in found
 
 
-def test_required_length(model: PreTrainedModel) -> None:
+def test_required_length() -> None:
     problems = [Problem(name, "", "0") for name in ("short", "long", "middle")]
     prompts = [[1] * 3, [1] * 24, [1] * 10]
-    assert model.config.max_position_embeddings == 64
-    assert required_length(problems, prompts, 40, model.config) == 64
-    with pytest.raises(StudyError, match=r"problem 'long': 24 prompt tokens and max_new_tokens = 41 exceed the 64"):
-        required_length(problems, prompts, 41, model.config)
+    assert required_length(problems, prompts, 40, 64, "evaluation.max_new_tokens") == 64
+    with pytest.raises(StudyError) as raised:
+        required_length(problems, prompts, 41, 64, "evaluation.max_new_tokens")
+    sentence = "24 prompt tokens and evaluation.max_new_tokens = 41 exceed the 64 that the policy supports"
+    assert str(raised.value) == f"problem 'long': {sentence}"
 
 
 def test_the_folder_of_a_model_from_the_hub_is_that_of_the_cache(

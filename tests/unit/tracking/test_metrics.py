@@ -20,6 +20,8 @@ from tailrl.report.metrics import ALIASES
 from tailrl.rollout.types import Rollout
 from tailrl.tracking.metrics import (
     CORR,
+    CORR_UNMASKED,
+    CORR_VERL,
     CURRICULUM,
     METRICS,
     PHASES,
@@ -129,6 +131,37 @@ def test_each_metric_is_described_and_computed_somewhere(key: str) -> None:
     metric = EVERY[key]
     assert metric == key and metric.unit and metric.meaning
     assert callable(pkgutil.resolve_name(metric.computed_by))
+
+
+@pytest.mark.parametrize("nats", [0.0, 1e-7, 1e-3, 1.0, 30.0, 300.0])
+def test_no_mismatch_gives_a_value_out_of_its_metrics_range(nats: float) -> None:
+    """From equal log-probs, where only rounding is left, to ratios beyond float32."""
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(30):
+        train_T = -torch.rand(40, generator=generator) * 20
+        infer_T = (train_T + nats * torch.randn(40, generator=generator)).clamp(max=0)
+        sequence_T, weight_N = torch.arange(40) // 5, (nats * torch.randn(8, generator=generator)).exp()
+        ratios = log_ratio_metrics(train_T, infer_T, sequence_T, 8)
+        groups = {
+            CORR: ratios | weight_metrics(weight_N) | advantage_skew(train_T, infer_T, torch.randn(40)),
+            CORR_UNMASKED: ratios,
+            CORR_VERL: verl_metrics(train_T - infer_T, sequence_T, 8, Correction()),
+        }
+        for group, values in groups.items():
+            for name, value in values.items():
+                assert not np.isfinite(value) or in_group(group, name).refusal(value) is None, f"{name} {value}"
+
+
+def test_the_ranges() -> None:
+    """Rounding alone may lead out of one; a mass and a norm are as the definitions bound them."""
+    mass, norm, ratio = EVERY["dvp/kept_mass_train_mean"], EVERY["train/grad_norm"], EVERY["rollout_corr/chi2_seq"]
+    assert mass.refusal(1.0000002) is None and mass.refusal(-1e-7) is None
+    assert mass.refusal(1.01) == mass.refusal(7.0) == "it lies between 0 and 1"
+    assert norm.refusal(float(np.finfo(np.float32).max)) is None
+    assert norm.refusal(1e300) == norm.refusal(-1.0) == "it lies between 0 and 3.40282e+38"
+    assert ratio.refusal(1e300) is None and ratio.refusal(-2.0) == "it lies between -1 and inf"
+    assert all("not finite" in metric.refusal(value) for metric in EVERY.values() for value in (np.nan, np.inf))
+    assert all(metric.least <= 0 <= metric.most or metric.unit == "perplexity" for metric in EVERY.values())
 
 
 def test_every_name_stands_for_a_metric_of_the_catalogue() -> None:

@@ -32,7 +32,7 @@ RUN = STUDY.run("dvp")
 
 
 def point(step: int, **changes: float) -> dict[str, float]:
-    return dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} | changes
+    return dict.fromkeys(METRICS, 1.0) | {"train/step": float(step)} | changes
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tailrl.tracking.tracker import Tracker
 
 STEPS, PATIENCE = 6, 8
 RUN = parse_study({"name": "my_study", "training": {"steps": STEPS}, "arms": {"naive": {}}}).run("naive")
-POINTS = [dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} for step in range(STEPS)]
+POINTS = [dict.fromkeys(METRICS, 1.0) | {"train/step": float(step)} for step in range(STEPS)]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def results(tmp_path: Path) -> Path:
     """A finished study: naive has been evaluated, with 3 of 4 right, and dvp not yet."""
     folder = tmp_path / "results" / "stress"
     for arm in STUDY.arms:
-        points = [dict.fromkeys(METRICS, 0.25) | {"train/step": float(step)} for step in range(STEPS)]
+        points = [dict.fromkeys(METRICS, 1.0) | {"train/step": float(step)} for step in range(STEPS)]
         write_job(folder / "train" / arm / "seed0", record_of(STUDY.run(arm), 0), points)
     write_scores(folder, STUDY, "naive", [policy_of(0, [[1, 1], [1, 0]])])
     (folder / "tables").mkdir()

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ import torch
 from run_fixture import Interrupted, Result, Runs, interrupt_at, make_runs
 from safetensors import safe_open
 from slow_cases import slow_but
+from transformers.utils import chat_template_utils
 
+from tailrl.artifacts.metrics import read_steps
 from tailrl.config.curriculum import Curriculum
 from tailrl.model.policy import load_policy, load_tokenizer, save_policy
 from tailrl.rollout import Sampler
@@ -75,6 +78,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(runs: Runs, monkeypatch: 
     if arm in ("budget", "difficulty"):
         assert len({line["dvp/threshold"] for line in resumed.lines}) > 3, "the thresholds move"
     assert undisturbed.lines[-1]["train/grad_norm"]
+    assert len(read_steps(runs.folder / "out")) == 7, "no value is out of its metric's range"
 
 
 class Remembering:
@@ -298,14 +302,16 @@ def test_the_fingerprint_knows_what_a_run_depends_on(
     model, tokenizer = load_policy(runs.policy), load_tokenizer(runs.policy)
     save_policy(model, tokenizer, policy)
     run = runs.settings()
-    first = fingerprint(run, 5, policy, file)
+    prompts = [(1, 2), (3,)]
+    first = fingerprint(run, 5, policy, file, prompts)
 
-    def differing(*arguments: Any) -> list[str]:
-        again = fingerprint(*arguments)
+    def differing(*arguments: Any, prompts: list[tuple[int, ...]] = prompts) -> list[str]:
+        again = fingerprint(*arguments, prompts)
         return [name for name in first if first[name] != again[name]]
 
     assert differing(run, 5, policy, file) == []
     assert differing(run, 6, policy, file) == ["seed"]
+    assert differing(run, 5, policy, file, prompts=[(1,), (2, 3)]) == ["prompts"]
     assert differing(runs.settings(ARMS["budget"]), 5, policy, file) == ["settings"]
     write_problems(problems[:6], tmp_path / "others.jsonl")
     assert differing(run, 5, policy, tmp_path / "others.jsonl") == ["problems"]
@@ -322,6 +328,69 @@ def test_the_fingerprint_knows_what_a_run_depends_on(
         next(model.parameters())[0, 0] += 1
     save_policy(model, tokenizer, policy)
     assert differing(run, 5, policy, file) == ["base policy"]
+
+
+DATED = "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def on_the_day(monkeypatch: pytest.MonkeyPatch, day: str) -> None:
+    """The date that a chat template writes into every prompt."""
+    monkeypatch.setattr(
+        chat_template_utils, "datetime", SimpleNamespace(now=lambda: SimpleNamespace(strftime=lambda _: day))
+    )
+
+
+def test_a_prompt_with_the_date_is_another_runs_on_the_next_day(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = load_policy(runs.policy), load_tokenizer(runs.policy)
+    tokenizer.chat_template = DATED
+    save_policy(model, tokenizer, tmp_path / "dated")
+    dated = replace(runs, policy=tmp_path / "dated")
+    on_the_day(monkeypatch, "1 Jan")
+    interrupt_at(monkeypatch, 3, 3)
+    interrupted(dated, dated.settings())
+    said = capsys.readouterr().err
+    assert "tailrl: arm test, seed 5: the first prompt is '1 Jan\\n" in said
+    assert "warning: arm test, seed 5: the chat template holds the date (strftime_now)" in said
+    on_the_day(monkeypatch, "2 Jan")
+    interrupted(dated, dated.settings())
+    other = (
+        "of a run with other prompts (from the same problems: its chat template may hold the date, or the tokenizer "
+    )
+    assert f"{other}changed); training starts anew\n" in capsys.readouterr().err
+    on_the_day(monkeypatch, "1 Jan")
+    assert dated.train(dated.settings()).record["resumed_at_steps"] == [2]
+
+
+def test_an_older_run_goes_on_and_says_that_its_prompts_are_not_compared(
+    runs: Runs, undisturbed: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted, then finished with its results lost: by code that did not note prompts."""
+    made, sentence = loop.fingerprint, f"tailrl: {runs.checkpoints}: of an older run, which did not note its prompts'"
+
+    def older(*arguments: Any) -> dict[str, str]:
+        return {name: value for name, value in made(*arguments).items() if name != "prompts"}
+
+    interrupt_at(monkeypatch, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "fingerprint", older)
+        interrupted(runs, runs.settings())
+    assert sentence not in capsys.readouterr().err
+    resumed = runs.train(runs.settings())
+    assert sentence in capsys.readouterr().err
+    assert resumed.same(undisturbed) and resumed.record["resumed_at_steps"] == [4]
+    assert "prompts" not in resumed.record["fingerprint"] and "prompts" in undisturbed.record["fingerprint"]
+    (runs.folder / "out" / "metrics.jsonl").unlink()
+    assert runs.train(runs.settings()).same(undisturbed)
+    said = capsys.readouterr().err
+    assert sentence in said and "this run is finished; its results are restored" in said
+
+
+def test_the_record_has_the_first_prompt(undisturbed: Result, runs: Runs) -> None:
+    problem, tokenizer = json.loads((runs.folder / "problems.jsonl").open().readline()), load_tokenizer(runs.policy)
+    tokens = tokenizer.encode(problem["prompt"])
+    assert undisturbed.record["first_prompt"] == {"text": problem["prompt"], "tokens": tokens}
 
 
 # --- one process at a time -----------------------------------------------------------------------------

@@ -203,6 +203,12 @@ def work_share(run: TrainedRun) -> float:
     return float(spent / past) if past > 0 and spent > 0 else float("nan")
 
 
+OTHER_PROMPTS = (
+    "The runs had different prompt tokens, made from the same problems: the chat template may hold the date, or the "
+    "tokenizer changed"
+)
+
+
 def what_ran(results: Results) -> str:
     """Versions, commit, hardware, seconds and assumed values, as a Markdown list."""
     runs = results.all_runs()
@@ -219,6 +225,11 @@ def what_ran(results: Results) -> str:
         f"Wall time of the jobs: {timed}",
         f"Generation, forward, backward and optimizer: {busy}'s wall time past start-up (jobs timed: {len(shares)})",
         *([f"Made by another version of {few(results.edited)} than is there now"] if results.edited else []),
+        *(
+            [OTHER_PROMPTS]
+            if len({r.fingerprint["prompts"] for r in records if "prompts" in r.fingerprint}) > 1
+            else []
+        ),
         *_interruptions(runs),
         *_assumed_values(results),
     ]

@@ -1,6 +1,7 @@
 """eval/<arm>.json and <arm>.samples.jsonl: an arm's scores and responses. The only reader and writer of these files."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ class ProblemScores(Record):
 class PolicyScores(Record):
     """One policy: its training seed (base: 0), the step of a snapshot, its means over problems, and the problems.
 
-    Lengths have the end token; stopped responses are those with one.
+    Lengths have the end token; stopped responses are those with one. `prompts` is a digest of all prompts' tokens,
+    which older files lack.
     """
 
     seed: Count
@@ -36,7 +38,29 @@ class PolicyScores(Record):
     pass_at_k: float = Field(ge=0, le=1)
     response_length_mean: float = Field(ge=0)
     stopped_fraction: float = Field(ge=0, le=1)
+    prompts: str | None = None
     per_problem: list[ProblemScores]
+
+    def wrong(self, max_new_tokens: int) -> str | None:
+        """The first number that contradicts the samples, in words; None where all fit."""
+        correct_PK = np.array([problem.correct for problem in self.per_problem], dtype=np.float64)
+        for name, value, of_samples in (
+            ("avg_at_k", self.avg_at_k, correct_PK.mean()),
+            ("pass_at_k", self.pass_at_k, correct_PK.max(axis=1).mean()),
+        ):
+            if not math.isclose(value, of_samples, abs_tol=1e-9):
+                return f"its {name} is {value:g}, and its samples give {of_samples:g}"
+        if self.response_length_mean > max_new_tokens:
+            return f"its mean response has {self.response_length_mean:g} tokens, of {max_new_tokens} at most"
+        # Both are counts over all responses, divided by their number.
+        for name, mean in (
+            ("response_length_mean", self.response_length_mean),
+            ("stopped_fraction", self.stopped_fraction),
+        ):
+            total = mean * correct_PK.size
+            if not math.isclose(total, round(total), rel_tol=1e-9, abs_tol=1e-6):
+                return f"its {name} is {mean:g}, which {correct_PK.size} responses cannot give"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +90,17 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ArmScores:
-    """An arm's policies on the same problems, in the same order; `lm_eval` is lm-eval's version."""
+    """An arm's policies on the same problems, in the same order.
+
+    `lm_eval` is lm-eval's version, `prompts` the digest of the prompts' tokens, None in older files.
+    """
 
     arm: str
     problems: tuple[str, ...]
     scores: tuple[Score, ...]
     lm_eval: str
     snapshots: tuple[Score, ...] = ()
+    prompts: str | None = None
 
 
 class Samples(Record):
@@ -103,7 +131,8 @@ class EvaluationFile(Record):
         """The scores in arrays."""
         problems = tuple(item.id for item in self.policies[0].per_problem)
         scores, snapshots = (tuple(map(_score, policies)) for policies in (self.policies, self.snapshots))
-        return ArmScores(self.arm, problems, scores, self.lm_eval_version, snapshots)
+        prompts = next((policy.prompts for policy in self.policies if policy.prompts), None)
+        return ArmScores(self.arm, problems, scores, self.lm_eval_version, snapshots, prompts)
 
 
 def header(arm: str, settings: Evaluation) -> dict[str, Any]:
@@ -154,6 +183,11 @@ def read_evaluation_file(path: Path) -> EvaluationFile:
         raise StudyError(f"{path}: a problem does not have {found.samples_per_problem} samples")
     if len({(policy.seed, policy.step) for policy in every}) < len(every):
         raise StudyError(f"{path}: holds a policy twice")
+    if len({policy.prompts for policy in every if policy.prompts}) > 1:
+        raise StudyError(f"{path}: its policies were given different prompt tokens; remove it to evaluate them anew")
+    for policy in every:
+        if why := policy.wrong(found.max_new_tokens):
+            raise StudyError(f"{path}: seed {policy.seed}: {why}")
     return found
 
 

@@ -6,7 +6,7 @@ Small files are checked against their manifest at each reading, a policy once by
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ def write_manifest(path: Path, outputs: Iterable[Path], **others: Any) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """A manifest; raises StudyError if it is missing or not valid."""
+    if not path.is_file():
+        results = path.parent if path.name == MANIFEST else path.with_name(path.name.replace(MANIFEST, "json"))
+        raise StudyError(
+            f"{path}: is missing, and nothing else says what its job left; put it back from a copy, or remove "
+            f"{results} and run the study again"
+        )
     return parse_record(Manifest, read_bytes(path), path)
 
 
@@ -166,9 +172,9 @@ def policy_digest(folder: Path) -> str:
     return digest_of({str(file.relative_to(folder)): checksum(file) for file in files_in(folder)})
 
 
-def digest_of(digests: Mapping[str, str]) -> str:
-    """One SHA-256 over the digests of several files."""
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+def digest_of(value: Any) -> str:
+    """One SHA-256 over plain data, such as the digests of several files."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _changed(path: Path, manifest: Path, remove: Path) -> StudyError:

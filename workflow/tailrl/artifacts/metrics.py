@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import parse_object
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.runtime.errors import StudyError
-from tailrl.tracking.metrics import REWARD, STEP
+from tailrl.tracking.metrics import CATALOGUE, REWARD, STEP
 
 FloatArray = NDArray[np.float64]
 Metrics = Mapping[str, FloatArray]
@@ -40,8 +40,8 @@ def read_steps(job: Path) -> list[StepMetrics]:
     """Every step of a finished run.
 
     Raises:
-        StudyError: the file is missing or empty, a line is not an object of numbers, a step is missing, or a reward
-            does not lie between 0 and 1.
+        StudyError: the file is missing or empty, a line is not an object of numbers, a step is missing, a reward does
+            not lie between 0 and 1, or another metric has a value that cannot be (`range` in tracking/metrics.yaml).
     """
     path = job / "metrics.jsonl"
     points: list[StepMetrics] = []
@@ -59,6 +59,10 @@ def read_steps(job: Path) -> list[StepMetrics]:
         reward = point.get(REWARD, 0.0)
         if reward is None or not 0 <= reward <= 1:
             raise StudyError(f"{where}: {REWARD} is {reward}, but rewards lie between 0 and 1")
+        for key, value in point.items():
+            known = CATALOGUE.get(key)
+            if value is not None and known is not None and (why := known.refusal(value)):
+                raise StudyError(f"{where}: {key} is {value:g}, and {why}")
         points.append(point)
     if not points:
         raise StudyError(f"{path}: holds no training step")

@@ -56,6 +56,13 @@ class JobRecord(Record):
         return settings
 
 
+class FirstPrompt(Record):
+    """A prompt as the engine got it: the token ids, and their text with special tokens."""
+
+    text: str
+    tokens: list[Count]
+
+
 class RunRecord(JobRecord):
     """A training run.
 
@@ -65,6 +72,7 @@ class RunRecord(JobRecord):
         fingerprint: digests of all its inputs, see `tailrl.training.checkpoints`.
         sampler_self_test: the result of the engine's self-test; None if not finite.
         stopped: the rule that ended it early, in words.
+        first_prompt: of the problems; None in older records.
     """
 
     kind = Run
@@ -78,6 +86,7 @@ class RunRecord(JobRecord):
     fingerprint: dict[str, str]
     sampler_self_test: float | None
     stopped: str | None
+    first_prompt: FirstPrompt | None = None
 
     @property
     def run(self) -> Run:

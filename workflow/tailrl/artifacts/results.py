@@ -14,9 +14,12 @@ from tailrl.artifacts.records import RunRecord, read_record
 from tailrl.artifacts.tokens import Tokens, read_tokens
 from tailrl.config.jobs import Evaluation
 from tailrl.config.study import BASE_ARM, Study
-from tailrl.config.training import differing
+from tailrl.config.training import differing, without_operational
 from tailrl.runtime.errors import StudyError, one_line
 from tailrl.tracking.metrics import STEP
+
+PROBLEMS, POLICY = "problems", "base policy"
+"""What a job was made from, as its manifest's inputs and a run's fingerprint name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +78,26 @@ def read_results(study: Study, folder: str | Path, arms: Iterable[str]) -> Resul
         baselines[name], own = _read_evaluation(settings, path, name, (0,))
         if own.evaluated(0) != made.evaluated(0) or own.inputs != made.inputs:
             raise StudyError(f"{path}: is not of the policy and the problems of {base_path}; remove either")
-    for run in (run for arm in names for run in runs[arm]):
-        if run.record.fingerprint.get("base policy") != made.evaluated(0):
-            job = _job(folder, run.arm, run.seed)
+        _check_prompts(path, baselines[name], base_path, base)
+    _check_inputs(folder, base_path, made)
+    every = [run for arm in names for run in runs[arm]]
+    for run in every:
+        job = _job(folder, run.arm, run.seed)
+        if run.record.fingerprint.get(POLICY) != made.evaluated(0):
             raise StudyError(f"{job}: was not trained from the base policy that {base_path} evaluated; remove either")
+        problems = folder / "data" / "train.jsonl"
+        if run.record.fingerprint.get(PROBLEMS) != _digest(problems):
+            raise StudyError(f"{job}: was trained on other problems than {problems} has; remove either")
     evaluations = {}
     for arm in names:
         path = folder / "eval" / f"{arm}.json"
         evaluations[arm], own = _read_evaluation(study.evaluation, path, arm, seeds[arm])
         if evaluations[arm].problems != base.problems or own.inputs != made.inputs:
             raise StudyError(f"{path}: its problems are not those that the base policy was evaluated on")
+        _check_prompts(path, evaluations[arm], base_path, base)
         _check_policies(path, evaluations[arm], own, folder / "train" / arm)
-    trained = [_job(folder, run.arm, run.seed) for arm in names for run in runs[arm]]
-    jobs = [folder / "data", folder / "base", *trained]
-    manifests = [path for job in jobs if (path := job / MANIFEST).is_file()]
+    jobs = [folder / "data", folder / "base", *(_job(folder, run.arm, run.seed) for run in every)]
+    manifests = [job / MANIFEST for job in jobs]
     manifests += [manifest_of(folder / "eval" / f"{arm}.json") for arm in (BASE_ARM, *baselines, *names)]
     for path in manifests:
         check_outputs(path)
@@ -99,17 +108,67 @@ def read_job(job: Path) -> tuple[RunRecord, Metrics]:
     """The record and metrics of a finished run, in train/<arm>/seed<seed>.
 
     Raises:
-        StudyError: a file cannot be used, belongs to another run, or lacks steps.
+        StudyError: a file cannot be used, belongs to another run, lacks steps, or contradicts itself or the manifest.
     """
     record, metrics = read_record(job, RunRecord), read_metrics(job)
     if (record.arm, f"seed{record.seed}") != (job.parent.name, job.name):
         raise StudyError(
             f"{job / 'run.json'}: is of arm {one_line(record.arm)}, seed {record.seed}, not of this folder's"
         )
-    steps, planned = len(metrics[STEP]), record.run.training.steps
-    if steps != read_manifest(job / MANIFEST).steps or not (steps == planned or (record.stopped and steps < planned)):
+    made, steps, planned = read_manifest(job / MANIFEST), len(metrics[STEP]), record.run.training.steps
+    _check_record(job, record, made)
+    if steps != made.steps or not (steps == planned or (record.stopped and steps < planned)):
         raise StudyError(f"{job / 'metrics.jsonl'}: holds {steps} steps, and its run has {planned}")
     return record, metrics
+
+
+def _check_record(job: Path, record: RunRecord, made: Manifest) -> None:
+    """Raises StudyError where a record contradicts its settings, its fingerprint or its manifest.
+
+    An older fingerprint may lack an entry, which is then not compared.
+    """
+    known = record.fingerprint
+    of_settings = {"study": record.study, "arm": record.arm}
+    of_fingerprint: dict[str, str | None] = {
+        "seed": str(record.seed),
+        "settings": digest_of(without_operational(record.settings)),
+        **{name: made.inputs.get(name) for name in (PROBLEMS, POLICY)},
+    }
+    for name, value in of_settings.items():
+        if value != record.settings.get(name):
+            raise StudyError(
+                f"{job / 'run.json'}: its {name} is {one_line(value)}, and its settings are of another one"
+            )
+    for name, digest in of_fingerprint.items():
+        if digest != known.get(name, digest):
+            raise StudyError(
+                f"{job / 'run.json'}: its {name} and its fingerprint's differ; put the file back from a copy, or "
+                f"remove {job} and run the study again"
+            )
+
+
+def _check_inputs(folder: Path, base_path: Path, made: Manifest) -> None:
+    """Raises StudyError where the folder's problems and base policy are not those of the base policy's evaluation."""
+    held_out = folder / "data" / "evaluation.jsonl"
+    if made.inputs.get(PROBLEMS) != _digest(held_out):
+        raise StudyError(f"{base_path}: was evaluated on other problems than {held_out} has; remove either")
+    if made.evaluated(0) != digest_of(read_manifest(folder / "base" / MANIFEST).digests()):
+        raise StudyError(f"{base_path}: evaluated another policy than {folder / 'base'}; remove either")
+
+
+def _check_prompts(path: Path, evaluation: ArmScores, base_path: Path, base: ArmScores) -> None:
+    """Raises StudyError where policies were asked other prompts than the base policy; older files do not say."""
+    if evaluation.prompts and base.prompts and evaluation.prompts != base.prompts:
+        raise StudyError(
+            f"{path}: its policies were given other prompt tokens than {base_path} says, from the same problems: the "
+            f"chat template may hold the date, or the tokenizer changed; remove {path.parent} and evaluate all anew"
+        )
+
+
+def _digest(file: Path) -> str | None:
+    """What a file's manifest says of it."""
+    output = read_manifest(file.with_name(MANIFEST)).outputs.get(file.name)
+    return output.sha256 if output else None
 
 
 def _job(folder: Path, arm: str, seed: int) -> Path:

@@ -126,15 +126,21 @@ class Study(Settings):
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         self._check_experts(f"arms.{name}.sampler", run.sampler)
-        for task in (self.task, *self._harder()):
+        # An arm's own setting hides the study's.
+        of_arm = {key: f"arms.{name}.training.{key}" for key in arm.training}
+        harder = {f"curriculum.harder.{place}": task for place, task in enumerate(self._harder())}
+        for what, task in {"the task": self.task, **harder}.items():
             if isinstance(task, GeneratedTask) and run.training.prompts > task.problems:
-                raise ValueError(
-                    f"arms.{name}: {run.training.prompts} prompts a step, but the task has {task.problems}"
-                )
+                key = of_arm.get("prompts", "training.prompts")
+                raise ValueError(f"{key}: {run.training.prompts} prompts a step, but {what} has {task.problems}")
         if isinstance(self.policy, ScratchPolicy):
-            longest = max(run.training.max_new_tokens, self.evaluation.max_new_tokens)
-            if longest >= self.policy.max_length:
-                raise ValueError(f"arms.{name}: {longest} new tokens do not fit the policy's {self.policy.max_length}")
+            lengths = {
+                of_arm.get("max_new_tokens", "training.max_new_tokens"): run.training.max_new_tokens,
+                "evaluation.max_new_tokens": self.evaluation.max_new_tokens,
+            }
+            for key, longest in lengths.items():
+                if longest >= self.policy.max_length:
+                    raise ValueError(f"{key}: {longest} new tokens do not fit the policy's {self.policy.max_length}")
             size = self.policy.vocabulary_size
             for rho in filter(None, (run.vocabulary.rho, run.vocabulary.rho_easy)):
                 if log_rho(rho, size) > 0:

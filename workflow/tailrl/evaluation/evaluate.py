@@ -39,6 +39,8 @@ from tailrl.model.policy import (
     required_length,
 )
 from tailrl.rollout import Sampler, make_sampler
+from tailrl.rollout.prompts import prompts_digest, show_prompts
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import sync_files
 from tailrl.runtime.errors import StudyError, reason, say
@@ -92,6 +94,7 @@ def evaluate(
     kept: Path,
     snapshots: Sequence[tuple[int, int, Path]] = (),
     share: tuple[int, int] = (0, 1),
+    prompts: str | None = None,
 ) -> Evaluated | None:
     """Evaluates the policies and snapshots of one arm, one after another, in one engine.
 
@@ -106,6 +109,7 @@ def evaluate(
         kept: the folder of finished policies (`Parts`).
         snapshots: training seed, steps done, folder of each snapshot.
         share: this process's number and how many there are; policies are dealt to them round robin.
+        prompts: the digest of the prompts' tokens (`rollout.prompts.prompts_digest`), for the record.
 
     Returns:
         The evaluation; None for a share, whose policies are in `kept`.
@@ -119,13 +123,13 @@ def evaluate(
         check_weights(folder)
     every = [Evaluee(whose, folder, policy_digest(folder)) for whose, folder in named]
     problems = vouched_checksum(problems_file)
-    parts = Parts(kept, problems, settings)
+    parts = Parts(kept, problems, settings, prompts)
     number, processes = share
     if missing := [policy for policy in every[number::processes] if parts.read(policy) is None]:
         own = len(every[number::processes])
         if len(missing) < own:
             say(f"arm {arm}: {own - len(missing)} of {own} policies are evaluated already")
-        _evaluate(missing, parts, problems_file, settings, start())
+        _evaluate(missing, parts, problems_file, settings, start(), prompts)
     if processes > 1:
         return None
     found = [_part(parts, policy) for policy in every]
@@ -146,7 +150,12 @@ def _part(parts: Parts, policy: Evaluee) -> EvaluatedPolicy:
 
 
 def _evaluate(
-    policies: Sequence[Evaluee], parts: Parts, problems_file: Path, settings: Evaluation, engine: Sampling
+    policies: Sequence[Evaluee],
+    parts: Parts,
+    problems_file: Path,
+    settings: Evaluation,
+    engine: Sampling,
+    prompts: str | None,
 ) -> None:
     """Evaluates these policies, and keeps each when it is done."""
     from lm_eval import evaluate as run
@@ -166,7 +175,7 @@ def _evaluate(
             (responses,) = sample["filtered_resps"]
             problem, answer = sample["doc"]["id"], sample["doc"]["answer"]
             samples.append(Samples(**evaluee.whose, id=problem, answer=answer, responses=responses))
-        record = _record(evaluee.whose, outcome["results"][TASK], scored, lm.rollouts)
+        record = _record(evaluee.whose, outcome["results"][TASK], scored, lm.rollouts) | {"prompts": prompts}
         parts.write(evaluee, EvaluatedPolicy(scores=PolicyScores.model_validate(record), samples=samples))
 
 
@@ -198,17 +207,22 @@ def evaluate_arm(
 ) -> Evaluated | None:
     """`evaluate` with the first policy's tokenizer and an engine for it; raises StudyError likewise."""
     folder = policies[0][1]
+    check_weights(folder)
+    tokenizer, problems = load_tokenizer(folder), read_held_out(problems_file)
+    prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
 
     def start() -> Sampling:
-        tokenizer, problems, config = load_tokenizer(folder), read_held_out(problems_file), load_config(folder)
+        config = load_config(folder)
         check_vocabulary(config, tokenizer, folder)
-        prompts = [encode_prompt(tokenizer, problem.prompt) for problem in problems]
-        length = required_length(problems, prompts, settings.max_new_tokens, config)
+        show_prompts(tokenizer, prompts, stop_tokens(folder, tokenizer), f"arm {arm}")
+        most, key = config.max_position_embeddings, "evaluation.max_new_tokens"
+        length = required_length(problems, prompts, settings.max_new_tokens, most, key)
         with guarded(settings.rollout_timeout, "the engine's start"):
             sampler = make_sampler(settings.sampler, folder, length, settings.seed)
         return Sampling(sampler, tokenizer, length)
 
-    return evaluate(arm, policies, problems_file, settings, start, kept, snapshots, share)
+    digest = prompts_digest(prompts)
+    return evaluate(arm, policies, problems_file, settings, start, kept, snapshots, share, digest)
 
 
 def write_results(evaluated: Evaluated, json_path: Path, samples_path: Path) -> None:

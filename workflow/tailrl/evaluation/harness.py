@@ -73,8 +73,9 @@ def make_requests(
             prompts[problem] = tuple(encode_prompt(tokenizer, text))
             if len(prompts[problem]) + options["max_gen_toks"] > max_length:
                 raise StudyError(
-                    f"evaluation: the prompt of problem {problem!r} has {len(prompts[problem])} tokens, which with "
-                    f"max_new_tokens = {options['max_gen_toks']} is more than the {max_length} that the policy supports"
+                    f"the prompt of problem {problem!r} has {len(prompts[problem])} tokens, which with "
+                    f"evaluation.max_new_tokens = {options['max_gen_toks']} is more than the {max_length} "
+                    "that the policy supports"
                 )
         requests.append(Request(prompts[problem], derive_seed("evaluation", seed, problem, repeats[problem])))
         repeats[problem] += 1

@@ -41,12 +41,16 @@ class Evaluee:
 class Parts:
     """The evaluated policies in one folder."""
 
-    def __init__(self, folder: Path, problems: str, settings: Evaluation) -> None:
-        """`problems` is the SHA-256 of the problems; a part counts for equal problems, settings, sources, versions."""
+    def __init__(self, folder: Path, problems: str, settings: Evaluation, prompts: str | None = None) -> None:
+        """A part counts for equal problems, prompts, settings, sources and versions.
+
+        `problems` is the SHA-256 of the problems, `prompts` the digest of the prompts' tokens.
+        """
         versions = provenance()["versions"]
         self.folder = folder
         self.made_from = {
             "problems": problems,
+            "prompts": str(prompts),
             "settings": json.dumps(without_operational(settings.model_dump(mode="json")), sort_keys=True),
             "source files": digest_of(at_start(job_files("evaluate", settings))),
             **{name: str(versions[name]) for name in ("python", "torch", "transformers", "vllm", "lm_eval")},

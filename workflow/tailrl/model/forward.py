@@ -34,6 +34,7 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row: [1, heads, P, d] → [1, P, heads, d]."""
     _refuse_unsupported(others)
+    _refuse_beyond(others.get("sliding_window"), packing)
     query, key, value = _rounded(module, query, key, value)
     if serves(query):
         query_PHD, key_PKD, value_PKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -105,10 +106,20 @@ def _rounded(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tu
 
 
 def _refuse_unsupported(others: dict[str, Any]) -> None:
-    unsupported = [name for name in ("sliding_window", "softcap", "s_aux") if others.get(name) is not None]
+    unsupported = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
     if unsupported:
         raise StudyError(
             f"the policy's attention uses {', '.join(unsupported)}, which packed training does not support"
+        )
+
+
+def _refuse_beyond(window: int | None, packing: Packing) -> None:
+    """Raises StudyError for a sequence longer than the attention's window, which hides nothing from a shorter one."""
+    longest = packing.index_NL.shape[1]
+    if window is not None and longest > window:
+        raise StudyError(
+            f"a sequence has {longest} tokens, and the policy's attention has a sliding_window of {window}, the most "
+            "that packed training supports"
         )
 
 
@@ -123,6 +134,7 @@ def hidden_states(model: PreTrainedModel, tokens_P: Tensor, packing: Packing, ro
     """
     routes: dict[str, Any] = {} if routing is None else {"routing": routing}
     if model.config._attn_implementation == EXACT_ATTENTION:
+        _refuse_beyond(sliding_window(model.config), packing)
         attention = PackedAttention.of(packing, key_group(model.config))
         row = pad_rows(tokens_P), pad_rows(packing.positions_P)
         return exact_hidden_states(model, *row, attention.attend, **routes)[: len(tokens_P)]
@@ -174,6 +186,18 @@ def row_multiple(model: PreTrainedModel) -> int:
 def head_size(config: PreTrainedConfig) -> int:
     """Size of a key."""
     return cast(int, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def sliding_window(config: PreTrainedConfig) -> int | None:
+    """Tokens that an attention layer looks back over, its own token among them; None where it looks at all of them."""
+    kinds = getattr(config, "layer_types", None)
+    return None if kinds and "sliding_attention" not in kinds else getattr(config, "sliding_window", None)
+
+
+def trained_length(config: PreTrainedConfig) -> int:
+    """Most tokens of a sequence in packed rows: the policy's positions, or the window of its attention."""
+    positions = cast(int, config.max_position_embeddings)
+    return min(positions, sliding_window(config) or positions)
 
 
 def key_heads(config: PreTrainedConfig) -> int:

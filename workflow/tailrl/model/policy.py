@@ -1,6 +1,8 @@
 """The policy and its tokenizer: created, loaded and saved."""
 
 import copy
+import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -11,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
@@ -19,16 +22,22 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from tailrl.config.policy import ScratchPolicy, lacking, lies
 from tailrl.model.checks import check_loaded, refuse_endless, refuse_oversized, refuse_pickle
 from tailrl.model.forward import PACKED_ATTENTION
 from tailrl.model.routing import open_routers
 from tailrl.runtime import distributed
-from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.errors import StudyError, few, one_line, reason, say
 from tailrl.runtime.hub import use_cache_without_hub
 from tailrl.tasks.problem import Problem
+
+JSON_FILES = (
+    *("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json"),
+)
+"""Files of a Hugging Face folder that are JSON objects."""
 
 
 def create_policy(settings: ScratchPolicy, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -71,8 +80,8 @@ def load_policy(path: str | Path) -> PreTrainedModel:
 
     Weights come from safetensors only, since a pickle can run code. The model's class comes from transformers.
     """
+    generation = read_generation(path)
     try:
-        _ask_hub(path)
         refuse_pickle(path)
         refuse_endless(path)
         refuse_oversized(path)
@@ -90,7 +99,61 @@ def load_policy(path: str | Path) -> PreTrainedModel:
         raise StudyError(f"{path}: no model could be read from it: {_why(path, error)}") from None
     open_routers(model)
     check_loaded(model, report, path)
+    _make_savable(model.generation_config, Path(path) / (GENERATION_CONFIG_NAME if generation else CONFIG_NAME))
     return cast(PreTrainedModel, model)
+
+
+def read_generation(path: str | Path) -> GenerationConfig | None:
+    """The generation_config.json of a policy; None where it has none.
+
+    Of its settings tailrl reads the end tokens alone: the study says how responses are sampled.
+
+    Raises StudyError, which names the file, where transformers cannot read it or an end token is no token id.
+    """
+    _ask_hub(path)
+    try:
+        file = cached_file(path, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    except Exception:  # no such folder or model: said where the model itself is read
+        return None
+    if file is None:
+        return None
+    try:
+        settings = json.loads(Path(file).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("not a JSON object")
+        generation = GenerationConfig.from_dict(settings)
+    except Exception as error:  # its validation fails in many ways
+        raise StudyError(f"{file}: cannot be read: {reason(error)}; mend it, or remove it") from None
+    ends = generation.eos_token_id
+    for token in ends if isinstance(ends, list) else [ends]:
+        if token is not None and (type(token) is not int or token < 0):
+            raise StudyError(f"{file}: its eos_token_id holds {one_line(repr(token))}, which is no token id; mend it")
+    return generation
+
+
+def _make_savable(generation: GenerationConfig | None, file: Path) -> None:
+    """Unset what transformers refuses to save, such as a temperature without do_sample; says what it was.
+
+    Greedy decoding does not read these settings, and tailrl reads none of them. `file` is where they stand. Raises
+    StudyError where more is wrong.
+    """
+    if generation is None:
+        return
+    try:
+        generation.validate(strict=True)
+        return
+    except ValueError as error:
+        refused = re.findall(r"^- `(\w+)`", str(error), re.MULTILINE)
+    for name in refused:
+        setattr(generation, name, None)
+    try:
+        generation.validate(strict=True)
+    except ValueError as error:
+        raise StudyError(f"{file}: transformers refuses to save its settings: {reason(error)}; mend it") from None
+    say(
+        f"{file}: greedy decoding does not read {few(refused)}, and transformers refuses to save that: policies are "
+        "written without it; the study says how responses are sampled"
+    )
 
 
 def _ask_hub(path: str | Path) -> None:
@@ -107,7 +170,20 @@ def _why(path: str | Path, error: Exception) -> str:
         return "its class has no attention that packed rows could use"
     if not lies(Path.is_dir, path):
         return f"it is no folder here, and the Hugging Face hub and its cache do not give it: {reason(error)}"
-    return lacking(Path(path)) or reason(error)
+    return lacking(Path(path)) or _broken(Path(path)) or reason(error)
+
+
+def _broken(folder: Path) -> str | None:
+    """The first file of a folder that should be a JSON object and is not, in words."""
+    for name in JSON_FILES:
+        file = folder / name
+        try:
+            whole = not file.is_file() or isinstance(json.loads(file.read_bytes()), dict)
+        except (ValueError, RecursionError, OSError) as error:
+            return f"{name} is not valid JSON: {reason(error)}"
+        if not whole:
+            return f"{name} is not a JSON object"
+    return None
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -187,15 +263,23 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def required_length(
-    problems: Sequence[Problem], prompts: Sequence[Sequence[int]], max_new_tokens: int, config: PreTrainedConfig
+    problems: Sequence[Problem],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    most: int,
+    setting: str,
 ) -> int:
-    """Longest prompt and response together, tokens; raises StudyError where they exceed the policy's positions."""
+    """Longest prompt and response together, tokens.
+
+    Raises StudyError, which names the setting that `max_new_tokens` is from, where they exceed `most`: the policy's
+    positions, or `trained_length`.
+    """
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     length = len(prompts[longest]) + max_new_tokens
-    if length > config.max_position_embeddings:
+    if length > most:
         raise StudyError(
-            f"problem {problems[longest].id!r}: {len(prompts[longest])} prompt tokens and max_new_tokens = "
-            f"{max_new_tokens} exceed the {config.max_position_embeddings} that the policy supports"
+            f"problem {problems[longest].id!r}: {len(prompts[longest])} prompt tokens and {setting} = "
+            f"{max_new_tokens} exceed the {most} that the policy supports"
         )
     return length
 
@@ -211,7 +295,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
         return cast(list[int], tokenizer.encode(text, add_special_tokens=False))
     except Exception as error:  # a template is a program
         raise StudyError(
-            f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}"
+            f"{tokenizer.name_or_path}: its tokenizer or chat template fails on a prompt: {reason(error)}; look at its "
+            "tokenizer_config.json and chat_template.jinja"
         ) from None
 
 

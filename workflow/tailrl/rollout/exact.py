@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailrl.config.sampler import SamplerSettings
 from tailrl.kernels.exact_logprobs import Scoring, head_logits
-from tailrl.model.forward import head_weight
+from tailrl.model.forward import head_weight, sliding_window
 from tailrl.model.quantized import check_sizes, match_engine, projections, rounded_weights
 from tailrl.rollout import Decoding, self_test
 from tailrl.rollout.kv_cache import Flight
@@ -40,6 +40,12 @@ class ExactSampler(LocalSampler):
             raise StudyError(
                 f"{policy_folder}: rotary embeddings of type {rotary} depend on the longest sequence of a batch, "
                 "which the exact engine does not support"
+            )
+        window = sliding_window(config)
+        if window is not None and max_length > window:
+            raise StudyError(
+                f"{policy_folder}: its attention looks back over a sliding_window of {window} tokens; the exact engine "
+                f"supports no longer sequence, and one of {max_length} may come"
             )
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
         check_sizes(self.model, settings)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.model.forward import head_size, key_heads
-from tailrl.model.policy import end_of_turn, load_tokenizer
+from tailrl.model.policy import end_of_turn, load_config, load_tokenizer, read_generation
 from tailrl.objective.noise import gumbel
 from tailrl.objective.safe_set import Columns, log_masses, set_size
 from tailrl.rollout import Decoding, is_kept
@@ -119,23 +119,23 @@ class LocalSampler:
         return {}
 
 
-def stop_tokens(policy_folder: Path) -> list[int]:
+def stop_tokens(policy_folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> list[int]:
     """End tokens: of config.json and generation_config.json, of the tokenizer, and the end of the chat template's turn.
+
+    The tokenizer is read from the folder where none is given.
 
     A base model's configuration names the end of a text alone, which a chat's turn does not end with.
 
     Raises:
         StudyError: there is none, so that no response could ever end.
     """
-    configs = [AutoConfig.from_pretrained(policy_folder, trust_remote_code=False).get_text_config()]
-    if (policy_folder / "generation_config.json").exists():
-        configs.append(GenerationConfig.from_pretrained(policy_folder))
+    configs = [load_config(policy_folder).get_text_config(), read_generation(policy_folder)]
     found: set[int] = set()
     for config in configs:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     try:
-        tokenizer = load_tokenizer(policy_folder)
+        tokenizer = tokenizer or load_tokenizer(policy_folder)
     except StudyError:
         pass  # said where prompts are encoded
     else:

@@ -3,6 +3,7 @@
 No other module writes a key as a string. `tailrl metrics` prints the table.
 """
 
+import math
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,11 @@ Constrained distributions are renormalised on the safe set, each side on its own
 fraction is of the tokens, responses or prompts that the meaning names.
 """
 
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+ROUNDING = 1e-3
+"""By how much rounding may take a value out of its range: a mass of probability, summed in float32."""
+
 
 class Metric(str):
     """The key of a metric, with its description. As text, in JSON and in a pickle it is the key alone.
@@ -26,17 +32,31 @@ class Metric(str):
         unit: of its values.
         meaning: what a value says.
         computed_by: dotted name of the function or method that computes it.
+        least, most: the range of its values.
     """
 
-    __slots__ = ("computed_by", "meaning", "unit")
+    __slots__ = ("computed_by", "least", "meaning", "most", "unit")
     unit: str
     meaning: str
     computed_by: str
+    least: float
+    most: float
 
-    def __new__(cls, key: str, unit: str, meaning: str, computed_by: str) -> Self:
+    def __new__(cls, key: str, unit: str, meaning: str, computed_by: str, range: list[float | None]) -> Self:
         metric = super().__new__(cls, key)
         metric.unit, metric.meaning, metric.computed_by = unit, meaning, computed_by
+        least, most = range
+        metric.least = -FLOAT32_MAX if least is None else least
+        metric.most = FLOAT32_MAX if most is None else most
         return metric
+
+    def refusal(self, value: float) -> str | None:
+        """Why the metric cannot have this value, in words; None where it can."""
+        if not math.isfinite(value):
+            return "a value that is not finite is written as null"
+        if not self.least - ROUNDING <= value <= self.most + ROUNDING:
+            return f"it lies between {self.least:g} and {self.most:g}"
+        return None
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
@@ -47,18 +67,19 @@ CORR_VERL, TIME = "rollout_corr_verl", "time"
 """Groups, whose keys are <group>/<name>."""
 
 _described = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-_catalogue = {key: Metric(key, **described) for key, described in _described.items()}
+CATALOGUE = {key: Metric(key, **described) for key, described in _described.items()}
+"""Every metric by its key."""
 
-VERIFICATION = {key: metric for key, metric in _catalogue.items() if key.startswith("verification/")}
+VERIFICATION = {key: metric for key, metric in CATALOGUE.items() if key.startswith("verification/")}
 """Logged besides where the trainer verifies the engine's tokens."""
 
-ROUTING = {key: metric for key, metric in _catalogue.items() if key.startswith("routing/")}
+ROUTING = {key: metric for key, metric in CATALOGUE.items() if key.startswith("routing/")}
 """Logged besides where the sampler says which experts it chose (`sampler.routes`)."""
 
-CURRICULUM = {key: metric for key, metric in _catalogue.items() if key.startswith("curriculum/")}
+CURRICULUM = {key: metric for key, metric in CATALOGUE.items() if key.startswith("curriculum/")}
 """Logged besides where a study has a curriculum."""
 
-METRICS = {key: metric for key, metric in _catalogue.items() if key not in {*VERIFICATION, *ROUTING, *CURRICULUM}}
+METRICS = {key: metric for key, metric in CATALOGUE.items() if key not in {*VERIFICATION, *ROUTING, *CURRICULUM}}
 """All other metrics by their keys, in the order in which a step logs them."""
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: a run's states, each written whole or not at all, with a checksum in its name (`checkpoint_files`).
 
 They lie in a folder that no rule declares, since Snakemake deletes the outputs of a failed or killed job. One process
-at a time holds the folder. Only a run of the same settings, seed, base policy, problems, source files and library
-versions resumes from a checkpoint (`fingerprint`), since nothing else would give the same bits. Another run's
+at a time holds the folder. Only a run of the same settings, seed, base policy, problems, prompts, source files and
+library versions resumes from a checkpoint (`fingerprint`), since nothing else would give the same bits. Another run's
 checkpoints stay until a run is finished, so that a setting may be changed back.
 """
 
@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from tailrl.artifacts.manifest import policy_digest, vouched_checksum
+from tailrl.artifacts.manifest import digest_of, policy_digest, vouched_checksum
 from tailrl.config.jobs import Run
 from tailrl.config.source_files import at_start, job_files
 from tailrl.config.training import without_operational
+from tailrl.rollout.prompts import prompts_digest
 from tailrl.runtime import distributed
 from tailrl.runtime.atomic_files import LOCK, DamagedError, rename_whole, write_whole
 from tailrl.runtime.errors import StudyError, reason, say
@@ -34,6 +35,9 @@ from tailrl.training.state import RunState
 
 FILE_NAME = re.compile(r"step-\d{8}-([0-9a-f]{8})-([0-9a-f]{16})(\.safetensors)?")
 """The steps done, the run (a digest of its fingerprint), and the start of a checksum; a folder of parts ends there."""
+PROMPTS = "prompts"
+"""The entry of a fingerprint that older runs lack."""
+CHANGED_PROMPTS = " (from the same problems: its chat template may hold the date, or the tokenizer changed)"
 UNFINISHED, UNFINISHED_PARTS = "writing.safetensors", "writing-parts"
 
 
@@ -45,7 +49,7 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.fingerprint = dict(fingerprint)
-        self.name = _digest(self.fingerprint)[:8]
+        self.name = digest_of(self.fingerprint)[:8]
 
     def save(self, state: RunState) -> Path:
         """Write a checkpoint, then remove the oldest; returns its path. Every rank must call.
@@ -160,6 +164,24 @@ class Checkpoints:
         files = sorted(self.folder.glob("step-*"))
         return [file for file in files if (match := FILE_NAME.fullmatch(file.name)) and match[1] == self.name]
 
+    def take_up_older(self) -> None:
+        """Be an older run, whose fingerprint lacks the prompts, where the folder has one and nothing of this run.
+
+        A sentence says so. Every rank must call, within `held`.
+        """
+        older = Checkpoints(self.folder, self.keep, {k: v for k, v in self.fingerprint.items() if k != PROMPTS})
+        # The first rank decides, since it holds the folder.
+        only_older = distributed.is_first() and older.begun and not self.begun
+        if distributed.gathered(only_older)[0]:
+            self.fingerprint, self.name = older.fingerprint, older.name
+            if distributed.is_first():
+                say(f"{self.folder}: of an older run, which did not note its prompts' tokens: they are not compared")
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder has checkpoints or results of this run."""
+        return bool(self._files()) or self.finished.is_dir()
+
     @property
     def finished(self) -> Path:
         """Folder of the results; it exists once the run is finished."""
@@ -206,19 +228,24 @@ class Checkpoints:
                     return
 
 
-def fingerprint(run: Run, seed: int, policy_folder: Path, problems_file: Path) -> dict[str, str]:
+def fingerprint(
+    run: Run, seed: int, policy_folder: Path, problems_file: Path, prompts: Sequence[Sequence[int]]
+) -> dict[str, str]:
     """What a checkpoint and the run that resumes from it must have in common: names and checksums.
+
+    `prompts` are the token ids of all problems: a chat template may hold the date, and tokenizers change.
 
     Raises StudyError if the base policy is not as its manifest says.
     """
     versions = provenance()["versions"]
     return {
-        "settings": _digest(without_operational(run.model_dump(mode="json"))),
+        "settings": digest_of(without_operational(run.model_dump(mode="json"))),
         "seed": str(seed),
         "base policy": policy_digest(policy_folder),
         "problems": vouched_checksum(problems_file),
-        "source files": _digest(at_start(job_files("train", run))),
-        "library versions": _digest({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
+        PROMPTS: prompts_digest(prompts),
+        "source files": digest_of(at_start(job_files("train", run))),
+        "library versions": digest_of({name: versions[name] for name in ("python", "torch", "transformers", "vllm")}),
     }
 
 
@@ -226,13 +253,10 @@ def _whose(file: Path, fingerprint: Mapping[str, str]) -> str:
     """How a checkpoint's run differs from this one, in words."""
     try:
         theirs = read_header(file)["fingerprint"]
-        return f"a run with other {', '.join(name for name in fingerprint if theirs.get(name) != fingerprint[name])}"
+        others = [name for name in fingerprint if theirs.get(name) != fingerprint[name]]
+        return f"a run with other {', '.join(others)}{CHANGED_PROMPTS if others == [PROMPTS] else ''}"
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
         return "an unknown run"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _remove(path: Path) -> None:

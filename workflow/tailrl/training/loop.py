@@ -22,11 +22,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tailrl.artifacts.manifest import read_digests
 from tailrl.config.jobs import Run
+from tailrl.model.forward import trained_length
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.model.quantized import match_engine
 from tailrl.objective.adaptive_rho import Thresholds
 from tailrl.objective.advantages import ESTIMATORS
 from tailrl.rollout import Decoding, make_sampler
+from tailrl.rollout.prompts import first_prompt, show_prompts
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import NumericalError, StudyError, say
 from tailrl.runtime.seeding import derive_seed
@@ -84,10 +87,11 @@ def train(run: Run, seed: int, policy_folder: Path, problems_file: Path, out: Pa
     started = time.perf_counter()
     run = decided(run)
     job = _read_job(run, seed, policy_folder, problems_file, out)
-    identity = fingerprint(run, seed, policy_folder, problems_file)
+    identity = fingerprint(run, seed, policy_folder, problems_file, job.prompts)
     checkpoints = Checkpoints(out / "checkpoints", run.training.keep_checkpoints, identity)
     distributed.join()
     with checkpoints.held() if distributed.is_first() else nullcontext():
+        checkpoints.take_up_older()
         # The first rank decides, since it holds the folder.
         if not distributed.gathered(checkpoints.finished.is_dir())[0]:
             _train(job, policy_folder, checkpoints, wandb_folder, started)
@@ -117,8 +121,12 @@ def _load(job: Job, policy_folder: Path) -> PreTrainedModel:
 
 def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder: Path, started: float) -> None:
     run, settings = job.run, job.run.training
+    if distributed.is_first():
+        ends = stop_tokens(policy_folder, job.tokenizer)
+        show_prompts(job.tokenizer, job.prompts, ends, f"arm {run.arm}, seed {job.seed}")
     model = _load(job, policy_folder)
-    length = required_length(job.problems, job.prompts, settings.max_new_tokens, model.config)
+    most, key = trained_length(model.config), "training.max_new_tokens"
+    length = required_length(job.problems, job.prompts, settings.max_new_tokens, most, key)
     engine = GuardedEngine(
         lambda: make_sampler(run.sampler, policy_folder, length, job.seed, model),
         run.disturbance,
@@ -164,6 +172,7 @@ def _train(job: Job, policy_folder: Path, checkpoints: Checkpoints, wandb_folder
         "fingerprint": checkpoints.fingerprint,
         "sampler_self_test": tested if math.isfinite(tested) else None,
         "stopped": stopped,
+        "first_prompt": first_prompt(job.tokenizer, job.prompts),
     }
     write_results(state, job.tokenizer, run, job.seed, found, checkpoints.finished, snapshots)
 

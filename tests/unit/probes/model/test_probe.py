@@ -13,7 +13,7 @@ import pytest
 import torch
 from definitions import safe_tokens, softmax
 from sampler_fixture import PlainSampler
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedTokenizerFast
 
 from tailrl.analysis.distributions import distance
 from tailrl.config.probe import ProbeSettings
@@ -23,7 +23,7 @@ from tailrl.diagnosis.measure import Measured
 from tailrl.diagnosis.metrics import quantity
 from tailrl.diagnosis.readers import read_log
 from tailrl.diagnosis.responses import Response, Worst
-from tailrl.model.policy import encode_prompt
+from tailrl.model.policy import encode_prompt, save_policy
 from tailrl.probes.distributions import measure
 from tailrl.probes.model import probe
 from tailrl.probes.model.page import diagnose_probe, probe_page
@@ -125,7 +125,9 @@ def test_a_trainer_in_bfloat16(policy_folder: Path, prompts_file: Path, monkeypa
         assert words in probe_page(found[dtype], diagnose_probe(found[dtype]))
 
 
-def test_with_the_exact_engine_nothing_differs(policy_folder: Path, prompts_file: Path) -> None:
+def test_with_the_exact_engine_nothing_differs(
+    policy_folder: Path, prompts_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = probed(policy_folder, prompts_file, sampler={"engine": "exact", "dtype": "float32"}, samples=12)
     log = pack(found.rows)
     assert (log.sampler_T == log.trainer_T).all() and (log.again_T == log.trainer_T).all()
@@ -134,6 +136,28 @@ def test_with_the_exact_engine_nothing_differs(policy_folder: Path, prompts_file
         row = distance(compared)
         assert row.equal == row.positions == len(log.token_T)
     assert found.self_test == 0
+    assert f"tailrl: {policy_folder}: the first prompt is '1+2='\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("window", "engine"), [(15, {"engine": "exact", "dtype": "float32"}), (15, {"engine": "transformers"}), (14, {})]
+)
+def test_a_window_of_attention_matters_where_it_hides_a_token(
+    window: int, engine: dict[str, str], tokenizer: PreTrainedTokenizerFast, prompts_file: Path, tmp_path: Path
+) -> None:
+    """The longest prompt, of 7 tokens, and 8 more fit a window of 15 tokens, and not one of 14."""
+    assert max(len(tokenizer.encode(text)) for text in PROMPTS) == 7
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MistralConfig(**sizes, vocab_size=600, num_key_value_heads=1, head_dim=16, sliding_window=window)
+    save_policy(AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "windowed")
+    if window == 15:
+        found = probed(tmp_path / "windowed", prompts_file, sampler=engine, max_new_tokens=8, samples=3)
+        assert distance(found.floor).positions and found.self_test < 0.1
+    else:
+        with pytest.raises(
+            StudyError, match=r"7 tokens of prompt and 8 of response \(--max-new-tokens\) exceed .* 14$"
+        ):
+            probed(tmp_path / "windowed", prompts_file, sampler=engine, max_new_tokens=8, samples=3)
 
 
 def test_an_engine_of_the_librarys_own_is_within_rounding(policy_folder: Path, prompts_file: Path) -> None:
@@ -204,7 +228,7 @@ def test_the_same_seed_gives_the_same_responses(policy_folder: Path, prompts_fil
 
 def test_a_prompt_that_is_too_long_ends_before_the_engine_starts(policy_folder: Path, prompts_file: Path) -> None:
     with pytest.raises(
-        StudyError, match=r"prompts\.txt, line 2: \d+ tokens of prompt and 60 of response exceed the model's 64"
+        StudyError, match=r"line 2: \d+ tokens of prompt and 60 of response \(--max-new-tokens\) exceed the model's 64$"
     ):
         probed(policy_folder, prompts_file, max_new_tokens=60)
     assert len(read_prompts(prompts_file)) == 3

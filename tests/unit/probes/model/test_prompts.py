@@ -58,7 +58,9 @@ def test_responses_fill_what_the_model_has_room_for(tokenizer: PreTrainedTokeniz
     assert [len(ids) for ids in prompts] == [2, 4] and longest == 16
     assert encode_prompts(tokenizer, texts, 1000, None)[1] == 64
     assert encode_prompts(tokenizer, texts, 20, 16)[1] == 16
-    with pytest.raises(StudyError, match="b: 4 tokens of prompt and 17 of response exceed the model's 20"):
+    with pytest.raises(
+        StudyError, match=r"b: 4 tokens of prompt and 17 of response \(--max-new-tokens\) exceed the model's 20"
+    ):
         encode_prompts(tokenizer, texts, 20, 17)
     with pytest.raises(StudyError, match="b: 4 tokens of prompt and 1 of response exceed the model's 4"):
         encode_prompts(tokenizer, texts, 4, None)

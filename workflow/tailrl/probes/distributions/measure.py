@@ -25,12 +25,14 @@ from tailrl.config.source_files import at_start, job_files
 from tailrl.config.vocabulary import log_rho
 from tailrl.kernels.exact_logprobs import Scoring, chunked_logits
 from tailrl.kernels.packing import micro_batches, pack_batch
-from tailrl.model.forward import head_weight, hidden_states, make_exact
+from tailrl.model.forward import head_weight, hidden_states, make_exact, trained_length
 from tailrl.model.policy import encode_prompt, load_policy, load_tokenizer, required_length
 from tailrl.objective.disturbance import disturb, round_weights
 from tailrl.probes.distributions.comparison import EDGES, compare
 from tailrl.probes.distributions.experts import compare_routes
 from tailrl.rollout import Decoding, Sampler, is_kept, make_sampler
+from tailrl.rollout.prompts import show_prompts
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.types import Request, Rollout
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import StudyError
@@ -175,13 +177,13 @@ def read_inputs(
     tokenizer = load_tokenizer(policy_folder)
     problems = read_problems(problems_file)[: settings.responses]
     prompts = [tuple(encode_prompt(tokenizer, problem.prompt)) for problem in problems]
+    show_prompts(tokenizer, prompts, stop_tokens(policy_folder, tokenizer), settings.name)
     model = load_policy(policy_folder).to(distributed.device())
     if settings.engine.sampler.exact:
         make_exact(model)
-    length, vocabulary = (
-        required_length(problems, prompts, settings.max_new_tokens, model.config),
-        model.config.vocab_size,
-    )
+    most, key = trained_length(model.config), "training.max_new_tokens"
+    length = required_length(problems, prompts, settings.max_new_tokens, most, key)
+    vocabulary = model.config.vocab_size
     log_rhos = [log_rho(rho, vocabulary) for rho in settings.rho]
     if max(log_rhos) > 0:
         raise StudyError(f"distributions.rho: one of {', '.join(settings.rho)} is above 1 for {vocabulary} tokens")

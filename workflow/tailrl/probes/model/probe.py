@@ -16,7 +16,7 @@ from tailrl.config.distributions import HEAD_BELOW, TAIL_FROM, Distributions
 from tailrl.config.probe import ProbeSettings
 from tailrl.config.vocabulary import log_rho
 from tailrl.diagnosis.log import LoggedRow
-from tailrl.model.forward import make_exact
+from tailrl.model.forward import make_exact, trained_length
 from tailrl.model.policy import check_vocabulary, load_policy, load_tokenizer, local_folder
 from tailrl.probes.distributions.comparison import EDGES
 from tailrl.probes.distributions.measure import (
@@ -31,6 +31,8 @@ from tailrl.probes.distributions.measure import (
 from tailrl.probes.model.columns import TokenColumns, token_columns
 from tailrl.probes.model.prompts import DEFAULT_PROMPTS, encode_prompts, read_prompts
 from tailrl.rollout import Decoding, Sampler
+from tailrl.rollout.prompts import show_prompts
+from tailrl.rollout.sampling import stop_tokens
 from tailrl.rollout.types import Request
 from tailrl.runtime import distributed
 from tailrl.runtime.errors import say
@@ -81,7 +83,8 @@ def probe_model(path: str, settings: ProbeSettings, prompts_file: Path | None = 
     check_vocabulary(model.config, tokenizer, path)
     if settings.sampler.exact:
         make_exact(model)
-    prompts, longest = encode_prompts(tokenizer, texts, model.config.max_position_embeddings, settings.max_new_tokens)
+    prompts, longest = encode_prompts(tokenizer, texts, trained_length(model.config), settings.max_new_tokens)
+    show_prompts(tokenizer, prompts, stop_tokens(local_folder(path), tokenizer), path)
     compared = settings.compared(longest).decided(distributed.device().type == "cuda")
     say(f"starts the engine {settings.sampler.engine} in {settings.sampler.dtype}")
     sampler = start_sampler(compared, local_folder(path), model, max(map(len, prompts)) + longest)

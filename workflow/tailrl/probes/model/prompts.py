@@ -60,7 +60,6 @@ def encode_prompts(
             raise StudyError(f"{where}: the tokenizer makes no token of this prompt")
         response = max_new_tokens or 1
         if len(ids) + response > positions:
-            raise StudyError(
-                f"{where}: {len(ids)} tokens of prompt and {response} of response exceed the model's {positions}"
-            )
+            of_response = f"{response} of response{' (--max-new-tokens)' if max_new_tokens else ''}"
+            raise StudyError(f"{where}: {len(ids)} tokens of prompt and {of_response} exceed the model's {positions}")
     return found, max_new_tokens or min(USUAL_NEW_TOKENS, positions - max(map(len, found)))
