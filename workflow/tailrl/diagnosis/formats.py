@@ -1,6 +1,6 @@
 """Each framework's names for our columns, and a row of its log as a sequence."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,50 @@ def recognise(names: Iterable[str], where: str) -> Format:
     for known in formats().values():
         if all(known.columns[side] in given for side in SIDES):
             return known
-    halves = {
-        known.columns[side]: known.columns[other]
-        for known in formats().values()
-        for side, other in (SIDES, SIDES[::-1])
-        if known.columns[side] in given
-    }
+    halves: dict[str, list[str]] = {}
+    for known in formats().values():
+        for side, other in (SIDES, SIDES[::-1]):
+            if known.columns[side] in given:
+                halves.setdefault(known.columns[side], []).append(known.columns[other])
     for has, lacks in halves.items():
-        raise StudyError(f"{where}: has {has} and no {lacks}: a mismatch needs the log-probs of both sides")
-    wanted = "; ".join(
-        f"{' and '.join(known.columns[side] for side in SIDES)} ({known.title})" for known in formats().values()
+        lacking = " or ".join(dict.fromkeys(lacks))
+        raise StudyError(f"{where}: has {has} and no {lacking}: a mismatch needs the log-probs of both sides")
+    plain = " and ".join(formats()["plain"].columns[side] for side in SIDES)
+    titles = ", ".join(dict.fromkeys(known.title.partition(",")[0] for known in formats().values()))
+    raise StudyError(
+        f"{where}: no known log: it has {few(sorted(given)) or 'nothing'}, and not {plain}, nor the columns of {titles}"
     )
-    raise StudyError(f"{where}: no known log: it has {few(sorted(given)) or 'nothing'}, and not {wanted}")
+
+
+def rows_of(given: Mapping[str, Any], known: Format) -> Iterator[Mapping[str, Any]]:
+    """The sequences of a row: the row itself, or one for each line of a rectangle [B, T], B > 1.
+
+    A column with B entries is one entry a sequence; any other is shared by all, such as the step.
+    """
+    sampler = given.get(known.columns["sampler"])
+    count = _lines(sampler)
+    if count < 2:
+        yield given
+        return
+    of_each = {name for name in known.columns.values() if name in given and _length(given[name]) == count}
+    for line in range(count):
+        yield {name: value[line] if name in of_each else value for name, value in given.items()}
+
+
+def _length(value: Any) -> int:
+    """How many entries a list, an array or a tensor has; 0 for a number or a text."""
+    if isinstance(value, list | tuple):
+        return len(value)
+    shape = getattr(value, "shape", ())
+    return int(shape[0]) if len(shape) else 0
+
+
+def _lines(value: Any) -> int:
+    """B of a rectangle [B, T]; 1 for a list of numbers."""
+    if isinstance(value, list | tuple):
+        return len(value) if value and all(isinstance(one, list | tuple) or _length(one) for one in value) else 1
+    shape = getattr(value, "shape", ())
+    return int(shape[0]) if len(shape) == 2 else 1
 
 
 def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np.nan) -> LoggedRow | None:

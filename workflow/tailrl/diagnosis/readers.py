@@ -13,7 +13,7 @@ import numpy as np
 
 from tailrl.artifacts.files import parse_arrays, parse_object, read_bytes
 from tailrl.artifacts.tokens import ARRAYS
-from tailrl.diagnosis.formats import Format, recognise, row_of
+from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.runtime.errors import StudyError, few, reason, say
 
@@ -98,9 +98,10 @@ def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[s
         if known is None:
             known = recognise(given, where)
             step = _step_of(file_name, known)
-        row = row_of(given, known, where, step)
-        if row is not None:
-            yield known.title, row
+        for line, one in enumerate(rows_of(given, known)):
+            row = row_of(one, known, f"{where}, sequence {line}" if line else where, step)
+            if row is not None:
+                yield known.title, row
 
 
 def _step_of(file_name: str, known: Format) -> float:
