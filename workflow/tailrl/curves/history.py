@@ -18,15 +18,10 @@ from typing import Any
 import numpy as np
 
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.curves.names import known_metric, metric_of_file_name
+from tailrl.curves.names import known_metric, metric_of_file_name, step_names
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.runtime.errors import StudyError, reason
 
-# Names of the step in rows of metrics, the most specific ones first.
-STEP_NAMES = (
-    *("training/global_step", "train/global_step", "trainer/global_step", "global_step", "train/step", "training/step"),
-    *("trainer/step", "step", "Step", "_step", "iteration", "train/iteration"),
-)
 TENSORBOARD = "TensorBoard's CSV"
 MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
 ADDRESS = re.compile(r"https://[^/]+/(?P<entity>[^/]+)/(?P<project>[^/]+)/runs/(?P<run>[^/?#]+)")
@@ -143,14 +138,14 @@ def history_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], where: str, k
     last_step: dict[str, float] = {}
     for run, row in rows:
         flat = dict(_flat(row))
-        step = next((flat[name] for name in STEP_NAMES if name in flat), last_step.get(run, -1.0) + 1)
+        step = next((flat[name] for name in step_names() if name in flat), last_step.get(run, -1.0) + 1)
         if not math.isfinite(step):
             continue
         if step < last_step.get(run, -math.inf):
             restarts.setdefault(run, []).append(step)
         last_step[run] = step
         for name, value in flat.items():
-            if name not in STEP_NAMES:
+            if name not in step_names():
                 values.setdefault((run, name), {})[step] = value
     curves = []
     for (run, name), by_step in values.items():
@@ -226,7 +221,7 @@ def _is_metrics(row: Mapping[str, Any]) -> bool:
     flat = dict(_flat(row))
     if any(known_metric(name) for name in flat):
         return not any(isinstance(value, list) for value in row.values())
-    return any(name in flat for name in STEP_NAMES) and all(name in flat for name in row)
+    return any(name in flat for name in step_names()) and all(name in flat for name in row)
 
 
 def _table(path: Path, separator: str) -> History | None:
@@ -242,7 +237,7 @@ def _table(path: Path, separator: str) -> History | None:
         name = metric_of_file_name(path.stem)
         rows = ((("", {"step": _number(line[1]), name: _number(line[2])})) for line in body if len(line) > 2)
         return history_of_rows(rows, str(path), TENSORBOARD)
-    steps = [place for place, name in enumerate(header) if name.strip() in STEP_NAMES]
+    steps = [place for place, name in enumerate(header) if name.strip() in step_names()]
     columns = [(place, OF_W_AND_B.match(name)) for place, name in enumerate(header)]
     exported = [(place, parts) for place, parts in columns if parts and not parts["bound"]]
     if exported:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,8 +29,7 @@ def metrics() -> dict[str, Metric]:
         for framework, named in frameworks().items()
         for name, metric in named.items()
     }
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    for framework, names in yaml.safe_load(text)["metrics"].items():
+    for framework, names in _table()["metrics"].items():
         known |= {name: Metric(framework, name, of) for name, of in names.items() if name not in known}
     return known
 
@@ -37,7 +37,19 @@ def metrics() -> dict[str, Metric]:
 @cache
 def learning_rates() -> tuple[str, ...]:
     """The names under which frameworks log the learning rate."""
-    return tuple(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))["learning_rates"])
+    return tuple(_table()["learning_rates"])
+
+
+@cache
+def step_names() -> tuple[str, ...]:
+    """The names of the step in rows of metrics, the most specific ones first."""
+    return tuple(_table()["steps"])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
 
 
 def known_metric(name: str) -> Metric | None:
