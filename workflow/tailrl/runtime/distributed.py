@@ -1,23 +1,32 @@
-"""The ranks of a job: processes that torchrun starts, which exchange values and share tensors.
+"""The ranks of a job: processes that exchange values and share tensors, started by `launch` or, on machines, torchrun.
 
-A process that torchrun did not start is the only rank. It needs no process group, and every function here works for
-it, so that callers need no case of their own. Ranks trust one another: the values that they exchange are pickled.
+Any other process is the only rank. It needs no process group, and every function here works for it, so that callers
+need no case of their own. Ranks exchange pickled values. On one machine each is signed with a key that this run alone
+can read: gloo's ports on loopback ask nobody who they are.
 """
 
+import hmac
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tailrl.runtime.errors import StudyError
+from tailrl.runtime.launch import FOLDER_VARIABLE, KEY, STORE
 
 Value = TypeVar("Value")
 
@@ -53,16 +62,89 @@ def device() -> torch.device:
 
 
 def join() -> None:
-    """Make a process group of the ranks that torchrun started; any other process stays alone.
+    """Make a process group of the ranks that were started together; any other process stays alone.
 
     The group lasts until the processes end: a rollout engine may have groups of its own on top of it.
+
+    Raises:
+        StudyError: torchrun started ranks of one machine, or did not say at which address those of several meet.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        if device().type == "cuda":
-            torch.cuda.set_device(device())
-        dist.init_process_group(_backend(), timeout=PATIENCE)
-        if device().type == "cuda":
-            limit_waiting(device())
+    if not _has_others() or dist.is_initialized():
+        return
+    stay_on_loopback()
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
+    ranks = int(os.environ["WORLD_SIZE"])
+    store = None
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        sign_values((Path(folder) / KEY).read_bytes())
+        store = FileStore(str(Path(folder) / STORE), ranks)
+    else:
+        _check_addresses()
+    # Without a store: at MASTER_ADDR and MASTER_PORT.
+    dist.init_process_group(_backend(), store=store, rank=int(os.environ["RANK"]), world_size=ranks, timeout=PATIENCE)
+    if device().type == "cuda":
+        limit_waiting(device())
+
+
+def stay_on_loopback() -> None:
+    """Let gloo and NCCL listen on loopback alone, unless ranks of several machines must reach one another."""
+    if FOLDER_VARIABLE in os.environ or not _has_others():
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+def _has_others() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _check_addresses() -> None:
+    """Raises StudyError unless these are ranks of several machines, which listen where the user says."""
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        raise StudyError(
+            "torchrun opens ports of this machine to everyone who reaches it: start ranks of one machine by "
+            f"`tailrl job train ... --ranks {os.environ['WORLD_SIZE']}`, without torchrun"
+        )
+    interfaces = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device().type == "cuda" else [])]
+    missing = [name for name in ("MASTER_ADDR", *interfaces) if not os.environ.get(name)]
+    if missing or _is_loopback(os.environ["MASTER_ADDR"]):
+        raise StudyError(
+            f"ranks of several machines need {missing[0] if missing else 'a MASTER_ADDR that is not loopback'}: name "
+            "the first machine's address in a network that you trust (torchrun's --master-addr) and its interface on "
+            f"each machine ({' and '.join(interfaces)})"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address.partition(".")[0] == "localhost"
+
+
+def sign_values(key: bytes) -> None:
+    """From now on unpickle only what a process with the same key has pickled, in torch's collectives of objects.
+
+    Another value raises ValueError. vLLM's and torch's own exchanges of objects are signed too.
+    """
+    collectives: Any = dist.distributed_c10d
+    pickler, unpickler, size = collectives._pickler, collectives._unpickler, len(hmac.digest(key, b"", "sha256"))
+
+    def signing(file: IO[bytes]) -> SimpleNamespace:
+        def dump(value: Any) -> None:
+            pickled = io.BytesIO()
+            pickler(pickled).dump(value)
+            file.write(hmac.digest(key, pickled.getbuffer(), "sha256"))
+            file.write(pickled.getbuffer())
+
+        return SimpleNamespace(dump=dump)
+
+    def checking(file: IO[bytes]) -> Any:
+        signature, pickled = file.read(size), file.read()
+        if not hmac.compare_digest(signature, hmac.digest(key, pickled, "sha256")):
+            raise ValueError("a value that no rank of this run has sent")
+        return unpickler(io.BytesIO(pickled))
+
+    collectives._pickler, collectives._unpickler = signing, checking
 
 
 def limit_waiting(on: torch.device) -> None:
@@ -73,6 +155,7 @@ def limit_waiting(on: torch.device) -> None:
 def mesh() -> DeviceMesh:
     """All ranks in a row, over which tensors are sharded."""
     if not dist.is_initialized():
+        stay_on_loopback()
         dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(device().type, (count(),))
 

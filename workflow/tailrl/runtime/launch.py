@@ -1,86 +1,144 @@
 """Starts the ranks of a job on this machine, and ends with their exit code.
 
-It calls torchrun's agent as a library. The command torchrun always ends with 1, but the training rule must know more:
-it repeats a job that was killed or hung, and not one that reported bad input. On several machines torchrun starts the
-same processes: `torchrun --no-python ... tailrl job train ...`.
+The ranks meet in a private folder (`distributed.join`), not at a port. Exit codes say more than torchrun's do: the
+training rule repeats a job that was killed or hung, and not one that reported bad input. On several machines torchrun
+starts the same processes: `torchrun --no-python ... tailrl job train ...`.
 """
 
+import ctypes
 import json
-import logging
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from tailrl.runtime.errors import StudyError, say
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+FOLDER_VARIABLE = "TAILRL_LAUNCHER"  # in the ranks' environment: the launcher's folder, of mode 0700
+KEY, STORE = "key", "store"  # files in it: what signs the values that ranks exchange, and where the ranks meet
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+PATIENCE = 30  # seconds that a rank may take to end when it is asked to
+BETWEEN_LOOKS = 0.1  # seconds
+PR_SET_PDEATHSIG = 1
 
-FOLDER_VARIABLE = "TAILRL_LAUNCHER"
-"""A variable of the ranks' environment: the launcher's folder, below which their error files lie."""
 
-ENDED_BY_AGENT = -15
-"""SIGTERM, which the other ranks get when one has failed."""
+class _Stopped(BaseException):
+    """A signal asks the launcher to end."""
 
 
 def launch(ranks: int, command: Sequence[str]) -> None:
-    """Run a command (a program and its arguments) as so many ranks, with the environment that torchrun sets.
+    """Run a command (a program and its arguments) as so many ranks, with the variables that torchrun sets.
 
-    If one fails, the others are ended, and this process ends with its code.
+    If one fails, the others are ended, and this process ends with its code. If this process is killed, so are they.
 
     Raises:
         StudyError: a rank reported bad input (`tell_launcher`).
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    with TemporaryDirectory() as folder:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )
-        logging.disable(logging.ERROR)  # the agent's many lines; one is printed below
-        try:
-            elastic_launch(config, "env")(f"{FOLDER_VARIABLE}={folder}", *command)
-        except ChildFailedError as error:
+    before = {number: signal.signal(number, _stop) for number in ENDING if not _is_ignored(number)}
+    try:
+        with TemporaryDirectory(prefix="tailrl-ranks-") as name:
+            folder = Path(name)
+            (folder / KEY).write_bytes(secrets.token_bytes(32))
+            failures = _run(ranks, command, folder)
             # A rank that reported bad input counts, even if it was not the first to fail.
-            for file in sorted(Path(folder).rglob("error.json")):
-                raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"]) from None
-            rank, failure = _cause(error.failures)
-        except SignalException as error:
-            # By the same signal, not with a code: the shell then stops too.
-            signal.signal(error.sigval, signal.SIG_DFL)
-            os.kill(os.getpid(), error.sigval)
-        else:
-            return
-        finally:
-            logging.disable(logging.NOTSET)
-    why = ", as NCCL ends a rank that waited too long for another" if failure.exitcode == -signal.SIGABRT else ""
-    say(f"rank {rank} of {ranks} ended with {failure.exitcode}{why}")
-    sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+            for file in sorted(folder.glob("*/error.json")):
+                raise StudyError(json.loads(file.read_text(encoding="utf-8"))["message"])
+    except _Stopped as stopped:
+        # By the same signal, not with a code: the shell then stops too.
+        (number,) = stopped.args
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if failures:
+        # A killed process explains the others, as those that wait for it fail with 1.
+        rank = min(failures, key=lambda rank: failures[rank] in (1, -signal.SIGTERM))
+        code = failures[rank]
+        why = ", as NCCL ends a rank that waited too long for another" if code == -signal.SIGABRT else ""
+        say(f"rank {rank} of {ranks} ended with {code}{why}")
+        sys.exit(code if code > 0 else 128 - code)
 
 
-def _cause(failures: Mapping[int, "ProcessFailure"]) -> tuple[int, "ProcessFailure"]:
-    """The failure that explains the others: a killed process, as those that wait for it fail with 1; or the first."""
+def _is_ignored(number: int) -> bool:
+    """Whether a signal stays ignored: SIGHUP of `nohup`."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
-    def order(item: tuple[int, "ProcessFailure"]) -> tuple[bool, int]:
-        return item[1].exitcode in (1, ENDED_BY_AGENT), item[1].timestamp
 
-    return min(failures.items(), key=order)
+def _stop(number: int, _: FrameType | None) -> None:
+    raise _Stopped(number)
+
+
+def _run(ranks: int, command: Sequence[str], folder: Path) -> dict[int, int]:
+    """The exit codes of the ranks that failed by themselves, in the order in which they ended; empty if none failed."""
+    libc, launcher = ctypes.CDLL(None), os.getpid()
+
+    def end_with_launcher() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)
+
+    processes: list[subprocess.Popen[bytes]] = []
+    codes: dict[int, int] = {}
+    try:
+        for rank in range(ranks):
+            (folder / str(rank)).mkdir()
+            environment = {
+                FOLDER_VARIABLE: str(folder),
+                "TORCHELASTIC_ERROR_FILE": str(folder / str(rank) / "error.json"),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
+            # Of a session of its own: Ctrl-C reaches the launcher alone, which asks all ranks to end.
+            processes.append(
+                subprocess.Popen(
+                    command, env=os.environ | environment, start_new_session=True, preexec_fn=end_with_launcher
+                )
+            )
+        while len(codes) < ranks and not any(codes.values()):
+            time.sleep(BETWEEN_LOOKS)
+            codes |= _ended(processes, codes)
+    except _Stopped as stopped:
+        _end(processes, *stopped.args)
+        raise
+    by_force = _end(processes, signal.SIGTERM)
+    # A rank that was killed may end after those that wait for it; one that ends as it was asked to has not failed.
+    later = _ended(processes, codes)
+    codes |= {rank: code for rank, code in later.items() if code != -signal.SIGTERM and rank not in by_force}
+    return {rank: code for rank, code in codes.items() if code}
+
+
+def _ended(processes: Sequence["subprocess.Popen[bytes]"], known: Mapping[int, int]) -> dict[int, int]:
+    """The exit codes of ranks that have ended and are not known yet."""
+    ended = {rank: process.poll() for rank, process in enumerate(processes) if rank not in known}
+    return {rank: code for rank, code in ended.items() if code is not None}
+
+
+def _end(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> set[int]:
+    """Ask the ranks that still run to end, then kill those that do not; the ranks killed."""
+    running = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    for rank in running:
+        os.killpg(processes[rank].pid, number)
+    deadline = time.monotonic() + PATIENCE
+    by_force: set[int] = set()
+    for rank in running:
+        try:
+            processes[rank].wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            by_force.add(rank)
+            os.killpg(processes[rank].pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # one that waits for a device is not even killed
+                processes[rank].wait(PATIENCE)
+    return by_force
 
 
 def tell_launcher(sentence: str) -> bool:
@@ -91,5 +149,5 @@ def tell_launcher(sentence: str) -> bool:
     file, folder = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.get(FOLDER_VARIABLE)
     if not file or not folder or not Path(file).is_relative_to(folder):
         return False
-    Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")
+    Path(file).write_text(json.dumps({"message": sentence}), encoding="utf-8")
     return True

@@ -75,6 +75,7 @@ class VllmSampler(LocalSampler):
         self.folder, self.settings, self.untested = policy_folder, settings, settings.quantized
         # Its first weights as they came, on the first rank: a whole policy each would not fit beside eight engines.
         self.handed: dict[str, Tensor] = {}
+        distributed.stay_on_loopback()  # vLLM has a process group for one process too
         try:
             self.llm = LLM(
                 model=str(policy_folder),
