@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -260,9 +261,9 @@ onstart:
             *(run.sampler for run in runs.values()),
         ]
         with_vllm = any(sampler.engine == "vllm" for sampler in samplers)
-        os.environ[OFFER] = (
-            f"{os.getpid()} {'torch,vllm' if with_vllm else 'torch'}"
-        )
+        libraries = "torch,vllm" if with_vllm else "torch"
+        held.append(TemporaryDirectory(prefix="tailrl-jobs-"))
+        os.environ[OFFER] = f"{os.getpid()} {libraries} {held[-1].name}"
     Path(results).mkdir(parents=True, exist_ok=True)
     held.append(hold(Path(results, NOTE)))
     if held[-1] is None:

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import pytest
 from outcome import content
 from step_fixture import run_of
 
-from tailrl.cli import job_client, job_server
-from tailrl.cli.job_server import MODULES
+from tailrl.cli import job_client
+from tailrl.cli.job_client import TAKEN
+from tailrl.cli.job_server import MODULES, _is_wanted
 from tailrl.config.jobs import Evaluation
 from tailrl.tasks.problem import Problem, write_problems
 
@@ -73,7 +76,10 @@ class Study:
             self.write(f"{'/'.join(parts)}.py", "import os\nPROCESS = os.getpid()")
         self.snakemake = subprocess.Popen(["sleep", str(LONG)])
         stack.callback(self.end_snakemake)
-        self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: f"{self.snakemake.pid} torch"}
+        # Not in `folder`: a socket's path holds 107 bytes.
+        self.private = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        offer = f"{self.snakemake.pid} torch {self.private}"
+        self.environment = {"PYTHONPATH": str(folder / "code"), job_client.OFFER: offer}
 
     def write(self, name: str, text: str) -> None:
         (self.folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +90,16 @@ class Study:
         self.snakemake.wait()
 
     def start(
-        self, *words: str, job: str = "train", shell: str = "", variables: dict[str, str] | None = None, **does: Any
+        self,
+        *words: str,
+        job: str = "train",
+        shell: str = "",
+        variables: dict[str, str] | None = None,
+        patience: str = "",
+        **does: Any,
     ) -> "Client":
         # A test in the background of a shell ignores the signal.
-        script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        script = f"{patience}import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         script += "import sys; sys.argv[0] = 'tailrl'; from tailrl.cli import main; main()"
         client = subprocess.Popen(
             [
@@ -322,14 +334,65 @@ def test_a_server_imports_while_the_job_before_the_others_runs(study: Study) -> 
     assert study.start().said()["server"] in already
 
 
-def test_another_container_is_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two ends of a pair are this process; its namespaces are made to differ from one look to the next."""
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with one, other:
-        assert job_server.is_trusted(one)
-        looks = iter(("mnt:[1]", "mnt:[2]"))
-        monkeypatch.setattr(job_server, "namespaces", lambda _: [next(looks)])
-        assert not job_server.is_trusted(one)
+def test_no_stranger_reaches_a_server(study: Study) -> None:
+    """Each server's only address is a socket in the folder that Snakemake made for this user."""
+    study.start().said()
+    (address,) = (file for file in study.private.iterdir() if file.is_socket())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(address))
+    if os.getuid() == 0:
+        script = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
+        nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+        command = ["/usr/bin/env", "-i", "python3", "-c", script, str(address)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, **nobody)
+        assert "PermissionError" in ended.stderr
+    study.end_snakemake()
+    assert soon(lambda: not study.private.exists())
+    study.private.mkdir()  # for the fixture's end
+
+
+def test_silent_clients_delay_no_other(study: Study) -> None:
+    """Clients that connect and say nothing, or half of a request, and go on waiting."""
+    study.start().said()
+    (address,) = (file for file in study.private.iterdir() if file.is_socket())
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(30)]
+    for number, client in enumerate(silent):
+        study.stack.enter_context(client)
+        client.connect(str(address))
+        if number % 2:
+            client.send(b'{"argv": ["tailrl"')
+    client = study.start(code=3)
+    said = client.said()
+    assert said["server"] != said["process"]
+    assert client.end() == (3, "")
+
+
+def test_a_client_gives_up_and_its_job_runs_once(study: Study) -> None:
+    """A server that is stopped answers nobody. When it goes on, it forks no job for a client that gave up."""
+    first = study.start().said()
+    os.kill(first["server"], signal.SIGSTOP)
+    patience = "import tailrl.cli.job_client as client; client.PATIENCE = 0.5; "
+    client = study.start(patience=patience, code=5, alone=True, sleeps=2)
+    said = client.said()
+    assert said["server"] == said["process"] == client.process.pid
+    os.kill(first["server"], signal.SIGCONT)
+    assert study.start().said()["server"] == first["server"], "it has seen the request of the client that gave up"
+    assert client.process.communicate(timeout=PATIENCE) == ("", "")
+    assert client.process.returncode == 5
+
+
+@pytest.mark.parametrize("answer", [TAKEN, b"", None], ids=["waits", "has gone", "went long ago"])
+def test_a_job_starts_by_its_clients_answer(answer: bytes | None) -> None:
+    """A client that gave up runs the job itself: two would write the same files."""
+    guardian, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with guardian, client, ThreadPoolExecutor() as thread:
+        if answer is None:
+            client.close()
+        wanted = thread.submit(_is_wanted, guardian)
+        if answer is not None:
+            assert client.recv(1) == TAKEN
+            client.send(answer) if answer else client.close()
+        assert wanted.result(PATIENCE) == (answer == TAKEN)
 
 
 @pytest.mark.slow  # the tiny study's jobs fork; where one could not, it would have its own process
@@ -388,8 +451,8 @@ def test_results_have_the_same_bits_alone_and_forked(
         compared = ("metrics.jsonl", "tokens.npz", "policy/model.safetensors", "a.json", "a.jsonl")
         return int(lock.split()[0]) != client, [content(out / one) for one in compared]
 
-    with subprocess.Popen(["sleep", str(LONG)]) as snakemake:
-        offer = {job_client.OFFER: f"{snakemake.pid} torch,vllm"}
+    with subprocess.Popen(["sleep", str(LONG)]) as snakemake, tempfile.TemporaryDirectory() as private:
+        offer = {job_client.OFFER: f"{snakemake.pid} torch,vllm {private}"}
         found = [bits(name, offer if name != "alone" else {}) for name in ("first", "second", "alone")]
         snakemake.kill()
     assert [forked for forked, _ in found] == [True, True, False]

@@ -6,13 +6,13 @@ trouble before the fork, the job runs in its own process. Afterwards the two are
 client's job is killed, and the client ends as its job does.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -24,7 +24,8 @@ from typing import NoReturn
 from tailrl.cli.job_title import PADDING, set_title
 
 OFFER = "TAILRL_JOB_SERVER"
-"""Set by the Snakefile: the id of Snakemake's process, with which a server ends, and what jobs import (see there)."""
+"""Set by the Snakefile: the id of Snakemake's process, with which a server ends, what jobs import (see there), and a
+private folder, in which servers have their sockets: no other user reaches one."""
 SERVED = ("train", "evaluate", "compare")
 """The jobs that import torch and of which a study has several."""
 BEFORE = "policy"
@@ -37,8 +38,10 @@ MEMORY_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
 TAKEN = b"+"
 """A server's answer when the job has been forked. What follows is the job's exit code."""
-TRIES, BETWEEN_TRIES = 100, 0.01
+TRIES, BETWEEN_TRIES = 1000, 0.01
 """To reach a server that another client is starting, and seconds between them."""
+PATIENCE = 180.0
+"""Seconds that a client waits for a server, which may have to import first. Then it runs its job itself."""
 
 
 def ask() -> None:
@@ -51,32 +54,21 @@ def ask() -> None:
     try:
         for number in (0, 1, 2):  # one that is closed would be the socket
             os.fstat(number)
-        address = "\0tailrl-" + _likeness()
+        server = _connected(Path(os.environ[OFFER].split(maxsplit=2)[2], _likeness()))
         if sys.argv[2] == BEFORE:
-            _serve(address)
             return
-        server = _connected(address)
+        server.settimeout(PATIENCE)
         request = {"argv": sys.argv, "path": sys.path}
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
         if server.recv(1) != TAKEN:
             return
+        server.settimeout(None)
+        server.send(TAKEN)
     except OSError:
         return
     finally:
         signal.signal(signal.SIGINT, interrupted)
     _end_like(_awaited(server))
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end; of a server's end, the process that made its address, a client."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, _ = struct.unpack("3i", credentials)
-    return int(process), int(user)
-
-
-def namespaces(process: int) -> list[str]:
-    """Where a process lives: a container may share the machine's network, and so all addresses."""
-    return [str(namespace.readlink()) for namespace in sorted(Path(f"/proc/{process}/ns").iterdir())]
 
 
 def _is_served(words: list[str]) -> bool:
@@ -96,41 +88,44 @@ def _likeness() -> str:
         [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
         [signal.getsignal(number) == signal.SIG_IGN for number in FORWARDED],
         [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)), mask],
-        namespaces(os.getpid()),
+        # A container may share the temporary directory.
+        [str(namespace.readlink()) for namespace in sorted(Path("/proc/self/ns").iterdir())],
         Path("/proc/self/cgroup").read_text(encoding="utf-8"),
         [str(Path.cwd()), sys.executable],
         [str(version) for folder in sys.path for version in sorted(Path(folder).glob("*.dist-info"))],
         [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))],
     ]
-    return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()
+    # A socket's path holds 107 bytes.
+    return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _connected(address: str) -> socket.socket:
+def _connected(address: Path) -> socket.socket:
     """A connection to the server of this address, which is started where there is none; raises OSError."""
-    for _ in range(TRIES):
+    with address.with_name("starting").open("w") as lock:
+        for _ in range(TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(BETWEEN_TRIES)
+        else:
+            raise TimeoutError
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            server.connect(address)
-        except ConnectionRefusedError:
-            try:
-                _serve(address)
-            except OSError:  # another client was first
-                time.sleep(BETWEEN_TRIES)
-                continue
-            server.connect(address)
-        if peer(server)[1] == os.getuid():
-            return server
-        break
-    raise ConnectionRefusedError
+            server.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            _serve(address)
+            server.connect(str(address))
+        return server
 
 
-def _serve(address: str) -> None:
-    """Starts a server, to which clients can connect at once; raises OSError where the address is in use."""
+def _serve(address: Path) -> None:
+    """Starts a server, to which clients can connect at once; raises OSError."""
+    address.unlink(missing_ok=True)  # of a server that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
+        listener.bind(str(address))
         listener.listen(socket.SOMAXCONN)
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "tailrl.cli.job_server", *os.environ[OFFER].split(), PADDING],
+            [sys.executable, "-P", "-m", "tailrl.cli.job_server", *os.environ[OFFER].split(maxsplit=2), PADDING],
             stdin=listener.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from tailrl.cli.job_client import TAKEN, UNUSED, namespaces, peer
+from tailrl.cli.job_client import TAKEN, UNUSED
 from tailrl.cli.job_title import set_title
 from tailrl.runtime.imports import without
 
@@ -37,16 +38,14 @@ MODULES = {
 """Not lm-eval's: pyarrow starts a thread."""
 REQUEST_BYTES = 1 << 18
 """Bytes of a request: more than a socket takes."""
-REQUEST_SECONDS = 10
-"""That a client may take between its connection and its request."""
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serves at the address that is the standard input, until the process of the first argument ends.
+    """Serves at the socket that is the standard input, until the process of the first argument ends.
 
-    The second argument names the libraries. It also returns in the process of each job, which then is as one that was
-    started with the job's command.
+    The second argument names the libraries, the third the folder of the socket, which only this user can enter. It also
+    returns in the process of each job, which then is as one that was started with the job's command.
     """
     snakemake = os.pidfd_open(int(sys.argv[1]))
     listener = socket.socket(fileno=os.dup(0))
@@ -54,50 +53,47 @@ def main() -> None:
     set_title([sys.executable, "tailrl-server"])
     import_all(sys.argv[2].split(","))
     guardians: dict[tuple[str, ...], int] = {}
-    while snakemake not in select.select([listener.fileno(), snakemake], [], [])[0]:
-        connection, _ = listener.accept()
+    silent: list[socket.socket] = []
+    while True:
+        files = [listener.fileno(), snakemake, *(connection.fileno() for connection in silent)]
+        ready, _, _ = select.select(files, [], [])
+        if snakemake in ready:
+            break
+        if listener.fileno() in ready:
+            silent.append(listener.accept()[0])
         guardians = {words: process for words, process in guardians.items() if os.waitpid(process, os.WNOHANG)[0] == 0}
-        with connection:
-            request, files = _received(connection)
-            words = tuple(request.get("argv", ()))
-            if words and len(list(Path("/proc/self/task").iterdir())) == 1:
-                earlier = guardians.get(words)
-                guardians[words] = os.fork()
-                if guardians[words] == 0:
-                    # Clients would wait at it, were the server gone.
-                    listener.close()
-                    os.close(snakemake)
-                    _guard(connection, earlier)
-                    _become(request, files)
-                    return
-            for file in files:
-                os.close(file)
+        for connection in [connection for connection in silent if connection.fileno() in ready]:
+            silent.remove(connection)
+            with connection:
+                request, standard_files = _received(connection)
+                words = tuple(request.get("argv", ()))
+                if words and len(list(Path("/proc/self/task").iterdir())) == 1:
+                    earlier = guardians.get(words)
+                    guardians[words] = os.fork()
+                    if guardians[words] == 0:
+                        # Clients would wait at them, were the server gone.
+                        for inherited in (listener, *silent):
+                            inherited.close()
+                        os.close(snakemake)
+                        _guard(connection, earlier)
+                        _become(request, standard_files)
+                        return
+                for file in standard_files:
+                    os.close(file)
+    shutil.rmtree(sys.argv[3], ignore_errors=True)
     sys.exit()
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A client's request and its standard files; an empty request from a client that is gone, or of another user."""
-    connection.settimeout(REQUEST_SECONDS)
+    """A client's request, which is there, and its standard files; an empty request from a client that is gone."""
     try:
         text, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
     except OSError:
         return {}, []
-    connection.settimeout(None)
-    if not text or not is_trusted(connection):
-        return {}, files
     try:
         return json.loads(text), files
-    except ValueError:  # cut off
+    except ValueError:  # gone, or cut off
         return {}, files
-
-
-def is_trusted(connection: socket.socket) -> bool:
-    """Whether the client is this user's, and in no other container: all can see the address."""
-    process, user = peer(connection)
-    try:
-        return user == os.getuid() and namespaces(process) == namespaces(os.getpid())
-    except OSError:  # its process cannot be seen from here
-        return False
 
 
 def import_all(libraries: Sequence[str]) -> None:
@@ -114,12 +110,15 @@ def _guard(connection: socket.socket, earlier: int | None) -> None:
     """Forks, and returns in the fork, the job; this process tells the client of the job's end, and then ends.
 
     Args:
-        connection: to the client. Its end kills the job. A byte from it is a signal for the job.
+        connection: to the client, which may have given up: only its answer starts the job. Its end kills the job. A
+            byte from it is a signal for the job.
         earlier: the guardian of a job with the same command: of a killed client, so that it soon ends.
     """
     if earlier is not None:
         with suppress(ProcessLookupError):
             select.select([os.pidfd_open(earlier)], [], [])
+    if not _is_wanted(connection):
+        os._exit(0)
     guardian = os.getpid()
     if (job := os.fork()) == 0:
         connection.close()
@@ -131,7 +130,6 @@ def _guard(connection: socket.socket, earlier: int | None) -> None:
     set_title([sys.executable, "tailrl-guardian"])
     ended = os.pidfd_open(job)
     with suppress(ConnectionError):
-        connection.send(TAKEN)
         while ended not in select.select([connection.fileno(), ended], [], [])[0] and (number := connection.recv(1)):
             os.kill(job, number[0])
     os.kill(job, signal.SIGKILL)
@@ -139,6 +137,15 @@ def _guard(connection: socket.socket, earlier: int | None) -> None:
     with suppress(ConnectionError):
         connection.send(str(code).encode())
     os._exit(0)
+
+
+def _is_wanted(connection: socket.socket) -> bool:
+    """Whether the client still waits for its job; if not, it runs the job itself."""
+    try:
+        connection.send(TAKEN)
+        return connection.recv(1) == TAKEN
+    except ConnectionError:
+        return False
 
 
 def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
