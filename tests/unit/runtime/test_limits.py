@@ -12,7 +12,7 @@ import torch
 
 from tailrl.runtime import limits
 from tailrl.runtime.errors import StudyError, reason
-from tailrl.runtime.limits import limited_memory, out_of_memory
+from tailrl.runtime.limits import in_limited_memory, limited_memory, out_of_memory
 
 
 def test_too_little_address_space_is_said_before_any_library_is_loaded() -> None:
@@ -67,6 +67,76 @@ def test_a_limit_holds_within_its_block_alone() -> None:
         bytearray(1_000_000_000)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert len(bytearray(1_000_000_000)) == 1_000_000_000
+
+
+def test_a_limit_holds_while_a_value_is_made_alone() -> None:
+    """Not while its user works with it; but what the user keeps counts for the next value."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    values = in_limited_memory((bytearray(size) for size in [10, 600_000_000, 600_000_000]), 1e9, "x")
+    kept = [next(values)]
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(2_000_000_000)) == 2_000_000_000
+    kept.append(next(values))
+    with pytest.raises(StudyError, match=r"^x: takes more than 1 GB of memory to read$"):
+        kept.append(next(values))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with pytest.raises(ZeroDivisionError):
+        list(in_limited_memory((1 // number for number in [1, 0]), 1e9, "x"))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    abandoned = in_limited_memory(iter("ab"), 1e9, "x")
+    assert next(abandoned) == "a" and resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+# Reads a file as each reader of what a user names does, and prints what they say.
+READ = """
+import os, socket, sys
+from pathlib import Path
+from tailrl.artifacts.files import read_text
+from tailrl.config.jobs import Problems
+from tailrl.config.load import parse_settings, read_study
+from tailrl.diagnosis.readers import READERS, read_log
+from tailrl.runtime.atomic_files import checksum
+from tailrl.runtime.errors import StudyError
+from tailrl.tasks.problem import read_problems
+from tailrl.tasks.sources import read_rows
+
+extending, plain = Path("extending.yaml"), Path("endless")
+calls = {name: lambda name=name: list(read_log([Path(name)])) for name in map("log{}".format, READERS)}
+for name in ("data.jsonl", "data.parquet"):
+    calls[name] = lambda name=name: list(read_rows(name, "", ""))
+calls |= {
+    "study.yaml": lambda: read_study("study.yaml"),
+    "base.yaml": lambda: read_study("extending.yaml"),
+    "problems.jsonl": lambda: read_problems(Path("problems.jsonl")),
+    "prompts.txt": lambda: read_text(Path("prompts.txt")),
+    "settings.json": lambda: parse_settings(Problems, "settings.json"),
+    "results": lambda: checksum(Path("results")),
+}
+extending.write_text("extends: base.yaml")
+for kind, words in {"pipe": "it is a named pipe", "socket": "it is a socket", "device": "it is a device"}.items():
+    for name, read in calls.items():
+        if kind == "pipe":
+            os.mkfifo(name)
+        elif kind == "device":
+            os.symlink("/dev/zero", name)
+        else:
+            socket.socket(socket.AF_UNIX).bind(name)
+        try:
+            read()
+            print(kind, name, "was read")
+        except StudyError as error:
+            if f"{words}, not a regular file" not in str(error) or name not in str(error):
+                print(kind, name, error)
+        Path(name).unlink()
+print("end")
+"""
+
+
+def test_what_is_no_regular_file_is_refused_by_every_reader(tmp_path: Path) -> None:
+    """A pipe without a writer, and a device without an end, are waited for by nobody."""
+    command = [sys.executable, "-c", READ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
+    assert ended.stdout == "end\n"
 
 
 @pytest.mark.parametrize(("number", "name"), [(errno.EFBIG, "ulimit -f"), (errno.EMFILE, "ulimit -n")])

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tailrl.config.messages import sentences
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.limits import regular
 
 
 class Record(BaseModel):
@@ -28,7 +29,8 @@ RecordT = TypeVar("RecordT", bound=Record)
 def read_bytes(path: Path) -> bytes:
     """A file's content; raises StudyError if it is missing or cannot be read."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", opener=regular) as file:
+            return file.read()
     except FileNotFoundError:
         raise StudyError(f"{path}: is missing") from None
     except OSError as error:
@@ -76,8 +78,10 @@ def parse_arrays(data: bytes, names: Iterable[str], path: Path) -> dict[str, NDA
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             missing = [name for name in names if name not in file]
             arrays = {} if missing else {name: file[name] for name in names}
-    # RuntimeError: an encrypted file or a zip of another version; MemoryError: a header that lies about lengths.
-    except (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error):
+    except MemoryError:  # or a header lies about lengths
+        raise StudyError(f"{path}: its arrays take too much memory to read") from None
+    # RuntimeError: an encrypted file or a zip of another version.
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
         raise StudyError(f"{path}: cannot be read as an npz file of arrays") from None
     if missing:
         raise StudyError(f"{path}: has no {missing[0]}")

@@ -16,6 +16,7 @@ from tailrl.config.messages import near, sentences
 from tailrl.config.study import Study
 from tailrl.config.training import differing
 from tailrl.runtime.errors import StudyError, few, one_line, reason
+from tailrl.runtime.limits import regular
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -67,7 +68,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; raises StudyError if it holds none, or a key twice in one block."""
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
             raise ValueError(f"more than {LARGEST_FILE} characters")
@@ -152,7 +153,10 @@ def parse_settings(model: type[SettingsT], text: str) -> SettingsT:
     """One block of settings from JSON text or from a JSON file; raises StudyError."""
     inline = text.lstrip().startswith("{")
     try:
-        return model.model_validate_json(text if inline else Path(text).read_text(encoding="utf-8"))
+        if inline:
+            return model.model_validate_json(text)
+        with open(text, encoding="utf-8", opener=regular) as file:
+            return model.model_validate_json(file.read())
     except ValidationError as error:
         where = "" if inline else f"{one_line(text)}: "
         raise StudyError(f"{where}{model.__name__} settings: {sentences(error, model)}") from None

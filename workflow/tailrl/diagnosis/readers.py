@@ -16,12 +16,22 @@ from tailrl.artifacts.tokens import ARRAYS
 from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.runtime.errors import StudyError, few, reason, say
+from tailrl.runtime.limits import MEMORY, MOST_EMPTY_LINES, in_limited_memory, regular
 
 CHUNK = 200_000
 """Tokens that a part of a log holds, or one longer sequence."""
 
 SEQUENCES_A_PART = 20_000
 """Sequences that a part holds at most: each takes a kilobyte besides its tokens."""
+
+NUMBERS_AT_ONCE = 1_000_000
+"""Of a column of Parquet: Python takes 32 bytes for each."""
+
+TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE = 1_000_000, 100
+"""Two log-probs of a token take several bytes in a log, compressed too; equal numbers take none."""
+
+MOST_TOKENS_A_SEQUENCE = 10_000_000
+"""More than any model reads."""
 
 MOST_BYTES_A_LINE = 256_000_000
 """Of JSONL: a sequence of some million tokens."""
@@ -43,11 +53,14 @@ def read_log(paths: Sequence[Path], seen: Seen = float) -> Iterator[tuple[str, L
             differ in length.
     """
     for file in log_files(paths):
-        found = False
-        for title, part in in_parts(READERS[_ending(file)](file, seen)):
-            found = True
+        tokens, size = 0, file.stat().st_size
+        rows = in_limited_memory(READERS[_ending(file)](file, seen), MEMORY, str(file))
+        for title, part in in_parts(rows):
+            tokens += len(part.sampler_T)
+            if tokens > max(TOKENS_OF_ANY_FILE, MOST_TOKENS_A_BYTE * size):
+                raise StudyError(f"{file}: has more than {tokens:,} tokens in {size:,} bytes, as no log of a model has")
             yield title, part
-        if not found:
+        if not tokens:
             raise StudyError(f"{file}: holds no sequence with a response")
 
 
@@ -99,9 +112,13 @@ def sequences(rows: Iterable[GivenRow], file_name: str = "") -> Iterator[tuple[s
             known = recognise(given, where)
             step = _step_of(file_name, known)
         for line, one in enumerate(rows_of(given, known)):
-            row = row_of(one, known, f"{where}, sequence {line}" if line else where, step)
-            if row is not None:
-                yield known.title, row
+            place = f"{where}, sequence {line}" if line else where
+            row = row_of(one, known, place, step)
+            if row is None:
+                continue
+            if len(row.sampler_T) > MOST_TOKENS_A_SEQUENCE:
+                raise StudyError(f"{place}: has {len(row.sampler_T):,} tokens, more than {MOST_TOKENS_A_SEQUENCE:,}")
+            yield known.title, row
 
 
 def _step_of(file_name: str, known: Format) -> float:
@@ -118,8 +135,11 @@ def _jsonl(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
 
 def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
     try:
-        with file.open("rb") as raw, gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw as opened:
-            place = 0
+        with (
+            open(file, "rb", opener=regular) as raw,
+            gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw as opened,
+        ):
+            place, empty = 0, 0
             for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
                 where = f"{file}, line {number}"
                 seen(raw.tell() - place)
@@ -127,6 +147,9 @@ def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
                 if len(line) == MOST_BYTES_A_LINE:
                     raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
                 if not line.strip():
+                    empty += 1
+                    if empty > MOST_EMPTY_LINES:
+                        raise StudyError(f"{file}: has more than {MOST_EMPTY_LINES} empty lines")
                     continue
                 try:
                     given = parse_object(line, where)
@@ -152,19 +175,35 @@ def _parquet_rows(file: Path, seen: Seen) -> Iterator[GivenRow]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
-        with pyarrow.parquet.ParquetFile(file) as opened:
+        with (
+            open(file, "rb", opener=regular) as raw,
+            pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1_000_000) as opened,
+        ):
             names = opened.schema_arrow.names
             known = recognise(names, str(file))
             # A log may hold images and whole conversations beside.
             wanted = [name for name in known.columns.values() if name in names]
             number, bytes_a_row = 0, file.stat().st_size / max(opened.metadata.num_rows, 1)
-            for batch in opened.iter_batches(256, columns=wanted):
+            # Without threads, whose stacks would count as memory.
+            for batch in opened.iter_batches(_rows_at_once(opened.metadata), columns=wanted, use_threads=False):
                 seen(batch.num_rows * bytes_a_row)
                 for given in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", given
+    except MemoryError:  # pyarrow's own is an ArrowException too
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Rows whose longest column has about NUMBERS_AT_ONCE numbers, from 1 to 256: a small file may hold long rows."""
+    numbers_a_row = [
+        group.column(column).num_values / max(group.num_rows, 1)
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for column in range(group.num_columns)
+    ]
+    return max(1, min(256, int(NUMBERS_AT_ONCE / max([1.0, *numbers_a_row]))))
 
 
 def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
@@ -172,11 +211,12 @@ def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     import torch
 
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             if not zipfile.is_zipfile(opened):
                 raise StudyError(f"{file}: cannot be read: it is not what torch.save writes")
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except StudyError:
+            opened.seek(0)
+            loaded = torch.load(opened, map_location="cpu", weights_only=True)
+    except (StudyError, MemoryError):
         raise
     except Exception as error:  # torch and zipfile have their own, and so has what torch unpickles with
         why = reason(error)
@@ -187,7 +227,7 @@ def _dump(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     seen(file.stat().st_size)
     shared = {name: loaded[name] for name in ("rollout_id",) if name in loaded}
     rows = ((f"{file}, sample {number}", {**sample, **shared}) for number, sample in enumerate(samples))
-    return sequences(rows, file.name)
+    yield from sequences(rows, file.name)
 
 
 def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:

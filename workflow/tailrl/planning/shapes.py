@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tailrl.config.policy import Policy, ScratchPolicy, lies
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.limits import regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ def shape_of(policy: Policy) -> Shape:
 
 def _read(file: Path) -> Shape:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8", opener=regular) as opened:
+            config = json.load(opened)
         heads, mixture = config["num_attention_heads"], config.get("model_type") == "qwen3_moe"
         if mixture and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
             raise ValueError("some of its layers have no experts")

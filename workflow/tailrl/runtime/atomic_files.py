@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.limits import regular
 
 LOCK = "lock"
 """A file in a run's folder of checkpoints, which one process at a time locks."""
@@ -31,7 +32,7 @@ class DamagedError(StudyError):
 def checksum(file: Path) -> str:
     """SHA-256 of a file, in hexadecimal; raises StudyError where it cannot be read."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise StudyError(f"{file}: cannot be read: {reason(error)}") from None

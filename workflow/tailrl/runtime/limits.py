@@ -1,13 +1,23 @@
-"""Limits of the system: what a job needs at least, what reading data may take, and the sentence where one is met."""
+"""Limits of the system: what a job needs at least, what reading a user's file may take, and the sentences for both."""
 
+import errno
+import os
 import re
 import resource
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from tailrl.runtime.errors import StudyError, reason
+
+Value = TypeVar("Value")
+
+MEMORY = 2e9  # bytes of memory that reading a user's file may take
+STACK = 8_000_000  # bytes of a thread's stack
+MOST_EMPTY_LINES = 1_000_000  # of a text file; compressed they take nothing
 
 LEAST_ADDRESS_SPACE = 2e9
 """Bytes. Torch and SciPy map 1.6 GB when imported. With less, OpenBLAS asks for memory in an endless loop."""
@@ -53,6 +63,20 @@ def out_of_memory(error: BaseException | None) -> str | None:
     return None
 
 
+def regular(path: str, flags: int) -> int:
+    """An opener for `open` that raises OSError for a named pipe, a socket or a device, which may never end."""
+    mode = Path(path).stat().st_mode
+    kinds = {
+        "a named pipe": stat.S_ISFIFO(mode),
+        "a socket": stat.S_ISSOCK(mode),
+        "a device": stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+    }
+    for kind, is_so in kinds.items():
+        if is_so:
+            raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", path)
+    return os.open(path, flags)
+
+
 @contextmanager
 def limited_memory(size: float, what: str) -> Iterator[None]:
     """Lets this process take up to `size` bytes of memory more within the block.
@@ -60,14 +84,48 @@ def limited_memory(size: float, what: str) -> Iterator[None]:
     Raises:
         StudyError: the block, named by `what`, takes more.
     """
-    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with _limited(_most(size), size, what):
+        yield
+
+
+def in_limited_memory(values: Iterable[Value], size: float, what: str) -> Iterator[Value]:
+    """The values of an iterator, which may take up to `size` bytes of memory more than this process has now.
+
+    What the caller keeps counts too. The limit holds while a value is made, not while the caller uses it.
+
+    Raises:
+        StudyError: the next value, of what is named by `what`, does not fit.
+    """
+    most, iterator = _most(size), iter(values)
+    while True:
+        with _limited(most, size, what):
+            try:
+                value = next(iterator)
+            except StopIteration:
+                return
+        yield value
+
+
+def _most(size: float) -> int:
+    """Bytes that RLIMIT_DATA may count once this process has taken `size` more.
+
+    A library may start a thread for each core meanwhile, whose whole stack counts.
+    """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     used = 1024 * int(re.findall(r"^VmData:\s*(\d+) kB", status, re.MULTILINE)[0])
-    limits = [limit for limit in (used + int(size), *before) if limit >= 0]
+    return used + int(size) + (os.cpu_count() or 1) * STACK
+
+
+@contextmanager
+def _limited(most: int, size: float, what: str) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (most, *before) if limit >= 0]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
     try:
         yield
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:  # torch has a RuntimeError
+        if out_of_memory(error) is None:
+            raise
         raise StudyError(f"{what}: takes more than {size / 1e9:g} GB of memory to read") from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.limits import regular
 
 COMPARED = ("math", "integer", "text")
 """How `tasks.scoring` compares an answer: as a number or formula, as a written integer, or as text."""
@@ -42,7 +43,7 @@ def read_problems(path: Path) -> list[Problem]:
     """The problems of a JSONL file; raises StudyError naming the file and line that cannot be used."""
     problems = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     problem = Problem(**json.loads(line))

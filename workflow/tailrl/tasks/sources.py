@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
-from tailrl.runtime.limits import limited_memory
+from tailrl.runtime.limits import MEMORY, MOST_EMPTY_LINES, in_limited_memory, regular
 from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.scoring import same_math
@@ -27,9 +27,6 @@ MOST_TABLE_ROWS = 10_000_000
 MOST_BYTES = 20e9
 """Most bytes of a parquet file's rows. Compressed they may be a thousandth of it."""
 
-MEMORY = 2e9
-"""Bytes of memory that reading a local file may take."""
-
 _ROWS_AT_ONCE = 10_000
 
 
@@ -45,16 +42,11 @@ def read_rows(path: str | None, hub_name: str, split: str) -> Iterator[object]:
     if path is None:
         data = fetch(hub_name, split)
         return (row for table in data.with_format("arrow").iter(_ROWS_AT_ONCE) for row in table.to_pylist())
-    readers = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
+    readers = {".parquet": _parquet_batches, ".jsonl": _jsonl_batches}
     file = Path(path)
     if file.suffix not in readers:
         raise StudyError(f"{path}: is not a data file that can be read: its name must end in .parquet or .jsonl")
-    return _limited(readers[file.suffix], file)
-
-
-def _limited(reader: Callable[[Path], Iterator[object]], file: Path) -> Iterator[object]:
-    with limited_memory(MEMORY, str(file)):
-        yield from reader(file)
+    return (row for rows in in_limited_memory(readers[file.suffix](file), MEMORY, str(file)) for row in rows)
 
 
 def fetch(hub_name: str, split: str) -> Any:
@@ -73,35 +65,42 @@ def fetch(hub_name: str, split: str) -> Any:
         ) from None
 
 
-def _parquet_rows(file: Path) -> Iterator[object]:
+def _parquet_batches(file: Path) -> Iterator[list[object]]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
-        with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1_000_000) as parquet:
+        with (
+            open(file, "rb", opener=regular) as opened,
+            pyarrow.parquet.ParquetFile(opened, pre_buffer=False, buffer_size=1_000_000) as parquet,
+        ):
             _check_size(file, parquet.metadata.num_rows, 0)
             size = 0
             # Without threads, whose stacks would count as memory.
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, use_threads=False):
                 size += batch.nbytes
                 _check_size(file, 0, size)
-                yield from batch.to_pylist()
+                yield batch.to_pylist()
     except MemoryError:  # pyarrow's own is an ArrowException too
         raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise _unreadable(file, "parquet", error) from None
 
 
-def _jsonl_rows(file: Path) -> Iterator[object]:
+def _jsonl_batches(file: Path) -> Iterator[list[object]]:
     try:
-        with file.open(encoding="utf-8") as lines:
-            number = 0
+        with open(file, encoding="utf-8", opener=regular) as lines:
+            number, empty = 0, 0
             while line := lines.readline(LONGEST_LINE):
                 number += 1
                 if len(line) == LONGEST_LINE:
                     raise StudyError(f"{file}, line {number}: is longer than {LONGEST_LINE} characters")
                 if line.strip():
-                    yield _json_or_none(line)
+                    yield [_json_or_none(line)]
+                    continue
+                empty += 1
+                if empty > MOST_EMPTY_LINES:
+                    raise StudyError(f"{file}: has more than {MOST_EMPTY_LINES} empty lines")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(file, "UTF-8 text", error) from None
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.model.policy import encode_prompt
 from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.limits import MEMORY, limited_memory
 
 DEFAULT_PROMPTS = Path(__file__).with_name("prompts.txt")
 
@@ -22,6 +23,11 @@ def read_prompts(file: Path) -> dict[str, str]:
     Raises:
         StudyError: the file cannot be read or holds no prompt, or a line of JSONL has none.
     """
+    with limited_memory(MEMORY, str(file)):
+        return _read_prompts(file)
+
+
+def _read_prompts(file: Path) -> dict[str, str]:
     lines = {f"{file}, line {number}": line for number, line in enumerate(read_text(file).splitlines(), 1)}
     lines = {where: line for where, line in lines.items() if line.strip()}
     if not lines:
