@@ -54,7 +54,8 @@ def ask() -> None:
     try:
         for number in (0, 1, 2):  # one that is closed would be the socket
             os.fstat(number)
-        server = _connected(Path(os.environ[OFFER].split(maxsplit=2)[2], _likeness()))
+        *_, folder = os.environ[OFFER].split(maxsplit=2)
+        server = _connected(Path(folder, _likeness()))
         if sys.argv[2] == BEFORE:
             return
         server.settimeout(PATIENCE)
