@@ -21,6 +21,7 @@ from tailrl.artifacts.metrics import FloatArray
 from tailrl.curves.names import known_metric, metric_of_file_name, step_names
 from tailrl.curves.wandb_file import read_wandb_file
 from tailrl.runtime.errors import StudyError, reason
+from tailrl.runtime.limits import MEMORY, limited_memory
 
 TENSORBOARD = "TensorBoard's CSV"
 MOST_BYTES = 512_000_000  # a history is small; a larger file is something else
@@ -81,7 +82,10 @@ def read_all(names: Sequence[str | Path]) -> list[History]:
 
 
 def _of_file(path: Path) -> History | None:
-    return read_history(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with limited_memory(MEMORY, str(path)):
+        return read_history(path)
 
 
 def read_history(path: Path) -> History | None:
