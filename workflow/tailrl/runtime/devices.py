@@ -7,7 +7,6 @@ that ends in any way.
 
 import fcntl
 import os
-import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO
 
 from tailrl.runtime.atomic_files import hold
 from tailrl.runtime.errors import StudyError, reason, say
+from tailrl.runtime.private_folder import private_folder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -99,11 +99,10 @@ def take(count: int) -> list[str]:
             f"{os.environ.get(VISIBLE, 'not set')}): ask for as many ranks as GPUs"
         )
     allocation = next((os.environ[name] for name in ALLOCATIONS if os.environ.get(name)), "machine")
-    folder = Path(tempfile.gettempdir()) / f"tailrl-gpus-{os.getuid()}"
+    folder = private_folder(f"tailrl-gpus-{os.getuid()}")
     said = False
     while True:
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
             locks = _free(folder, allocation, devices, count)
         except OSError as error:
             raise StudyError(f"{folder}: the GPUs cannot be shared out there: {reason(error)}") from None
