@@ -156,6 +156,25 @@ def test_what_trains_nothing_plans_its_page(workflow: Workflow) -> None:
     assert (planned["distributions"], planned["compare"], planned.get("train")) == (1, 1, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        ('name: spelt\nextends: "shared/flips.yaml"\n', False),
+        ("{name: spelt, extends: ./shared/../shared/flips.yaml}\n", False),
+        ("name: spelt\nextends: flips_layers2.yaml  # which extends it\n", False),
+        ("name: spelt\nextends: tiny.yaml\n# not extends: shared/flips.yaml\n", True),
+    ],
+)
+def test_what_trains_nothing_is_read_in_any_spelling(workflow: Workflow, text: str, trains: bool) -> None:
+    file = workflow.folder / "studies/spelt.yaml"
+    file.write_text(text, encoding="utf-8")
+    try:
+        (planned,) = counts(workflow.run("snakemake", "--dry-run", "spelt"))
+    finally:
+        file.unlink()
+    assert ("train" in planned, "distributions" in planned) == (trains, not trains)
+
+
 def test_figure_1_is_of_the_papers_study(workflow: Workflow) -> None:
     (planned,) = counts(workflow.run("snakemake", "--dry-run", "figure1"))
     assert (planned["train"], planned["figure1"], planned.get("html")) == (3, 1, None)

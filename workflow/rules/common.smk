@@ -23,7 +23,14 @@ from tailrl.config.source_files import digest_of_files, job_files
 from tailrl.config.jobs import Evaluation, PolicyFile
 from tailrl.config.policy import MADE_MODELS
 from tailrl.config.study import BASE_ARM
-from tailrl.config.load import NOTE, merged, own_results, parse_study, read_config
+from tailrl.config.load import (
+    NOTE,
+    files_of,
+    merged,
+    own_results,
+    parse_study,
+    read_config,
+)
 from tailrl.config.training import without_operational
 from tailrl.planning.again import again, manifests
 from tailrl.planning.formats import without_lacking

@@ -1,16 +1,14 @@
 # What the names of studies stand for (names.smk).
 
-# Studies that train nothing are about one page.
+# Studies that train nothing are about one page: these, and all that extend the shared file of flips.
 PROBES = {
     "gradient_quality": rules.gradients.output.page,
     "gradient_catalogue": rules.gradients.output.page,
     "smollm2_checks": rules.distributions.output.page,
-    **{
-        name: rules.distributions.output.page
-        for name in STUDIES
-        if "extends: shared/flips.yaml" in STUDIES[name].read_text(encoding="utf-8")
-    },
 }
+FLIPS = {(folder / "studies/shared/flips.yaml").resolve() for folder in (home, Path())}
+if named and FLIPS.intersection(files_of(STUDIES[members[-1]])):
+    PROBES[named] = rules.distributions.output.page
 
 if named in [rule.name for rule in workflow.rules]:
     raise WorkflowError(

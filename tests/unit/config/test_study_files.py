@@ -3,6 +3,7 @@
 import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -92,6 +93,37 @@ def test_another_kind_of_task_or_policy_replaces_the_one_below() -> None:
     above = {"task": {"name": "words"}, "policy": {"source": "pretrained", "path": "p"}}
     assert merged(below, above) == above
     assert merged(below, above, above) == above
+
+
+def test_a_block_that_says_its_default_kind_is_merged() -> None:
+    below = {"policy": {"layers": 2}, "evaluation": {"task": {"terms": [2, 3]}}}
+    above = {"policy": {"source": "scratch", "heads": 2}, "evaluation": {"task": {"name": "words"}}}
+    policy = {"layers": 2, "source": "scratch", "heads": 2}
+    assert merged(below, above) == {"policy": policy, "evaluation": {"task": {"name": "words"}}}
+
+
+@pytest.mark.parametrize("block", ["arms", "ablations", "distributions.engines"])
+@pytest.mark.parametrize("key", ["name", "source", "policy", "task", "evaluation"])
+def test_any_key_may_name_what_a_file_adds(tmp_path: Path, block: str, key: str) -> None:
+    """An arm that is called as a key of a study is called is one arm more: none of those below is dropped."""
+    added = {
+        "arms": {"estimator": "grpo"},
+        "ablations": {"field": "training.steps", "values": [1, 2], "base": "naive"},
+        "distributions.engines": {"sampler": {"engine": "transformers"}},
+    }[block]
+    levels = block.split(".")
+    below, above = ({"name": "s", "arms": {"naive": {}}}, {"extends": "below.yaml"})
+    for config, names in ((below, ["first", "second"]), (above, [key])):
+        inner: dict[str, Any] = config
+        for level in levels:
+            inner = inner.setdefault(level, {})
+        inner.update(dict.fromkeys(names, added))
+    (tmp_path / "below.yaml").write_text(json.dumps(below), encoding="utf-8")
+    (tmp_path / "above.yaml").write_text(json.dumps(above), encoding="utf-8")
+    study: Any = read_study(tmp_path / "above.yaml")
+    for level in levels:
+        study = getattr(study, level)
+    assert {"first", "second", key} <= study.keys()
 
 
 def test_a_missing_file() -> None:

@@ -3,13 +3,14 @@
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Discriminator, ValidationError
+from pydantic.fields import FieldInfo
 
 from tailrl.config.base import Settings
 from tailrl.config.messages import near, sentences
@@ -90,22 +91,35 @@ def _neighbours(path: str | Path) -> list[str]:
 
 
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of several; later ones override earlier ones, as Snakemake merges several files and `--config`.
+    """One study of several mappings; later ones override earlier ones, as Snakemake merges several files and `--config`.
 
-    A block that names another kind (of task or policy) replaces the earlier block, which has other keys.
+    A task or a policy of another kind replaces the earlier block, which has other keys. Where these stand, `Study` says.
     """
+    return _merged(configs, Study)
+
+
+def _merged(configs: Iterable[Mapping[str, Any]], model: type[Settings] | None) -> dict[str, Any]:
+    """`model` is the type of the blocks, where they have one type alone."""
     whole: dict[str, Any] = {}
     for config in configs:
         for key, value in config.items():
             before, after = whole.get(key), value
-            if isinstance(before, Mapping) and isinstance(after, Mapping) and _same_kind(before, after):
-                after = merged(before, after)
+            field = model.model_fields.get(key) if model else None
+            if isinstance(before, Mapping) and isinstance(after, Mapping) and not _other_kind(field, before, after):
+                kind = field.annotation if field else None
+                block = kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+                after = _merged((before, after), block)
             whole[key] = after
     return whole
 
 
-def _same_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    return all(key not in after or after[key] == before.get(key) for key in ("name", "source"))
+def _other_kind(field: FieldInfo | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a block names another kind than the block below it; kinds are those of a union of tagged blocks."""
+    for part in field.metadata if field else ():
+        if isinstance(part, Discriminator) and (tag := part.custom_error_context):
+            kind = before.get(tag["field"], tag["default"])
+            return bool(after.get(tag["field"], kind) != kind)
+    return False
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -114,23 +128,38 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         StudyError: one of the files cannot be read, holds no mapping or a key twice, or extends itself.
     """
+    config: dict[str, Any] = {}
+    try:
+        for _, below in _files(path):
+            config = merged(below, config)
+    except RecursionError:
+        raise StudyError(f"{one_line(path)}: holds a mapping that holds itself") from None
+    return config
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """The resolved paths of a study's file and of those that it extends; raises StudyError as `read_config` does."""
+    return [file for file, _ in _files(path)]
+
+
+def _files(path: str | Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A study's file and those below it, each with its own settings but `extends`."""
     config, file, read = read_yaml(path), Path(path), [Path(path).resolve()]
-    while (base := config.pop("extends", None)) is not None:
+    while True:
+        base = config.pop("extends", None)
+        yield read[-1], config
+        if base is None:
+            return
         if not isinstance(base, str):
             raise StudyError(f"{one_line(file)}: extends: needs the path of a file (given: {one_line(repr(base))})")
-        file, above = file.parent / base, file
+        above, file = file, file.parent / base
         try:
-            below = read_yaml(file)
+            config = read_yaml(file)
         except StudyError as error:
             raise StudyError(f"{one_line(above)}: extends: {error}") from None
         if file.resolve() in read:
             raise StudyError(f"{one_line(path)}: extends: {one_line(base)} leads back to itself")
         read.append(file.resolve())
-        try:
-            config = merged(below, config)
-        except RecursionError:
-            raise StudyError(f"{one_line(path)}: holds a mapping that holds itself") from None
-    return config
 
 
 def read_study(path: str | Path) -> Study:
