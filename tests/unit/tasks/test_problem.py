@@ -52,7 +52,7 @@ def test_a_solution_may_be_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[1, 2]", '"text"', '{"id": "a", "prompt": "p"}', '{"id": "", "prompt": "", "answer": "", "x": 1}', ""],
+    ["{", "[1, 2]", '"text"', '{"id": "a", "prompt": "p"}', '{"id": "", "prompt": "", "answer": "", "x": 1}'],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "problems.jsonl"

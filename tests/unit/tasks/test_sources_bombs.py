@@ -81,7 +81,7 @@ def many_bytes(file: Path) -> None:
 MEMORY = "takes more than 2 GB of memory to read"
 SKIPPED = "{'not a row of named columns': ['row 1']}"
 BOMBS: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "a line that never ends": (endless_line, ".jsonl", "line 1: is longer than 16000000 characters"),
+    "a line that never ends": (endless_line, ".jsonl", "line 1: is longer than 16,000,000 bytes"),
     "five million brackets": (nested, ".jsonl", SKIPPED),
     "a number of five million digits": (long_number, ".jsonl", SKIPPED),
     "one text repeated": (repeated, ".parquet", MEMORY),

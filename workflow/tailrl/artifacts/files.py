@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tailrl.config.messages import sentences
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
 
 
@@ -66,7 +67,8 @@ def parse_record(kind: type[RecordT], text: str | bytes, where: object) -> Recor
 
 def parse_lines(kind: type[RecordT], data: bytes, path: Path) -> list[RecordT]:
     """The records of a file with one a line, at least one; raises StudyError, which names the line."""
-    found = [parse_record(kind, line, f"{path}, line {number}") for number, line in enumerate(data.splitlines(), 1)]
+    lines = numbered_lines(io.BytesIO(data), path)
+    found = [parse_record(kind, line, f"{path}, line {number}") for number, line in lines]
     if not found:
         raise StudyError(f"{path}: holds no line")
     return found

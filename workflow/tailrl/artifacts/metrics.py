@@ -1,5 +1,6 @@
 """metrics.jsonl: one line of numbers per step of a run. The only reader and writer of these files."""
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from tailrl.artifacts.files import parse_object
 from tailrl.artifacts.manifest import read_vouched
 from tailrl.runtime.errors import StudyError
+from tailrl.runtime.jsonl import numbered_lines
 from tailrl.tracking.metrics import CATALOGUE, REWARD, STEP
 
 FloatArray = NDArray[np.float64]
@@ -45,8 +47,8 @@ def read_steps(job: Path) -> list[StepMetrics]:
     """
     path = job / "metrics.jsonl"
     points: list[StepMetrics] = []
-    for step, line in enumerate(read_vouched(path).splitlines()):
-        where = f"{path}, line {step + 1}"
+    for step, (number, line) in enumerate(numbered_lines(io.BytesIO(read_vouched(path)), path)):
+        where = f"{path}, line {number}"
         try:
             point = parse_object(line, where)
             if not all(value is None or type(value) in (int, float) for value in point.values()):

@@ -55,7 +55,7 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     Raises StudyError if a row lacks one of the columns, or has surplus cells.
     """
     try:
-        rows = list(csv.DictReader(read_text(path).splitlines()))
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except csv.Error as error:
         raise StudyError(f"{path}: cannot be read as CSV: {reason(error)}") from None
     for row in rows:

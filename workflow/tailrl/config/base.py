@@ -96,7 +96,7 @@ def told_apart_by(field: str, default: str) -> Discriminator:
         return value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
 
     # `config.messages` lists the kinds there are; `config.load` merges blocks of one kind alone.
-    context = {"field": field, "default": default}
+    context: dict[str, str | int | float] = {"field": field, "default": default}
     return Discriminator(
         kind, custom_error_type="kind", custom_error_message="another kind", custom_error_context=context
     )

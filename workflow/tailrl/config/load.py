@@ -91,9 +91,9 @@ def _neighbours(path: str | Path) -> list[str]:
 
 
 def merged(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """One study of several mappings; later ones override earlier ones, as Snakemake merges several files and `--config`.
+    """One study of several mappings; later ones override earlier ones, as Snakemake merges files and `--config`.
 
-    A task or a policy of another kind replaces the earlier block, which has other keys. Where these stand, `Study` says.
+    A task or a policy of another kind replaces the earlier block, which has other keys. `Study` says where they stand.
     """
     return _merged(configs, Study)
 
@@ -116,9 +116,10 @@ def _merged(configs: Iterable[Mapping[str, Any]], model: type[Settings] | None) 
 def _other_kind(field: FieldInfo | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether a block names another kind than the block below it; kinds are those of a union of tagged blocks."""
     for part in field.metadata if field else ():
-        if isinstance(part, Discriminator) and (tag := part.custom_error_context):
-            kind = before.get(tag["field"], tag["default"])
-            return bool(after.get(tag["field"], kind) != kind)
+        if isinstance(part, Discriminator) and part.custom_error_context:
+            key = str(part.custom_error_context["field"])
+            kind = before.get(key, part.custom_error_context["default"])
+            return bool(after.get(key, kind) != kind)
     return False
 
 

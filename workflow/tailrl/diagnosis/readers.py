@@ -16,7 +16,8 @@ from tailrl.artifacts.tokens import ARRAYS
 from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.runtime.errors import StudyError, few, reason, say
-from tailrl.runtime.limits import MEMORY, MOST_EMPTY_LINES, in_limited_memory, regular
+from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.limits import MEMORY, in_limited_memory, regular
 
 CHUNK = 200_000
 """Tokens that a part of a log holds, or one longer sequence."""
@@ -139,18 +140,11 @@ def _lines(file: Path, seen: Seen) -> Iterator[GivenRow]:
             open(file, "rb", opener=regular) as raw,
             gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw as opened,
         ):
-            place, empty = 0, 0
-            for number, line in enumerate(iter(lambda: opened.readline(MOST_BYTES_A_LINE), b""), 1):
+            place = 0
+            for number, line in numbered_lines(opened, file, MOST_BYTES_A_LINE):
                 where = f"{file}, line {number}"
                 seen(raw.tell() - place)
                 place = raw.tell()
-                if len(line) == MOST_BYTES_A_LINE:
-                    raise StudyError(f"{where}: is longer than {MOST_BYTES_A_LINE:,} bytes")
-                if not line.strip():
-                    empty += 1
-                    if empty > MOST_EMPTY_LINES:
-                        raise StudyError(f"{file}: has more than {MOST_EMPTY_LINES} empty lines")
-                    continue
                 try:
                     given = parse_object(line, where)
                 except StudyError as error:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tailrl.runtime.errors import StudyError, one_line, reason
+from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import regular
 
 COMPARED = ("math", "integer", "text")
@@ -43,8 +44,8 @@ def read_problems(path: Path) -> list[Problem]:
     """The problems of a JSONL file; raises StudyError naming the file and line that cannot be used."""
     problems = []
     try:
-        with open(path, encoding="utf-8", opener=regular) as file:
-            for number, line in enumerate(file, start=1):
+        with open(path, "rb", opener=regular) as file:
+            for number, line in numbered_lines(file, path):
                 try:
                     problem = Problem(**json.loads(line))
                     texts = [value for key, value in asdict(problem).items() if key != "level"]
@@ -60,7 +61,7 @@ def read_problems(path: Path) -> list[Problem]:
                     problems.append(problem)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise StudyError(f"{path}, line {number}: not a problem: {one_line(error)}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise StudyError(f"{path}: cannot be read: {reason(error)}") from None
     if not problems:
         raise StudyError(f"{path}: holds no problem")

@@ -7,7 +7,8 @@ from typing import Any
 
 from tailrl.runtime.errors import StudyError, reason
 from tailrl.runtime.hub import use_cache_without_hub
-from tailrl.runtime.limits import MEMORY, MOST_EMPTY_LINES, in_limited_memory, regular
+from tailrl.runtime.jsonl import numbered_lines
+from tailrl.runtime.limits import MEMORY, in_limited_memory, regular
 from tailrl.tasks.loaded import Loaded, canonical
 from tailrl.tasks.problem import Problem
 from tailrl.tasks.scoring import same_math
@@ -19,7 +20,7 @@ LONGEST_TEXT = 100_000
 """Longest problem, characters. No policy's context holds more, and a tokenizer may take minutes to find out."""
 
 LONGEST_LINE = 16_000_000
-"""Longest line of a JSONL file, characters."""
+"""Longest line of a JSONL file, bytes."""
 
 MOST_TABLE_ROWS = 10_000_000
 """Most rows of a data set. A parquet file of a megabyte may claim a billion."""
@@ -89,18 +90,9 @@ def _parquet_batches(file: Path) -> Iterator[list[object]]:
 
 def _jsonl_batches(file: Path) -> Iterator[list[object]]:
     try:
-        with open(file, encoding="utf-8", opener=regular) as lines:
-            number, empty = 0, 0
-            while line := lines.readline(LONGEST_LINE):
-                number += 1
-                if len(line) == LONGEST_LINE:
-                    raise StudyError(f"{file}, line {number}: is longer than {LONGEST_LINE} characters")
-                if line.strip():
-                    yield [_json_or_none(line)]
-                    continue
-                empty += 1
-                if empty > MOST_EMPTY_LINES:
-                    raise StudyError(f"{file}: has more than {MOST_EMPTY_LINES} empty lines")
+        with open(file, "rb", opener=regular) as opened:
+            for _, line in numbered_lines(opened, file, LONGEST_LINE):
+                yield [_json_or_none(line.decode("utf-8"))]
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(file, "UTF-8 text", error) from None
 

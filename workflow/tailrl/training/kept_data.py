@@ -5,6 +5,7 @@ lengths and checksums. File names contain the run's name, which excludes data of
 """
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from safetensors.numpy import load, save
 from tailrl.rollout.types import Rollout
 from tailrl.runtime.atomic_files import DamagedError, write_whole
 from tailrl.runtime.errors import StudyError, reason, writing
+from tailrl.runtime.jsonl import numbered_lines
 from tailrl.training.step import Sample
 
 UNFINISHED = "writing-tokens.safetensors"
@@ -55,7 +57,8 @@ class KeptMetrics:
 
     def read(self) -> list[dict[str, float]]:
         """The metrics of every step so far; raises StudyError as `check` does."""
-        return [json.loads(line) for line in self.check(self._state()).splitlines()]
+        lines = numbered_lines(io.BytesIO(self.check(self._state())), self.file)
+        return [json.loads(line) for _, line in lines]
 
     def settle(self) -> dict[str, Any]:
         """Flush the lines to the disk; returns their length and checksum for a checkpoint's JSON. Raises OSError."""

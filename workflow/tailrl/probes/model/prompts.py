@@ -1,5 +1,6 @@
 """The prompts of a probe: those of a file, or the set that comes with the package; and how long responses may be."""
 
+import io
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -7,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from tailrl.artifacts.files import parse_object, read_text
 from tailrl.model.policy import encode_prompt
 from tailrl.runtime.errors import StudyError, one_line
+from tailrl.runtime.jsonl import numbered_lines
 from tailrl.runtime.limits import MEMORY, limited_memory
 
 DEFAULT_PROMPTS = Path(__file__).with_name("prompts.txt")
@@ -28,7 +30,8 @@ def read_prompts(file: Path) -> dict[str, str]:
 
 
 def _read_prompts(file: Path) -> dict[str, str]:
-    lines = {f"{file}, line {number}": line for number, line in enumerate(read_text(file).splitlines(), 1)}
+    numbered = numbered_lines(io.BytesIO(read_text(file).encode("utf-8")), file)
+    lines = {f"{file}, line {number}": line.decode("utf-8").rstrip("\r\n") for number, line in numbered}
     lines = {where: line for where, line in lines.items() if line.strip()}
     if not lines:
         raise StudyError(f"{file}: holds no prompt")
