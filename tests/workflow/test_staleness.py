@@ -1,5 +1,6 @@
 """What Snakemake plans again after an edit, in a study that is finished by the look of its files and of its records."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from pages_fixture import blocks
 from study_fixture import PLANNED, ROOT, TINY, Workflow, copy_workflow
+
+from tailrl.config.load import read_study
 
 REPORTED = ["report.html", "tables, figures and summary"]
 TARGETS = ("all", "gradients", "distributions", "equal_mass")
@@ -96,17 +99,36 @@ def test_operational_settings_make_nothing_stale(finished: Workflow) -> None:
     assert set(trained("naive")) <= set(finished.plan(study=study)), "beside them any other setting still counts"
 
 
-def test_a_job_that_runs_has_the_operational_settings(finished: Workflow) -> None:
-    study = finished.write_study(OPERATIONAL)
-    forced = ("snakemake", "--dry-run", "--printshellcmds", "--forceall", *TARGETS, "--configfile", study)
-    output = finished.run(*forced).stdout
-    (naive,) = [line for line in output.splitlines() if "tailrl job train" in line and "naive/seed0 " in line]
-    (evaluation,) = [line for line in output.splitlines() if "tailrl job evaluate" in line and "--arm base" in line]
-    compared = [line for line in output.splitlines() if "job compare" in line or "job equal-mass" in line]
-    for given in ('"checkpoint_every":4', '"keep_checkpoints":5', '"max_skipped":9', '"rollout_timeout":77.0'):
-        assert given in naive
-    assert '"rollout_timeout":78.0' in evaluation
-    assert len(compared) == 7 and all('"rollout_timeout":77.0' in line for line in compared)
+def test_a_job_that_runs_has_the_operational_settings(tmp_path: Path) -> None:
+    """Here a job only says its settings, and ends with an error."""
+    workflow = copy_workflow(tmp_path / "study")
+    study = workflow.write_study(OPERATIONAL)
+    for name in ("base/config.json", "data/train.jsonl", "data/evaluation.jsonl"):
+        (workflow.folder / "results/tiny" / name).parent.mkdir(parents=True, exist_ok=True)
+        (workflow.folder / "results/tiny" / name).touch()
+    stub = tmp_path / "bin/tailrl"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\nwhile [ "$1" != --settings ]; do shift; done; cat "$2" >&2; exit 1\n', encoding="utf-8")
+    stub.chmod(0o755)
+    engines = read_study(ROOT / TINY).distributions.engines
+    compared = [f"distributions/{engine}/run.json" for engine in engines] + ["distributions/equal_mass.csv"]
+    targets = [f"results/tiny/{name}" for name in ("train/naive/seed0/run.json", "eval/base.json", *compared)]
+    words = ("--cores", "2", "--allowed-rules", "train", "evaluate", "compare", "equal_mass", "--configfile", study)
+    path = f"{stub.parent}:{workflow.environment()['PATH']}"
+    ended = workflow.run("snakemake", *words, "--", *targets, PATH=path)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    logs = workflow.folder / "results/tiny/logs"
+    naive, evaluation = (
+        json.loads((logs / f"{name}.log").read_text()) for name in ("train/naive/seed0", "evaluate/base")
+    )
+    kept = [
+        naive["training"][key] for key in ("checkpoint_every", "keep_checkpoints", "max_skipped", "rollout_timeout")
+    ]
+    assert kept == [4, 5, 9, 77.0]
+    assert evaluation["rollout_timeout"] == 78.0
+    probes = [*logs.glob("distributions/*.log"), logs / "equal_mass.log"]
+    assert len(probes) == len(engines) + 1 == 7
+    assert {json.loads(log.read_text())["rollout_timeout"] for log in probes} == {77.0}
 
 
 # --- what is said of it --------------------------------------------------------------------------------

@@ -136,6 +136,28 @@ def test_a_value_more_in_an_ablation_plans_the_jobs_of_that_value_more(workflow:
     assert sorted(set(after) - set(before)) == sorted(jobs("rho=0.34-V"))
 
 
+def test_no_command_holds_settings(workflow: Workflow) -> None:
+    """The system takes arguments of at most 128 KiB. A dry run writes no file of settings either."""
+    # 150 ways to train, whose settings are 300 kB together.
+    arms = {f"dvp_{n}": {"vocabulary": {"rule": "min_p", "rho": f"{n}e-5"}} for n in range(1, 100)}
+    ablation = {"base": "dvp_1", "field": "training.learning_rate", "values": [n * 1e-5 for n in range(1, 50)]}
+    changes = {"name": "many", "seeds": [0], "arms": arms, "ablations": {"rate": ablation}}
+    study = workflow.write_study(changes, name="many.yaml")
+    before = set(workflow.folder.rglob("*.json"))
+    planned = workflow.run("snakemake", "-n", "-p", "all", "ablations", "gradients", "download", "--configfile", study)
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    commands = re.findall(r"^.*\b(?:tailrl|snakemake) .*$", planned.stdout + planned.stderr, re.MULTILINE)
+    assert len(commands) > 250
+    assert [command for command in commands if len(command) > 2000 or '{"' in command] == []
+    assert set(workflow.folder.rglob("*.json")) == before
+
+
+def test_settings_of_any_length_reach_a_job(workflow: Workflow) -> None:
+    file = workflow.write_study({"name": "long", "description": "x" * 150_000}, name="long.yaml")
+    ended = workflow.run("snakemake", "--cores", "1", "download", "--configfile", file)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_what_a_study_extends_is_part_of_it(workflow: Workflow) -> None:
     """Its file alone is on the command line, which may say more; `ablations` is the target of all ablations."""
     lines = "extends: studies/tiny.yaml\nname: child\nablations: {rho: {values: [1e-2, 1e-3]}}\n"
@@ -238,7 +260,10 @@ def test_braces_in_text_are_no_wildcards(tmp_path: Path, policy_folder: Path) ->
     for targets in (("ablations",), ("download",)):
         shown = workflow.run("snakemake", "--printshellcmds", *targets, *words)
         assert shown.returncode == 0, shown.stderr
-        assert "a {word} of {seed}" in shown.stdout
+    ended = workflow.run("snakemake", "--cores", "1", "download", "--configfile", study)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (settings,) = (workflow.folder / ".snakemake/settings").iterdir()
+    assert '"a {word} of {seed}"' in settings.read_text(encoding="utf-8")
     (workflow.folder / "{arm}.jsonl").touch()
     study = workflow.write_study({"task": {"name": "aime25", "path": "{arm}.jsonl"}}, name=study)
     assert "task.path: Snakemake takes the braces in {arm}.jsonl for a" in refusal(workflow.run("snakemake", *words))

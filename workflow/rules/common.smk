@@ -1,4 +1,5 @@
 # What the rules share: the study, checked before any job starts, and where its results lie.
+import hashlib
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import tell_of_sources
 from tailrl.cli.job_client import OFFER
 from tailrl.config.distributions import DistributionSettings
-from tailrl.runtime.errors import StudyError, say
+from tailrl.runtime.errors import StudyError, reason, say
 from tailrl.runtime.devices import attached, cpu_flags, visible
 from tailrl.config.gradients import GradientQuality
 from tailrl.config.source_files import digest_of_files, job_files
@@ -35,7 +36,7 @@ from tailrl.config.training import without_operational
 from tailrl.planning.again import again, manifests
 from tailrl.planning.formats import without_lacking
 from tailrl.planning.ending import stopped, where_to_look
-from tailrl.runtime.atomic_files import forget_finished, hold
+from tailrl.runtime.atomic_files import forget_finished, hold, write_whole
 
 try:
     # Snakemake has read the files already, but takes the last of two equal keys without a word, and extends none.
@@ -95,10 +96,34 @@ def sources(files):
     return lambda wildcards: digest_of_files(files)
 
 
-# What Snakemake compares with the settings of the last time: those that change a number. A job gets all of them, by a
-# function of `output`, whose value Snakemake does not compare.
+# What Snakemake compares with the settings of the last time: those that change a number.
 def compared(settings):
     return json.dumps(without_operational(settings.model_dump(mode="json")))
+
+
+# A job gets all its settings, in a file: one argument of a command holds 128 KiB. The process that starts the job writes
+# it, here or on a cluster's node. It is named after its content, so that no edit changes the settings of a job that runs.
+# Snakemake does not compare this path, since it is a function of `output`.
+def in_file(text_of):
+    def path(wildcards, output):
+        data = text_of(wildcards).encode()
+        file = Path(
+            ".snakemake/settings", f"{hashlib.sha256(data).hexdigest()[:32]}.json"
+        )
+        starts_jobs = workflow.executor_plugin and not (
+            workflow.dryrun or workflow.touch
+        )
+        if starts_jobs and not file.is_file():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(data, Path(f"{file}.{os.getpid()}"), file)
+            except OSError as error:
+                raise WorkflowError(
+                    f"{file}: could not be written: {reason(error)}"
+                ) from None
+        return str(file)
+
+    return path
 
 
 def check_writable(folder):

@@ -17,7 +17,8 @@ rule measure_gradients:
         conda_env
     threads: 1
     params:
-        settings=lambda wildcards: compared(study.gradients()),
+        settings=in_file(lambda wildcards: compared(study.gradients())),
+        compared=lambda wildcards: compared(study.gradients()),
         sources=sources(job_files("measure_gradients", study.gradients())),
         out=subpath(output.qualities, parent=True),
     message:
@@ -72,9 +73,9 @@ rule compare:
         **asked(lambda wildcards: comparison_request(study)),
         gpu=1,
     params:
-        settings=lambda wildcards, output: study.compared(
-            wildcards.engine
-        ).model_dump_json(),
+        settings=in_file(
+            lambda wildcards: study.compared(wildcards.engine).model_dump_json()
+        ),
         compared=lambda wildcards: compared(study.compared(wildcards.engine)),
         sources=lambda wildcards: digest_of_files(
             job_files("compare", study.compared(wildcards.engine))
@@ -151,7 +152,7 @@ rule equal_mass:
         **asked(lambda wildcards: comparison_request(study)),
         gpu=1,
     params:
-        settings=lambda wildcards, output: study.trainers_own().model_dump_json(),
+        settings=in_file(lambda wildcards: study.trainers_own().model_dump_json()),
         compared=lambda wildcards: compared(study.trainers_own()),
         sources=sources(job_files("equal_mass", study.trainers_own())),
     message:

@@ -30,9 +30,9 @@ rule evaluate:
         ranks=1,
         gpu=lambda wildcards: sharing(wildcards.arm),
     params:
-        settings=lambda wildcards, output: evaluation_of(
-            wildcards.arm
-        ).model_dump_json(),
+        settings=in_file(
+            lambda wildcards: evaluation_of(wildcards.arm).model_dump_json()
+        ),
         compared=lambda wildcards: compared(evaluation_of(wildcards.arm)),
         sources=sources(job_files("evaluate", study.evaluation)),
         policies=lambda wildcards, input: [

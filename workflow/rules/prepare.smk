@@ -16,7 +16,8 @@ rule problems:
     conda:
         conda_env
     params:
-        settings=plain(study.problems().model_dump_json()),
+        settings=in_file(lambda wildcards: study.problems().model_dump_json()),
+        compared=plain(study.problems().model_dump_json()),
         sources=sources(job_files("problems", study.problems())),
         out=subpath(output.train, parent=True),
     message:
@@ -47,7 +48,10 @@ rule policy:
     resources:
         **asked(lambda wildcards: policy_request(study)),
     params:
-        settings=plain(PolicyFile(policy=study.policy).model_dump_json()),
+        settings=in_file(
+            lambda wildcards: PolicyFile(policy=study.policy).model_dump_json()
+        ),
+        compared=plain(PolicyFile(policy=study.policy).model_dump_json()),
         sources=sources(job_files("policy", study.policy)),
     message:
         "base policy\nlog: {log}"
@@ -90,7 +94,7 @@ rule download:
     conda:
         conda_env
     params:
-        study=plain(study.model_dump_json()),
+        study=in_file(lambda wildcards: study.model_dump_json(exclude_unset=True)),
     message:
         "data sets and model into the Hugging Face cache\nlog: {log}"
     shell:

@@ -73,7 +73,8 @@ rule summarise:
     conda:
         conda_env
     params:
-        study=plain(study_json),
+        study=in_file(lambda wildcards: study_json),
+        compared=plain(study_json),
         sources=sources([*REPORT_FILES, *CAPTIONS]),
         results=subpath(output.summary, parent=True),
     message:
@@ -106,15 +107,16 @@ rule html:
     conda:
         conda_env
     params:
-        study=plain(study_json),
+        # As short as the study's own file: Snakemake reads it as one, and such a file has a largest size.
+        study=in_file(lambda wildcards: reported.model_dump_json(exclude_unset=True)),
+        compared=plain(study_json),
         sources=sources([home / "workflow/tailrl/report/opening.py"]),
         snakefile=os.path.relpath(workflow.main_snakefile),
     message:
         "report.html\nlog: {log}"
     shell:
-        'config=$(mktemp --suffix=.json) && trap \'rm -f "$config"\' EXIT && printf %s {params.study:q} > "$config" '
-        "&& snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
-        '--cores 1 --configfile "$config" -- {input.page:q} > {log:q} 2>&1 '
+        "snakemake --report {output:q} --nolock --workflow-profile none --snakefile {params.snakefile:q} "
+        "--cores 1 --configfile {params.study:q} -- {input.page:q} > {log:q} 2>&1 "
         "&& tailrl job html --report {output:q} --page {input.page:q} 2>> {log:q}"
 
 
@@ -245,7 +247,8 @@ for ablation in study.ablations:
         conda:
             conda_env
         params:
-            study=plain(compared(reported)),
+            study=in_file(lambda wildcards: compared(reported)),
+            compared=plain(compared(reported)),
             name=ablation,
             sources=sources(REPORT_FILES),
             results=subpath(output.table, ancestor=2),

@@ -34,7 +34,7 @@ rule train:
         ranks=1,
         gpu=ranks_of("train"),
     params:
-        settings=lambda wildcards, output: runs[wildcards.arm].model_dump_json(),
+        settings=in_file(lambda wildcards: runs[wildcards.arm].model_dump_json()),
         compared=lambda wildcards: compared(runs[wildcards.arm]),
         sources=lambda wildcards: digest_of_files(
             job_files("train", runs[wildcards.arm])
