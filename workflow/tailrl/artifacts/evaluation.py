@@ -143,7 +143,8 @@ def header(arm: str, settings: Evaluation) -> dict[str, Any]:
 
 def manifest_of(path: Path) -> Path:
     """The path of the manifest of an evaluation or of its samples, eval/<arm>.manifest.json."""
-    return path.with_name(path.name.removesuffix(".json").removesuffix(".samples.jsonl") + ".manifest.json")
+    ending = ".samples.jsonl" if path.name.endswith(".samples.jsonl") else ".json"
+    return path.with_name(f"{path.name.removesuffix(ending)}.manifest.json")
 
 
 def parts_of(path: Path) -> Path:

@@ -16,6 +16,7 @@ from tailrl.config.gradients import GradientQuality, Gradients
 from tailrl.config.jobs import Evaluation, Problems, Run
 from tailrl.config.messages import near, sentences
 from tailrl.config.policy import MADE_MODELS, Policy, ScratchPolicy, lacking, lies
+from tailrl.config.results import collision
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.tasks import DataSetTask, GeneratedTask, Task
 from tailrl.config.tasks.arithmetic import ArithmeticTask
@@ -119,6 +120,10 @@ class Study(Settings):
         for name, engine in self.distributions.engines.items():
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
+        evaluated = dict.fromkeys([BASE_ARM, *self.baseline_evaluations(), *self.all_arms()])
+        parts = [("arm", "the arm", evaluated), ("ablation", "the ablation", self.ablations)]
+        if words := collision([*parts, ("engine", "the engine", self.distributions.engines)]):
+            raise ValueError(words)
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self._run(name, arm))
         return self
@@ -268,12 +273,19 @@ class Study(Settings):
                     f"ablations.{name}: the name of its arm {one_line(made)} has {len(made)} characters, and files' "
                     f"names have room for {LONGEST_NAME}"
                 )
+            if made in arms:
+                raise ValueError(f"ablations.{name}: two of its arms would be called {made!r}: write the values apart")
             arms[made] = arm
         return arms
 
     def all_arms(self) -> dict[str, Arm]:
-        """The study's own arms and those of every ablation."""
-        return self.arms | {n: arm for name in self.ablations for n, arm in self.ablation_arms(name).items()}
+        """The study's own arms and those of every ablation; raises ValueError if two different arms share a name."""
+        arms = dict(self.arms)
+        for ablation in self.ablations:
+            for name, arm in self.ablation_arms(ablation).items():
+                if arms.setdefault(name, arm) != arm:
+                    raise ValueError(f"ablations.{ablation}: its arm {name!r} is another arm's name too; rename one")
+        return arms
 
     def arm_seeds(self) -> dict[str, tuple[int, ...]]:
         """The seeds of every arm's runs, arms of ablations among them."""
