@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tailrl.config.load import merged, named_alike, parse_study, read_study, read_yaml
+from tailrl.config.probe import ProbeSettings
 from tailrl.config.study import Study
 from tailrl.runtime.errors import StudyError
 
@@ -154,6 +156,79 @@ def test_the_schema_is_the_typed_study() -> None:
         difflib.unified_diff(found.splitlines(), expected.splitlines(), "file", "typed study", lineterm="")
     )
     assert not diff, f"run `tailrl schema > workflow/schemas/study.schema.json`\n{diff}"
+
+
+def numbers_without_a_limit(node: Any, where: str = "") -> list[str]:
+    """Where a schema takes numbers of any size, by the path of its keys."""
+    if isinstance(node, list):
+        return [path for part in node for path in numbers_without_a_limit(part, where)]
+    if not isinstance(node, dict):
+        return []
+    is_number = node.get("type") in ("integer", "number") and not {"enum", "const"} & node.keys()
+    limited = {"maximum", "exclusiveMaximum"} & node.keys()
+    here = [where] if is_number and not limited else []
+    return here + [path for key, part in node.items() for path in numbers_without_a_limit(part, f"{where}.{key}")]
+
+
+def test_every_number_has_a_largest_value() -> None:
+    assert numbers_without_a_limit({"a": {"type": "integer"}, "b": [{"type": "number", "maximum": 1}]}) == [".a"]
+    assert numbers_without_a_limit(Study.model_json_schema()) == []
+    assert numbers_without_a_limit(ProbeSettings.model_json_schema()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("training: {steps: 1:30}", "line 3, column 19"),
+        ("training: {steps: 010}", "line 3, column 19"),
+        ("training: {prompts: 1_0}", "line 3, column 21"),
+        ("training: {steps: 0b11}", "line 3, column 19"),
+        ("training: {learning_rate: 1:30.5}", "line 3, column 27"),
+        ("arms: {a: {vocabulary: {rule: min_p, rho: 0x1}}}", "line 3, column 43"),
+        ("seeds: [1, -0_1]", "line 3, column 12"),
+        ("arms: {007: {}}", "line 3, column 8"),
+    ],
+)
+def test_a_number_that_yaml_s_versions_read_apart_is_refused_where_it_stands(
+    tmp_path: Path, line: str, place: str
+) -> None:
+    """Octal, binary, in sixties, with underscores: PyYAML reads another number than an editor of today."""
+    (tmp_path / "study.yaml").write_text(f"name: s\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(StudyError, match="write decimal digits, or quotes") as caught:
+        read_study(tmp_path / "study.yaml")
+    assert place in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_that_all_read_alike_are_accepted(tmp_path: Path) -> None:
+    text = (
+        "name: '1:30'\nseeds: [0, 10]\nbaselines: [0.5, 1., +1.5e+1]\narms: {'010': {training: {learning_rate: 1e-3}}}"
+    )
+    (tmp_path / "study.yaml").write_text(text.replace("1:30", "0x1"), encoding="utf-8")
+    study = read_study(tmp_path / "study.yaml")
+    assert (study.name, study.seeds, study.baselines) == ("0x1", (0, 10), (0.5, 1.0, 0.15))
+    assert study.run("010").training.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": {"prompts": 10**15}}, "training.prompts"),
+        ({"training": {"learning_rate": 1e308}}, "training.learning_rate"),
+        ({"arms": {"a": {"training": {"max_new_tokens": 10**12}}}}, "arms.a.training: max_new_tokens"),
+        ({"training": {"prompts": 10**5, "group_size": 10**5}}, "more than 1000000 responses"),
+        ({"training": {"prompts": 1000, "group_size": 1000, "max_new_tokens": 10**6}}, "more than 10000000000 tokens"),
+        ({"evaluation": {"samples": 10**6}}, "evaluation: 200 problems with 1000000 responses each are more than"),
+        ({"seeds": list(range(2000))}, "seeds"),
+        ({"policy": {"hidden_size": 65536, "heads": 512, "layers": 1000}}, "weights are more than 1e+11"),
+        ({"ablations": {"x": {"base": "a", "field": "training.steps", "values": [1, 10**18]}}}, "training: steps"),
+    ],
+)
+def test_sizes_without_sense_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    data = {"name": "s", "arms": {"a": {}}, "task": {"problems": 10_000_000}, **changes}
+    (tmp_path / "study.yaml").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(StudyError, match=re.escape(words)) as caught:
+        read_study(tmp_path / "study.yaml")
+    assert "\n" not in str(caught.value)
 
 
 def test_every_setting_is_described() -> None:

@@ -4,7 +4,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import LARGEST_RATIO, Settings
+
+Real = Annotated[float, Field(le=LARGEST_RATIO)]  # the arm's own field may allow less
+Whole = Annotated[int, Field(le=2**63 - 1)]  # likewise
 
 
 class Ablation(Settings):
@@ -14,7 +17,7 @@ class Ablation(Settings):
         description="the base arm's name; a list: each of these arms with each value"
     )
     field: str = Field(description="dotted path of the field, such as vocabulary.rho")
-    values: tuple[str | float | int | bool | None, ...] = Field(min_length=1, description="the values it takes")
+    values: tuple[str | Real | Whole | bool | None, ...] = Field(min_length=1, description="the values it takes")
     contrast: tuple[str, str] | None = Field(
         None,
         description="two of the base arms: tests if the field changes the difference of their scores, first arm minus "

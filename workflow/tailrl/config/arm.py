@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import Seeds, Settings
+from tailrl.config.base import LARGEST_RATIO, MOST_NATS, MOST_UNITS, Seeds, Settings
 from tailrl.config.presets import expanded, presets
 from tailrl.config.reference_kl import ReferenceKL
 from tailrl.config.rejection import LOG_STATISTICS, Rejection
@@ -71,7 +71,7 @@ class Correction(Settings):
         "none",
         description="is: exp(Δ_t); tis: min(exp(Δ_t), C); mask (IcePop): exp(Δ_t) where within [1/C, C], else 0",
     )
-    token_threshold: float = Field(2.0, gt=1, description="C of the token weight")
+    token_threshold: float = Field(2.0, gt=1, le=LARGEST_RATIO, description="C of the token weight")
     token_lower: float | None = Field(
         None,
         ge=0,
@@ -84,7 +84,10 @@ class Correction(Settings):
         "is within [1/C, C], else 0; reject_k1, reject_k3: 1 if the sequence's mean of |K1| or K3 is at most C, else 0",
     )
     sequence_threshold: float | None = Field(
-        None, gt=0, description="C of the sequence weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric"
+        None,
+        gt=0,
+        le=LARGEST_RATIO,
+        description="C of the sequence weight; null: 2 (assumed), 0.001 to reject, 1.001 for geometric",
     )
     sequence_lower: float | None = Field(
         None, gt=0, le=1, description="lower bound of tis, mis and geometric; null: none, 1/C for geometric"
@@ -99,7 +102,7 @@ class Correction(Settings):
         None, gt=0, lt=1, description="discard a sequence with a token ratio below this; null: no veto"
     )
     veto_above: float | None = Field(
-        None, gt=1, description="discard a sequence with a token ratio above this; null: no such veto"
+        None, gt=1, le=LARGEST_RATIO, description="discard a sequence with a token ratio above this; null: no such veto"
     )
     normalise: bool = Field(
         False,
@@ -117,7 +120,7 @@ class Correction(Settings):
         description="subtract the expected gradient of a sampled token's log-prob under the sampler; full: over all "
         "tokens; top_k: over the sampler's most probable ones, with a tail like the trainer's",
     )
-    centering_k: int | None = Field(None, ge=1, description="tokens of centering: top_k")
+    centering_k: int | None = Field(None, ge=1, le=MOST_UNITS, description="tokens of centering: top_k")
 
     @model_validator(mode="before")
     @classmethod
@@ -209,10 +212,13 @@ class Clip(Settings):
         "stop-gradient π_train_old/π_rollout_old of the token"
     )
     low: float = Field(0.2, gt=0, lt=1, description="ratios below 1 - low get no gradient if the advantage is < 0")
-    high: float = Field(0.2, gt=0, description="ratios above 1 + high get no gradient if the advantage is > 0")
+    high: float = Field(
+        0.2, gt=0, le=LARGEST_RATIO, description="ratios above 1 + high get no gradient if the advantage is > 0"
+    )
     log_ratio_limit: float | None = Field(
         None,
         gt=0,
+        le=MOST_NATS,
         description="nats: clamps log r to ± this, without gradient beyond it, as verl and SkyRL do at 20; gspo: the "
         "mean of log r, from above alone; vespo: each token's, before their sum; null: nothing is clamped",
     )

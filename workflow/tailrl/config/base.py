@@ -24,13 +24,29 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"
 NAME_RULE = f"at most {LONGEST_NAME} letters, digits, _ . + -"
 
 
+# The largest numbers of a study. A larger one is a slip of the pen: it would fail hours later, or never end.
+LARGEST_SEED = 2**32 - 1  # NumPy's generators of one number take 32 bits
+MOST_SEEDS = 1000  # of one arm: each is a training run
+MOST_STEPS = 10_000_000  # a year, at three seconds a step
+MOST_RESPONSES = 1_000_000  # of a step or of an evaluation's problem: the largest runs have ten thousand
+MOST_TOKENS = 100_000_000  # of a sequence or a micro-batch: no context holds more than ten million
+MOST_PROBLEMS = 10_000_000  # of a task: the rows that a data set may have
+MOST_UNITS = 1_000_000  # of a layer, a vocabulary or a machine: ten times the widest
+HOTTEST = 1000.0  # temperature: logits differ by less, and are sampled evenly
+LARGEST_RATE = 100.0  # of an optimizer, of a decay or a penalty: any update would destroy the policy
+LARGEST_RATIO = 1e30  # of probabilities and of norms: float32 ends at 3e38
+MOST_NATS = 1000.0  # exp(-1000) is 0 in float64
+
+
 def _no_seed_twice(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds):
         raise ValueError(f"the same seed is given twice: {list(seeds)}")
     return seeds
 
 
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_no_seed_twice)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MOST_SEEDS), AfterValidator(_no_seed_twice)]
 
 
 class Settings(BaseModel):

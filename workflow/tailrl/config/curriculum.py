@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tailrl.config.base import Settings
+from tailrl.config.base import MOST_STEPS, Settings
 from tailrl.config.tasks import Generated
 
 
@@ -17,4 +17,4 @@ class Curriculum(Settings):
     above: float = Field(
         0.8, gt=0, lt=1, description="the next task begins after a mean reward over `window` steps of at least this"
     )
-    window: int = Field(20, ge=1, description="steps of that mean, all of them on the task at hand")
+    window: int = Field(20, ge=1, le=MOST_STEPS, description="steps of that mean, all of them on the task at hand")

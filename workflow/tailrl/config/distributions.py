@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tailrl.config.base import NAME, NAME_RULE, Settings
+from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, MOST_TOKENS, NAME, NAME_RULE, Settings
 from tailrl.config.sampler import Disturbance, SamplerSettings
 from tailrl.config.training import TrainerDtype, trainer_dtype
 from tailrl.config.vocabulary import Vocabulary
@@ -33,6 +33,7 @@ class ComparedEngine(Settings):
     rescored: int | None = Field(
         None,
         ge=1,
+        le=MOST_TOKENS,
         description="the noise floor: compare the trainer with itself, in micro-batches of at most so many tokens "
         "(1: each response by itself) against training.token_budget; null: compare with the engine",
     )
@@ -71,14 +72,17 @@ class DistributionSettings(Settings):
         min_length=1,
         description="one job each",
     )
-    responses: int = Field(1000, ge=1, description="responses that each engine samples")
+    responses: int = Field(1000, ge=1, le=MOST_PROBLEMS, description="responses that each engine samples")
     every: int = Field(
-        4, ge=1, description="one position in so many is compared; the response's seed chooses the first"
+        4,
+        ge=1,
+        le=MOST_TOKENS,
+        description="one position in so many is compared; the response's seed chooses the first",
     )
     rho: tuple[str, ...] = Field(
         ("e-13", "0.34/V"), min_length=1, description="thresholds of the min-p sets, as an arm's rho is written"
     )
-    seed: int = Field(0, ge=0, description="seed of the responses")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="seed of the responses")
 
     @field_validator("engines")
     @classmethod

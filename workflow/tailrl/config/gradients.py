@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from tailrl.config.arm import Arm
-from tailrl.config.base import Settings
+from tailrl.config.base import LARGEST_SEED, MOST_NATS, MOST_PROBLEMS, MOST_RESPONSES, MOST_TOKENS, MOST_UNITS, Settings
 
 LARGEST = 20_000_000
 """Most numbers (prompts x sequences x tokens x vocabulary) that a tiny model may enumerate: 160 MB in float64."""
@@ -13,7 +13,7 @@ LARGEST = 20_000_000
 NO_MISMATCH = "none"
 """The kind of mismatch without any."""
 
-Nats = Annotated[float, Field(gt=0)]
+Nats = Annotated[float, Field(gt=0, le=MOST_NATS)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -38,13 +38,18 @@ class Doses(Settings):
 class GradientQuality(Settings):
     """Tiny random models whose responses are all enumerated: an arm's bias and variance are exact sums."""
 
-    models: int = Field(12, ge=1, description="random models; medians and ranges over them are reported")
-    seed: int = Field(0, ge=0, description="seed of the models, of the mismatch and of the draws")
-    vocabulary_size: int = Field(12, ge=4, description="tokens; the last third is a long tail")
-    length: int = Field(3, ge=1, description="tokens of every response")
-    prompts: int = Field(8, ge=1, description="different prompts of a model, and of a step")
-    group_size: int = Field(8, ge=2, description="responses per prompt of a step")
-    draws: int = Field(400, ge=2, description="sampled steps for the mean cosine, the only estimate that is not exact")
+    models: int = Field(12, ge=1, le=MOST_UNITS, description="random models; medians and ranges over them are reported")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="seed of the models, of the mismatch and of the draws")
+    vocabulary_size: int = Field(12, ge=4, le=MOST_UNITS, description="tokens; the last third is a long tail")
+    length: int = Field(3, ge=1, le=MOST_TOKENS, description="tokens of every response")
+    prompts: int = Field(8, ge=1, le=MOST_RESPONSES, description="different prompts of a model, and of a step")
+    group_size: int = Field(8, ge=2, le=MOST_RESPONSES, description="responses per prompt of a step")
+    draws: int = Field(
+        400,
+        ge=2,
+        le=MOST_PROBLEMS,
+        description="sampled steps for the mean cosine, the only estimate that is not exact",
+    )
     doses: Doses = Doses()
     nats: tuple[Nats, ...] = Field(
         (),

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tailrl.config.arm import Clip, Correction
-from tailrl.config.base import Settings
+from tailrl.config.base import HOTTEST, LARGEST_SEED, MOST_RESPONSES, MOST_TOKENS, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.policy import Policy
 from tailrl.config.reference_kl import ReferenceKL
@@ -22,11 +22,11 @@ class Evaluation(Settings):
     """Held-out problems, scored by lm-eval: k samples for each."""
 
     task: Task = ArithmeticTask(problems=200)
-    samples: int = Field(8, ge=1, description="k: responses per problem, for avg@k and pass@k")
+    samples: int = Field(8, ge=1, le=MOST_RESPONSES, description="k: responses per problem, for avg@k and pass@k")
     sampler: SamplerSettings = SamplerSettings()
-    temperature: float = Field(1.0, ge=0.01, description="sampling temperature; vLLM takes 0.01 to 2")
-    max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
-    seed: int = Field(0, description="seed of the samples, the same for every policy")
+    temperature: float = Field(1.0, ge=0.01, le=HOTTEST, description="sampling temperature; vLLM takes 0.01 to 2")
+    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS, description="longest response, tokens")
+    seed: int = Field(0, le=LARGEST_SEED, description="seed of the samples, the same for every policy")
     rollout_timeout: float = Field(
         14400.0,
         gt=0,

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -58,12 +59,32 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
         return counted[node]
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number in decimal digits. YAML 1.1 reads 010 as 8 and 1:30 as 90, later YAML as 10 and as text."""
+        if not re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", str(node.value)):
+            raise self._ambiguous(node)
+        return int(super().construct_yaml_int(node))
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        if re.search(r"[:_]", str(node.value)):
+            raise self._ambiguous(node)
+        return float(super().construct_yaml_float(node))
+
+    def _ambiguous(self, node: yaml.Node) -> yaml.YAMLError:
+        words = f"{node.value} is another number, or text, to other readers of YAML: write decimal digits, or quotes"
+        return yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         given = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
         if twice := sorted(key for key, times in given.items() if times > 1):
             last = [key for key, _ in node.value if key.value == twice[0]][-1]
             raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", last.start_mark)
         return super().construct_mapping(node, deep)
+
+
+# PyYAML keeps the functions of its own loader.
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

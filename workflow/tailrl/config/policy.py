@@ -6,7 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, Tag, model_validator
 
-from tailrl.config.base import Settings, told_apart_by
+from tailrl.config.base import (
+    LARGEST_RATE,
+    LARGEST_SEED,
+    MOST_RESPONSES,
+    MOST_TOKENS,
+    MOST_UNITS,
+    Settings,
+    told_apart_by,
+)
 from tailrl.config.tasks import Generated
 from tailrl.config.tasks.arithmetic import ArithmeticTask
 
@@ -23,37 +31,56 @@ class WarmStart(Settings):
         min_length=1,
         description="worked solutions to learn from, in this order",
     )
-    batch: int = Field(64, ge=1, description="worked solutions per optimizer step")
-    learning_rate: float = Field(3e-3, gt=0, description="peak of the rate, which falls to zero linearly")
+    batch: int = Field(64, ge=1, le=MOST_RESPONSES, description="worked solutions per optimizer step")
+    learning_rate: float = Field(
+        3e-3, gt=0, le=LARGEST_RATE, description="peak of the rate, which falls to zero linearly"
+    )
     load_balancing: float = Field(
         0.01,
         ge=0,
+        le=LARGEST_RATE,
         description="weight of the load-balancing loss of a mixture of experts, which is K where all experts get the "
         "same number of tokens; a dense policy has none",
     )
-    seed: int = Field(0, description="seed of the initial weights")
+    seed: int = Field(0, le=LARGEST_SEED, description="seed of the initial weights")
+
+
+MOST_WEIGHTS = 100_000_000_000
+"""Of a policy from scratch: 1.6 TB with gradients and optimizer."""
 
 
 class ScratchPolicy(Settings):
     """A small Llama, or with experts a Qwen3-MoE, with its own tokenizer, made and warm-started by the pipeline."""
 
     source: Literal["scratch"] = "scratch"
-    vocabulary_size: int = Field(2048, ge=512, description="tokens of its tokenizer, which is trained for it")
-    hidden_size: int = Field(128, ge=32, description="width of the residual stream")
-    layers: int = Field(4, ge=1, description="transformer blocks")
-    heads: int = Field(4, ge=1, description="attention heads; hidden_size / heads must be 32, 64 or 128")
-    intermediate_size: int = Field(384, ge=32, description="width of the gated MLP; with experts, of each expert's")
+    vocabulary_size: int = Field(
+        2048, ge=512, le=MOST_UNITS, description="tokens of its tokenizer, which is trained for it"
+    )
+    hidden_size: int = Field(128, ge=32, le=MOST_UNITS, description="width of the residual stream")
+    layers: int = Field(4, ge=1, le=MOST_UNITS, description="transformer blocks")
+    heads: int = Field(4, ge=1, le=MOST_UNITS, description="attention heads; hidden_size / heads must be 32, 64 or 128")
+    intermediate_size: int = Field(
+        384, ge=32, le=MOST_UNITS, description="width of the gated MLP; with experts, of each expert's"
+    )
     experts: int | None = Field(
         None, ge=2, le=2048, description="E, experts of each layer, which a router chooses from; null: one dense MLP"
     )
-    experts_per_token: int = Field(2, ge=1, description="K, experts that a router chooses for a token")
-    max_length: int = Field(256, ge=32, description="longest prompt and response together, tokens")
+    experts_per_token: int = Field(2, ge=1, le=MOST_UNITS, description="K, experts that a router chooses for a token")
+    max_length: int = Field(256, ge=32, le=MOST_TOKENS, description="longest prompt and response together, tokens")
     warm_start: WarmStart = WarmStart()
 
     @model_validator(mode="after")
     def _head_size(self) -> Self:
         if self.hidden_size % self.heads or self.hidden_size // self.heads not in (32, 64, 128):
             raise ValueError("hidden_size / heads must be 32, 64 or 128 (what vLLM's attention supports)")
+        return self
+
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        mlp = 3 * self.hidden_size * self.intermediate_size * (self.experts or 1)
+        weights = 2 * self.vocabulary_size * self.hidden_size + self.layers * (4 * self.hidden_size**2 + mlp)
+        if weights > MOST_WEIGHTS:
+            raise ValueError(f"its {weights:.0e} weights are more than {MOST_WEIGHTS:.0e}: lower hidden_size or layers")
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import HOTTEST, LARGEST_SEED, MOST_PROBLEMS, MOST_TOKENS, Settings
 from tailrl.config.distributions import SAME_BITS, ComparedEngine, Distributions
 from tailrl.config.sampler import SamplerSettings
 from tailrl.config.training import TrainerDtype, Training
@@ -17,11 +17,13 @@ class ProbeSettings(Settings):
     trainer_dtype: TrainerDtype = Field(
         "auto", description="number format of the trainer; auto: as training, bfloat16 on a GPU and float32 on a CPU"
     )
-    temperature: float = Field(1.0, ge=0.01, description="divides the logits of both sides")
+    temperature: float = Field(1.0, ge=0.01, le=HOTTEST, description="divides the logits of both sides")
     top_p: float = Field(1.0, gt=0, le=1, description="the engine samples from the fewest tokens with this mass")
-    max_new_tokens: int | None = Field(None, ge=1, description="longest response, tokens; null: 64, if there is room")
-    samples: int = Field(64, ge=1, description="responses; the prompts take turns")
-    seed: int = Field(0, ge=0, description="seed of the responses")
+    max_new_tokens: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="longest response, tokens; null: 64, if there is room"
+    )
+    samples: int = Field(64, ge=1, le=MOST_PROBLEMS, description="responses; the prompts take turns")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="seed of the responses")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -4,13 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from tailrl.config.base import Settings
+from tailrl.config.base import LARGEST_RATE, Settings
 
 
 class ReferenceKL(Settings):
     """A penalty for leaving the base policy: coefficient × KL(π_θ ‖ π_base), estimated at the sampled tokens."""
 
-    coefficient: float = Field(0.001, gt=0, description="the penalty's factor; verl's kl_loss_coef, TRL's beta")
+    coefficient: float = Field(
+        0.001, gt=0, le=LARGEST_RATE, description="the penalty's factor; verl's kl_loss_coef, TRL's beta"
+    )
     estimator: Literal["k1", "k2", "k3"] = Field(
         "k3", description="with r = π_base/π_θ of a token: k1: -log r; k2: (log r)^2 / 2; k3: r - log r - 1"
     )

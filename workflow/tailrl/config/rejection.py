@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import LARGEST_RATIO, Settings
 
 Ratio = Literal["r_corr", "r_ppo", "r_rollout"]
 """Ratios of probabilities: π_train_old/π_rollout_old, the mismatch; π_θ/π_train_old, the policy's move in earlier
@@ -27,8 +27,8 @@ class Rejection(Settings):
     by: Literal["token", "sum", "mean", "max"] = Field(
         description="token: drops single tokens; sum, mean, max: over a response, which is dropped as a whole"
     )
-    above: float | None = Field(None, description="drops values above this; null: no upper limit")
-    below: float | None = Field(None, description="drops values below this; null: no lower limit")
+    above: float | None = Field(None, le=LARGEST_RATIO, description="drops values above this; null: no upper limit")
+    below: float | None = Field(None, le=LARGEST_RATIO, description="drops values below this; null: no lower limit")
     ratio: Ratio = Field(
         "r_corr",
         description="which ratio: r_corr, the mismatch; r_ppo, the policy's move in earlier updates on the same "

@@ -4,7 +4,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import MOST_NATS, MOST_STEPS, MOST_UNITS, Settings
 
 Engine = Literal["vllm", "transformers", "exact"]
 """Rollout engines, each named like its module in `tailrl.rollout`."""
@@ -53,6 +53,7 @@ class SamplerSettings(Settings):
     tensor_parallel: int = Field(
         1,
         ge=1,
+        le=MOST_UNITS,
         description="ranks that share one vLLM, each with a slice of every weight; it divides the run's ranks; "
         "not with quantization or routes",
     )
@@ -136,7 +137,10 @@ class Disturbance(Settings):
     """
 
     staleness: int = Field(
-        0, ge=0, description="age of the engine's weights in steps; the first steps sample with the base policy"
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="age of the engine's weights in steps; the first steps sample with the base policy",
     )
     weights: Literal["float16", "bfloat16", "float8_e4m3"] | None = Field(
         None,
@@ -146,11 +150,13 @@ class Disturbance(Settings):
     bias: float = Field(
         0.0,
         ge=0,
+        le=MOST_NATS,
         description="s, nats: each token's logit gets an error from N(0, s^2), the same in every state",
     )
     noise: float = Field(
         0.0,
         ge=0,
+        le=MOST_NATS,
         description="sigma, nats: each logit gets an error from N(0, sigma^2), a new one in every state",
     )
     floor: float = Field(0.0, ge=0, lt=1, description="eta: the engine samples from (1 - eta) pi + eta/V")

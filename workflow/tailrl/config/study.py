@@ -2,14 +2,15 @@
 
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from tailrl.config.ablation import Ablation
 from tailrl.config.arm import Arm
-from tailrl.config.base import LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
+from tailrl.config.base import HOTTEST, LONGEST_NAME, NAME, NAME_RULE, Seeds, Settings
 from tailrl.config.curriculum import Curriculum
 from tailrl.config.distributions import ComparedEngine, Distributions, DistributionSettings
 from tailrl.config.gradients import GradientQuality, Gradients
@@ -26,6 +27,12 @@ from tailrl.runtime.errors import StudyError, one_line
 
 MOST_ARMS = 1000
 """Arms of a study, with those of its ablations."""
+
+MOST_RESPONSES_A_STEP = 1_000_000
+"""Of a training step, and of an evaluation for each of its policies: the largest runs have ten thousand."""
+
+MOST_TOKENS_A_STEP = 10_000_000_000
+"""Of the same: the log-probs and records of so many take hundreds of gigabytes."""
 
 BASE_ARM = "base"
 """The arm of the untrained policy: it is evaluated, never trained."""
@@ -53,6 +60,19 @@ def _forget(arm: Arm, parents: list[str], field: str, block: dict[str, Any]) -> 
     if isinstance(settings, Settings) and field in settings.READS and block[field] in settings.READS[field]:
         for name in settings.unread(field, block[field]):
             block.pop(name, None)
+
+
+def _check_products(key: str, problems: int, words: str, responses: int, tokens: int) -> None:
+    """Raises ValueError for more responses, or more tokens in them, than one step or evaluation can have."""
+    if problems * responses > MOST_RESPONSES_A_STEP:
+        raise ValueError(
+            f"{key}: {problems} {words} with {responses} responses each are more than {MOST_RESPONSES_A_STEP} responses"
+        )
+    if problems * responses * tokens > MOST_TOKENS_A_STEP:
+        raise ValueError(
+            f"{key}: {problems} {words} with {responses} responses of {tokens} tokens are more than "
+            f"{MOST_TOKENS_A_STEP} tokens"
+        )
 
 
 def _key(arm: Arm) -> str:
@@ -83,7 +103,7 @@ class Study(Settings):
     arms: dict[str, Arm] = Field(min_length=1, description="the ways to train that the study compares")
     ablations: dict[str, Ablation] = Field(default_factory=dict, description="one target ablate_<name> each")
     evaluation: Evaluation = Evaluation()
-    baselines: tuple[float, ...] = Field(
+    baselines: tuple[Annotated[float, Field(le=HOTTEST)], ...] = Field(
         (),
         description="temperatures at which the untrained policy is evaluated too, as a baseline of sharpening alone; "
         "0.01, the lowest, takes the most probable token unless two are nearly equal",
@@ -121,9 +141,12 @@ class Study(Settings):
             self._check_experts(f"distributions.engines.{name}.sampler", engine.sampler)
         self._check_experts("evaluation.sampler", self.evaluation.sampler)
         evaluated = dict.fromkeys([BASE_ARM, *self.baseline_evaluations(), *self.all_arms()])
-        parts = [("arm", "the arm", evaluated), ("ablation", "the ablation", self.ablations)]
-        if words := collision([*parts, ("engine", "the engine", self.distributions.engines)]):
+        parts: list[tuple[str, str, Iterable[str]]] = [("arm", "the arm", evaluated)]
+        parts += [("ablation", "the ablation", self.ablations), ("engine", "the engine", self.distributions.engines)]
+        if words := collision(parts):
             raise ValueError(words)
+        held_out = self.evaluation.task.problems or 1
+        _check_products("evaluation", held_out, "problems", self.evaluation.samples, self.evaluation.max_new_tokens)
         for name, arm in self.all_arms().items():
             self._check_sizes(name, arm, self._run(name, arm))
         return self
@@ -131,6 +154,8 @@ class Study(Settings):
     def _check_sizes(self, name: str, arm: Arm, run: Run) -> None:
         """Raises ValueError for sizes that do not fit together: training would fail only after the base policy."""
         self._check_experts(f"arms.{name}.sampler", run.sampler)
+        training = run.training
+        _check_products(f"arms.{name}", training.prompts, "prompts", training.group_size, training.max_new_tokens)
         # An arm's own setting hides the study's.
         of_arm = {key: f"arms.{name}.training.{key}" for key in arm.training}
         harder = {f"curriculum.harder.{place}": task for place, task in enumerate(self._harder())}

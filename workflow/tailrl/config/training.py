@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import HOTTEST, LARGEST_RATE, LARGEST_RATIO, MOST_RESPONSES, MOST_STEPS, MOST_TOKENS, Settings
 from tailrl.runtime.timeouts import MONTH
 from tailrl.tracking.alarm import SIGNALS
 
@@ -29,6 +29,7 @@ class StopRule(Settings):
     metric: str = Field(description="a metric that training logs, or c_skew, the sum of both parts of C(r)")
     factor: float = Field(
         gt=0,
+        le=LARGEST_RATIO,
         description="the run ends if the metric's mean over 5 steps is above so many times its mean over the first "
         "tenth of the steps (at least 5); for a factor below 1: if it is below",
     )
@@ -72,33 +73,35 @@ def differing(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
 class Training(Settings):
     """One reinforcement-learning run: sizes, optimizer and lengths."""
 
-    steps: int = Field(100, ge=1, description="training steps, each on fresh rollouts")
-    prompts: int = Field(8, ge=1, description="different problems per step")
-    group_size: int = Field(8, ge=2, description="responses per problem (n of RLOO's baseline)")
-    minibatches: int = Field(1, ge=1, description="updates on the rollouts of one step, each on a share of them")
-    max_new_tokens: int = Field(64, ge=1, description="longest response, tokens")
+    steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps, each on fresh rollouts")
+    prompts: int = Field(8, ge=1, le=MOST_RESPONSES, description="different problems per step")
+    group_size: int = Field(8, ge=2, le=MOST_RESPONSES, description="responses per problem (n of RLOO's baseline)")
+    minibatches: int = Field(
+        1, ge=1, le=MOST_RESPONSES, description="updates on the rollouts of one step, each on a share of them"
+    )
+    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS, description="longest response, tokens")
     temperature: float = Field(
-        1.0, ge=0.01, description="divides the logits of sampler and trainer; vLLM takes 0.01 to 2"
+        1.0, ge=0.01, le=HOTTEST, description="divides the logits of sampler and trainer; vLLM takes 0.01 to 2"
     )
     optimizer: Literal["adamw", "sgd"] = Field(
         "adamw", description="sgd: with momentum; its steps shrink with the gradient, AdamW's do not"
     )
-    learning_rate: float = Field(1e-4, gt=0, description="the optimizer's rate after warm-up")
-    warmup_steps: int = Field(5, ge=0, description="steps over which the rate rises linearly")
+    learning_rate: float = Field(1e-4, gt=0, le=LARGEST_RATE, description="the optimizer's rate after warm-up")
+    warmup_steps: int = Field(5, ge=0, le=MOST_STEPS, description="steps over which the rate rises linearly")
     betas: tuple[Decay, Decay] = Field(
         (0.9, 0.99), description="AdamW's decay of the two moments; the first is sgd's momentum"
     )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
+    weight_decay: float = Field(0.0, ge=0, le=LARGEST_RATE, description="AdamW's decoupled weight decay")
     loss_mean: Literal["all", "kept"] = Field(
         "all",
         description="the responses that the loss is a mean over: all, or only those that the weights keep, so that a "
         "rejection does not shrink the gradient",
     )
     max_grad_norm: float = Field(
-        20.0, gt=0, description="gradients are scaled down to this 2-norm; the loss sums over tokens"
+        20.0, gt=0, le=LARGEST_RATIO, description="gradients are scaled down to this 2-norm; the loss sums over tokens"
     )
     token_budget: int = Field(
-        1024, ge=1, description="most tokens in a packed micro-batch; larger ones exceed a CPU's cache"
+        1024, ge=1, le=MOST_TOKENS, description="most tokens in a packed micro-batch; larger ones exceed a CPU's cache"
     )
     dtype: TrainerDtype = Field(
         "auto",
@@ -116,15 +119,26 @@ class Training(Settings):
         False, description="less memory: keep only each layer's input, and recompute the layer in the backward pass"
     )
     snapshot_every: int | None = Field(
-        None, ge=1, description="keep the policy of every n-th step, to be evaluated like the last one; null: none"
+        None,
+        ge=1,
+        le=MOST_STEPS,
+        description="keep the policy of every n-th step, to be evaluated like the last one; null: none",
     )
-    keep_tokens_every: int = Field(10, ge=1, description="keep the per-token record of every n-th step")
+    keep_tokens_every: int = Field(10, ge=1, le=MOST_STEPS, description="keep the per-token record of every n-th step")
     checkpoint_every: int = Field(
-        10, ge=1, description="save the run's state after every n-th step; an interruption costs at most n steps"
+        10,
+        ge=1,
+        le=MOST_STEPS,
+        description="save the run's state after every n-th step; an interruption costs at most n steps",
     )
-    keep_checkpoints: int = Field(2, ge=1, description="how many of the last states are kept until the run ends")
+    keep_checkpoints: int = Field(
+        2, ge=1, le=MOST_STEPS, description="how many of the last states are kept until the run ends"
+    )
     max_skipped: int = Field(
-        3, ge=1, description="the run stops after so many steps in a row whose update was skipped for a NaN or Inf"
+        3,
+        ge=1,
+        le=MOST_STEPS,
+        description="the run stops after so many steps in a row whose update was skipped for a NaN or Inf",
     )
     stop_when: StopRule | None = Field(
         None, description="ends the run early, at the alarm of a metric; the policy of that step is evaluated"

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrl.config.base import Settings
+from tailrl.config.base import MOST_TOKENS, MOST_UNITS, Settings
 
 _RHO = re.compile(r"^(e-?\d+(\.\d+)?|\d+(\.\d+)?(e-?\d+)?(/V)?)$")
 
@@ -37,14 +37,16 @@ class Vocabulary(Settings):
     rho: str | None = Field(
         None, description="threshold of min_p and entropy, as text: e-13 (= exp(-13)), 1e-6 or 0.34/V"
     )
-    k: int | None = Field(None, ge=1, description="tokens that top_k keeps")
+    k: int | None = Field(None, ge=1, le=MOST_UNITS, description="tokens that top_k keeps")
     p: float | None = Field(None, gt=0, le=1, description="least mass that top_p keeps")
     adapt: Literal["none", "budget", "difficulty"] = Field(
         "none",
         description="budget: after every step, ln rho moves so that a response loses `budget` of mass; difficulty: rho "
         "depends on the prompt, from rho (never solved) to rho_easy (always solved)",
     )
-    budget: float | None = Field(None, gt=0, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5")
+    budget: float | None = Field(
+        None, gt=0, le=MOST_TOKENS, description="target of E[sum_t (1 - Z_t)], the bias bound of Prop. 5.5"
+    )
     rho_easy: str | None = Field(None, description="threshold of a prompt that is always solved, written as rho")
     side: Literal["both", "sampler", "trainer", "replay"] = Field(
         "both",

@@ -47,7 +47,7 @@ def read_problems(path: Path) -> list[Problem]:
         with open(path, "rb", opener=regular) as file:
             for number, line in numbered_lines(file, path):
                 try:
-                    problem = Problem(**json.loads(line))
+                    problem = Problem(**json.loads(line.decode("utf-8")))
                     texts = [value for key, value in asdict(problem).items() if key != "level"]
                     if not all(isinstance(value, str) for value in texts):
                         raise TypeError("every field but the level must be text")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import AfterValidator, Field, Tag
 
-from tailrl.config.base import Settings, told_apart_by
+from tailrl.config.base import LARGEST_SEED, MOST_PROBLEMS, Settings, told_apart_by
 
 
 def ordered(most: int) -> AfterValidator:
@@ -28,9 +28,9 @@ class GeneratedTask(Settings):
     """Generated problems, each with a worked solution; equal seeds give equal problems."""
 
     name: str
-    problems: int = Field(4096, ge=1, description="how many different problems are generated")
+    problems: int = Field(4096, ge=1, le=MOST_PROBLEMS, description="how many different problems are generated")
     slip: float = Field(0.0, ge=0, lt=1, description="probability that a step of a worked solution goes wrong")
-    seed: int = Field(0, description="seed of the generator")
+    seed: int = Field(0, le=LARGEST_SEED, description="seed of the generator")
 
 
 class DataSetTask(Settings):
@@ -38,7 +38,7 @@ class DataSetTask(Settings):
 
     name: str
     path: str | None = Field(None, min_length=1, description="a local .parquet or .jsonl file with the same columns")
-    problems: int | None = Field(None, ge=1, description="keep this many problems; null: all")
+    problems: int | None = Field(None, ge=1, le=MOST_PROBLEMS, description="keep this many problems; null: all")
 
 
 for file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
