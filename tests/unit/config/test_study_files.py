@@ -200,10 +200,9 @@ def test_a_number_that_yaml_s_versions_read_apart_is_refused_where_it_stands(
 
 
 def test_numbers_that_all_read_alike_are_accepted(tmp_path: Path) -> None:
-    text = (
-        "name: '1:30'\nseeds: [0, 10]\nbaselines: [0.5, 1., +1.5e+1]\narms: {'010': {training: {learning_rate: 1e-3}}}"
-    )
-    (tmp_path / "study.yaml").write_text(text.replace("1:30", "0x1"), encoding="utf-8")
+    arms = "arms: {'010': {training: {learning_rate: 1e-3}}}"
+    text = f"name: '0x1'\nseeds: [0, 10]\nbaselines: [0.5, 1., +1.5e-1]\n{arms}\n"
+    (tmp_path / "study.yaml").write_text(text, encoding="utf-8")
     study = read_study(tmp_path / "study.yaml")
     assert (study.name, study.seeds, study.baselines) == ("0x1", (0, 10), (0.5, 1.0, 0.15))
     assert study.run("010").training.learning_rate == 1e-3

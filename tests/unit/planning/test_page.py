@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tailrl.cli.command_line import run
 from tailrl.config.jobs import Run
 from tailrl.config.load import parse_study, read_study
 from tailrl.config.study import Study
@@ -208,10 +209,21 @@ def test_one_sentence_says_what_would_fit() -> None:
         "room is for 3.6 billion less activations; 2 such devices would (--set-resources train:ranks=2) or 1 of 96 GB "
         "would"
     )
-    assert f"  {said}\n" in plan_page(large, H100, 1, 200, None)
+    assert plan_page(large, H100, 1, 200, None).startswith(f"gpu: does not fit: {said}\n")
+    assert plan_page(large, H100, 2, 200, None).startswith("gpu: fits 2 x 80 GB\n")
     assert not what_would_fit(large, H100, 2)
     assert not what_would_fit(large, H100.model_copy(update={"memory": 96e9}), 1)
     assert what_would_fit(paper(), H100.model_copy(update={"memory": 6e9}), 64).endswith("; 64 of 48 GB would")
+
+
+def test_a_plan_says_whose_speed_it_has(tmp_path: Path) -> None:
+    """Another memory leaves the H100's speed, and the plan says so; a file has its own."""
+    file = tmp_path / "card.yaml"
+    file.write_text("{memory: 24e9, matmul: 165e12, bandwidth: 1.01e12}", encoding="utf-8")
+    small, card = (plan_page(paper(), read_machine(*given), 8, 200, None) for given in ((None, "24GB"), (file, None)))
+    assert small.count("at the speed of H100 SXM") == 2 and "--machine FILE" in small
+    assert card.count(f"at the speed of the machine of {file}") == 2 and "--machine FILE" not in card
+    assert small.startswith("paper: does not fit: ") and card.startswith("paper: does not fit: ")
 
 
 def test_the_plan_of_the_papers_study() -> None:
@@ -256,3 +268,15 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text("matmull: 1.0\n", encoding="utf-8")
     with pytest.raises(StudyError, match=r"matmull is not a known key \(did you mean 'matmul'\?\)"):
         read_machine(tmp_path / "m.yaml", None)
+
+
+@pytest.mark.parametrize(("memory", "code"), [("80GB", 0), ("24GB", 1)])
+def test_the_command_ends_with_1_where_a_study_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], memory: str, code: int
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tailrl", "plan", str(ROOT / "studies/gpu.yaml"), "--memory", memory])
+    with pytest.raises(SystemExit) as ended:
+        run()
+        raise SystemExit(0)  # it returned
+    assert ended.value.code == code
+    assert capsys.readouterr().out.startswith("gpu: fits 1 x 80 GB" if code == 0 else "gpu: does not fit: ")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from tailrl.cli.values import positive, whole_number
 from tailrl.config.load import named_alike, parse_settings, read_study, validated
@@ -43,18 +43,22 @@ def check(study: StudyFiles) -> None:
 def plan(
     study: Annotated[str, Argument(metavar="STUDY", help="a study file", show_default=False)],
     gpus: Annotated[int, Option(parser=positive, metavar="N", help="devices that share a job")] = 1,
-    memory: Annotated[str | None, Option(help="of a device, such as 80GB; else this machine's")] = None,
-    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs; else an H100's")] = None,
+    memory: Annotated[str | None, Option(help="of a device, such as 80GB; else an H100's")] = None,
+    machine: Annotated[Path | None, Option(help="YAML of a device's throughputs and memory; else an H100's")] = None,
     prompt: Annotated[int, Option(parser=positive, metavar="N", help="tokens of a prompt")] = 200,
     response: Annotated[
         int | None, Option(parser=positive, metavar="N", help="tokens of a response; else max_new_tokens")
     ] = None,
 ) -> None:
-    """Estimate a study's memory, time and disk on one machine, and name what does not fit."""
+    """Estimate a study's memory, time and disk on one machine, and name what does not fit: then it exits with 1."""
+    from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
     from tailrl.planning.page import plan_page
 
-    print(plan_page(read_study(study), read_machine(machine, memory), gpus, prompt, response), end="")
+    planned, device = read_study(study), read_machine(machine, memory)
+    print(plan_page(planned, device, gpus, prompt, response), end="")
+    if what_would_fit(planned, device, gpus, prompt, response):
+        raise Exit(1)
 
 
 def schema() -> None:

@@ -48,12 +48,14 @@ def read_machine(file: Path | None, memory: str | None) -> Machine:
 
     Args:
         file: fields of `Machine`; what it leaves out is the H100's. None for that one.
-        memory: as `80GB` (10^9 bytes) or `80GiB` (2^30); None for the machine's.
+        memory: as `80GB` (10^9 bytes) or `80GiB` (2^30); None for the machine's. The speed stays the machine's.
 
     Raises:
         StudyError: the file or the memory cannot be read.
     """
     data = {} if file is None else read_yaml(file)
+    if file is not None:
+        data.setdefault("name", f"the machine of {file}")
     if memory is not None:
         match = _MEMORY.fullmatch(memory)
         if match is None:

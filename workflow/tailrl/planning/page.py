@@ -19,7 +19,7 @@ from tailrl.planning.shapes import Shape, shape_of
 
 
 def plan_page(study: Study, machine: Machine, devices: int, prompt: int, response: int | None) -> str:
-    """The whole page.
+    """The whole page, whose first line says whether the study fits.
 
     Args:
         study: the study to plan.
@@ -37,12 +37,18 @@ def plan_page(study: Study, machine: Machine, devices: int, prompt: int, respons
     planned = plan_arms(study, machine, devices, prompt, response)
     fullest = max(planned, key=lambda arm: peak(planned[arm].placed.parts, planned[arm].run.sampler, machine))
     slowest = max(planned, key=lambda arm: sum(planned[arm].seconds.values()))
-    lines = [f"{study.name}: {len(study.arms)} arms, {runs} runs, a job on {devices} x {machine.name}"]
+    size = f"{devices} x {machine.memory / 1e9:.3g} GB"
+    lacking = what_would_fit(study, machine, devices, prompt, response)
+    lines = [f"{study.name}: does not fit: {lacking}" if lacking else f"{study.name}: fits {size}", ""]
+    lines += [f"{len(study.arms)} arms, {runs} runs, a job on {size}; times at the speed of {machine.name}"]
     lines += _sizes(shape, planned[slowest], devices)
     lines += ["", f"memory of a device, GB (arm {fullest}; a GB is 10^9 bytes)", *_memory(planned[fullest])]
-    lines += [f"  {sentence}"] if (sentence := what_would_fit(study, machine, devices, prompt, response)) else []
     seconds = planned[slowest].seconds
-    lines += ["", f"seconds of a step (arm {slowest})", *_rows(seconds | {"a step": sum(seconds.values())}, 1)]
+    lines += ["", f"seconds of a step (arm {slowest}), at the speed of {machine.name}"]
+    lines += _rows(seconds | {"a step": sum(seconds.values())}, 1)
+    if machine.name == Machine().name:
+        lines += ["  on another device the rollout takes longer as its bandwidth is less, forward and backward as its"]
+        lines += ["  matmul is less: a file with these, --machine FILE, has the plan use them"]
     rows = devices * max(arm.placed.parts.get("sampler's logits", 0.0) for arm in planned.values())
     rows *= devices if machine.gpu else 1  # each rank gets those of all ranks
     lines += ["", *_whole(study, shape, machine, devices, prompt, response, rows)]
