@@ -16,6 +16,7 @@ Results         read_results: what a study's runs left; StudyError: one sentence
 TRL             with_dvp: RLOOTrainer and GRPOTrainer on the constrained objective; needs TRL
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -55,7 +56,14 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"tailrl.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
-        raise AttributeError(f"tailrl.{name} needs {error.name}, which is not installed") from error
+        from tailrl.runtime.extras import not_installed
+
+        whole = _HOME[name].partition(".")[0] in ("training", "model")
+        words = not_installed(error, f"tailrl.{name}", whole)
+        words = words or f"tailrl.{name} needs {error.name}, which is not installed"
+        # `hasattr` and `help` go on after an AttributeError, whose words `from tailrl import ...` would not show.
+        kind = ImportError if sys._getframe(1).f_code.co_name == "_handle_fromlist" else AttributeError
+        raise kind(words) from error
 
 
 def __dir__() -> list[str]:

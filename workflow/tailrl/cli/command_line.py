@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 
 from tailrl.cli import commands, jobs
 from tailrl.runtime.errors import StudyError, masked, reason, say
+from tailrl.runtime.extras import not_installed
 from tailrl.runtime.launch import tell_launcher
 from tailrl.runtime.limits import out_of_memory
 from tailrl.runtime.timeouts import EngineError, limit_the_end
@@ -63,13 +64,25 @@ def _run(words: list[str]) -> None:
     """Runs a command line; raises StudyError for a wrong one. `app()` would also handle Ctrl-C and our own errors."""
     try:
         with typer.main.get_command(app).make_context("tailrl", words) as context:
-            context.command.invoke(context)
+            _invoke(context)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except TyperException as error:
         where = getattr(error, "ctx", None)
         see = f" (see {where.command_path} --help)" if where else ""
         raise StudyError(f"{error.format_message().rstrip('.')}{see}") from None
+
+
+def _invoke(context: Any) -> None:
+    """Raises StudyError where the command needs a library of an extra that is not installed."""
+    try:
+        context.command.invoke(context)
+    except ModuleNotFoundError as error:
+        name = context.invoked_subcommand
+        sentence = not_installed(error, str(name), whole=name != "diagnose")
+        if sentence is None:
+            raise
+        raise StudyError(sentence) from None
 
 
 def _refusal(error: Exception) -> str | None:
