@@ -245,6 +245,41 @@ def test_an_engine_that_failed_has_a_code_of_its_own() -> None:
     assert ended.stderr.endswith("tailrl: the engine's start failed: RuntimeError: no memory left\n")
 
 
+@pytest.mark.parametrize("words", [["--out", "x"], ["--out=x"]])
+def test_a_full_disk_names_what_was_written(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tailrl.cli.jobs.parse_settings", fail)
+    sentence = refusal(monkeypatch, "job", "problems", "--settings", "{}", *words)
+    assert sentence == "x: a file could not be written: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("job", "words", "goes_on"),
+    [
+        ("job problems", ["--out=x"], "starts anew"),
+        ("job measure-gradients", ["--out", "x"], "starts anew"),
+        (
+            "job train",
+            ["--ranks=1", "--seed=0", "--policy=p", "--problems=p", "--out=x", "--wandb=w"],
+            "goes on from the last checkpoint",
+        ),
+    ],
+)
+def test_what_is_interrupted_is_called_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], job: str, words: list[str], goes_on: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailrl.cli.jobs.parse_settings", interrupt)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(KeyboardInterrupt):
+        call(monkeypatch, *job.split(), "--settings", "{}", *words)
+    assert capfd.readouterr().err == f"tailrl: {job}: interrupted; the same command {goes_on}\n"
+
+
 def test_a_process_that_does_not_end_is_ended() -> None:
     """Where a library hangs in its exit, registered before the command line's."""
     script = """if True:

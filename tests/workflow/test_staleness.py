@@ -131,6 +131,27 @@ def test_a_job_that_runs_has_the_operational_settings(tmp_path: Path) -> None:
     assert {json.loads(log.read_text())["rollout_timeout"] for log in probes} == {77.0}
 
 
+@pytest.mark.parametrize(("ranks", "offered"), [("1", True), ("2", False)])
+def test_a_job_of_several_ranks_is_offered_no_server(tmp_path: Path, ranks: str, offered: bool) -> None:
+    """It starts its own processes. Here it only says what it was offered."""
+    workflow = copy_workflow(tmp_path / "study")
+    for name in ("base/config.json", "data/train.jsonl"):
+        (workflow.folder / "results/tiny" / name).parent.mkdir(parents=True, exist_ok=True)
+        (workflow.folder / "results/tiny" / name).touch()
+    stub = tmp_path / "bin/tailrl"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\necho "offered:$TAILRL_JOB_SERVER" >&2; exit 1\n', encoding="utf-8")
+    stub.chmod(0o755)
+    words = ("--allowed-rules", "train", "--set-resources", f"train:ranks={ranks}", "--configfile", TINY)
+    path = f"{stub.parent}:{workflow.environment()['PATH']}"
+    ended = workflow.run(
+        "snakemake", "--cores", "1", *words, "--", "results/tiny/train/naive/seed0/run.json", PATH=path
+    )
+    log = (workflow.folder / "results/tiny/logs/train/naive/seed0.log").read_text(encoding="utf-8")
+    assert ended.returncode == 1 and log.startswith("offered:")
+    assert (log != "offered:\n") == offered
+
+
 # --- what is said of it --------------------------------------------------------------------------------
 
 

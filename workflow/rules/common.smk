@@ -286,7 +286,9 @@ onstart:
     )
     Path(".snakemake/host").write_text(platform.node() + executor)
     # Here jobs fork from a process that has imported torch, where the system can do that, and without CUDA, which forbids it.
+    # A job of several ranks starts its own processes.
     elsewhere = workflow.non_local_exec or attached() or visible()
+    elsewhere = elsewhere or max(ranks_of("train"), ranks_of("evaluate")) > 1
     if hasattr(os, "pidfd_open") and not elsewhere:
         samplers = [
             study.evaluation.sampler,

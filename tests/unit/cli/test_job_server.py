@@ -305,7 +305,6 @@ def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
     [
         ("PROCESS = os.getpid()", "ulimit -v 100000000;", ()),
         ("PROCESS = os.getpid()", "exec 2>&-;", ()),
-        ("PROCESS = os.getpid()", "", ("--ranks", "2")),
         (
             "import threading as t\nPROCESS = os.getpid()\nt.Thread(target=t.Event().wait, daemon=True).start()",
             "",
@@ -313,7 +312,7 @@ def test_a_server_is_for_clients_that_are_alike(study: Study) -> None:
         ),
         ("import sys\nPROCESS = os.getpid()\nif 'job_server' in sys.argv[0]: raise OSError", "", ()),
     ],
-    ids=["limited memory", "a closed file", "ranks", "a thread", "no import"],
+    ids=["limited memory", "a closed file", "a thread", "no import"],
 )
 def test_where_a_fork_would_not_do_the_job_runs_in_its_own_process(
     study: Study, library: str, shell: str, words: tuple[str, ...]

@@ -3,8 +3,16 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from tailrl.config.arm import Arm, Clip, Correction
+from tailrl.config.base import Settings
 from tailrl.config.load import parse_study
+from tailrl.config.messages import sentences
+from tailrl.config.sampler import Disturbance, SamplerSettings
+from tailrl.config.study import Study
+from tailrl.config.training import Training
+from tailrl.config.vocabulary import Vocabulary
 from tailrl.runtime.errors import StudyError
 
 
@@ -32,3 +40,37 @@ def test_what_stands_in_the_wrong_place_is_said_in_words(changes: dict[str, Any]
     with pytest.raises(StudyError) as caught:
         parse_study({"name": "s", "arms": {"a": {}}} | changes)
     assert str(caught.value) == f"the study: {sentence}"
+
+
+def words_alone(schema: dict[str, Any]) -> dict[str, list[str]]:
+    """The keys of each block that take no number, truth, list or block: text, or one of some words."""
+    found: dict[str, list[str]] = {}
+    for name, block in schema["$defs"].items():
+        for key, node in block.get("properties", {}).items():
+            options = node.get("anyOf", [node])
+            kinds = {option.get("type", "string" if "enum" in option else "") for option in options}
+            if kinds and kinds <= {"string", "null"} and "const" not in node:
+                found.setdefault(name, []).append(key)
+    return found
+
+
+BLOCKS: dict[str, type[Settings]] = {
+    block.__name__: block for block in (Arm, Clip, Correction, Disturbance, SamplerSettings, Training, Vocabulary)
+}
+TEXTS = [(name, key) for name, keys in words_alone(Study.model_json_schema()).items() for key in keys if name in BLOCKS]
+
+
+@pytest.mark.parametrize(("name", "key"), TEXTS)
+@pytest.mark.parametrize("value", [True, ["a"], {"a": 1}, 3.5], ids=["truth", "list", "block", "number"])
+def test_where_words_are_needed_nothing_else_is_asked_for(name: str, key: str, value: object) -> None:
+    if (key, value) in (("rho", 3.5), ("rho_easy", 3.5)):
+        return  # a number is written as text there
+    with pytest.raises(ValidationError) as caught:
+        BLOCKS[name].model_validate({key: value, **({"ratio": "bypass"} if name == "Clip" and key != "ratio" else {})})
+    (sentence,) = [words for words in sentences(caught.value, BLOCKS[name]).split("; ") if words.startswith(key)]
+    assert "needs text" in sentence or "must be one of" in sentence
+    assert "number" not in sentence
+
+
+def test_there_are_such_keys() -> None:
+    assert len(TEXTS) > 15 and ("SamplerSettings", "quantization") in TEXTS

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from tailrl.cli import commands, jobs
+from tailrl.cli.values import Noted
 from tailrl.runtime.errors import StudyError, masked, reason, say
 from tailrl.runtime.extras import not_installed
 from tailrl.runtime.launch import tell_launcher
@@ -32,14 +34,15 @@ class _Commands(TyperGroup):
 app = typer.Typer(name="tailrl", cls=_Commands, help=HELP, add_completion=False, rich_markup_mode="markdown")
 for panel, group in commands.HELP_GROUPS.items():
     for command in group:
-        app.command(rich_help_panel=panel)(command)
+        app.command(rich_help_panel=panel, cls=Noted)(command)
 app.add_typer(jobs.app, name="job", rich_help_panel="Study")
 
 
 def run() -> None:
     """Runs this process's command; exits 1 with one sentence for an error that the user can fix."""
+    noted: dict[str, Any] = {}
     try:
-        _run(sys.argv[1:])
+        _run(sys.argv[1:], noted)
     except StudyError as error:
         _end(str(error))
     except EngineError as error:
@@ -47,23 +50,24 @@ def run() -> None:
         say(str(error))
         sys.exit(os.EX_SOFTWARE)
     except Exception as error:
-        if (sentence := _refusal(error)) is None:
+        if (sentence := _refusal(error, noted.get("out"))) is None:
             raise
         _end(sentence)
     except KeyboardInterrupt:
         # It goes on without its traceback: then libraries clean up, and the process ends by the signal.
-        goes_on = "goes on from the last checkpoint" if sys.argv[1:3] == ["job", "train"] else "starts anew"
-        say(f"{' '.join(sys.argv[1:3])}: interrupted; the same command {goes_on}")
+        command = noted.get("command", "tailrl")
+        goes_on = "goes on from the last checkpoint" if command == "job train" else "starts anew"
+        say(f"{command}: interrupted; the same command {goes_on}")
         sys.excepthook = lambda *_: None
         raise
     finally:
         limit_the_end()
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], noted: dict[str, Any]) -> None:
     """Runs a command line; raises StudyError for a wrong one. `app()` would also handle Ctrl-C and our own errors."""
     try:
-        with typer.main.get_command(app).make_context("tailrl", words) as context:
+        with typer.main.get_command(app).make_context("tailrl", words, obj=noted) as context:
             _invoke(context)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
@@ -85,10 +89,12 @@ def _invoke(context: Any) -> None:
         raise StudyError(sentence) from None
 
 
-def _refusal(error: Exception) -> str | None:
-    """The sentence where the system refuses memory, a file or its space; None for any other error."""
+def _refusal(error: Exception, out: Path | None) -> str | None:
+    """The sentence where the system refuses memory, a file or its space; None for any other error.
+
+    `out`: what the command was to write.
+    """
     if isinstance(error, OSError) and error.errno is not None:  # a library's own error has no number
-        out = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv[:-1] else None
         # A full disk refuses what is written to an open file, and names none.
         where = error.filename or (out and f"{out}: a file could not be written")
         return f"{where}: {reason(error)}" if where else reason(error)

@@ -25,7 +25,9 @@ from tailrl.cli.job_title import PADDING, set_title
 
 OFFER = "TAILRL_JOB_SERVER"
 """Set by the Snakefile: the id of Snakemake's process, with which a server ends, what jobs import (see there), and a
-private folder, in which servers have their sockets: no other user reaches one."""
+private folder, in which servers have their sockets: no other user reaches one.
+
+Jobs of several ranks, which start their own processes, are offered none."""
 SERVED = ("train", "evaluate", "compare")
 """The jobs that import torch and of which a study has several."""
 BEFORE = "policy"
@@ -73,11 +75,10 @@ def ask() -> None:
 
 
 def _is_served(words: list[str]) -> bool:
-    """Whether a fork would do for this command: not for several ranks, nor where its memory is limited."""
-    ranks = words[words.index("--ranks") + 1 :][:1] if "--ranks" in words else ["1"]
+    """Whether a fork would do for this command: not where its memory is limited."""
     limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in MEMORY_LIMITS)
     served = [[name] for name in (*SERVED, BEFORE)]
-    return words[:1] == ["job"] and words[1:2] in served and ranks == ["1"] and not limited
+    return words[:1] == ["job"] and words[1:2] in served and not limited
 
 
 def _likeness() -> str:

@@ -6,6 +6,7 @@ Snakemake notes the end, and reads no file. Before that, a job with an engine ta
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from typer import Argument, Option, Typer
 from tailrl.artifacts.evaluation import parts_of
 from tailrl.artifacts.manifest import MANIFEST, files_in, write_manifest
 from tailrl.cli.job_client import UNUSED
-from tailrl.cli.values import positive, seed_and_folder, whole_number
+from tailrl.cli.values import Noted, positive, seed_and_folder, whole_number
 from tailrl.config.distributions import Distributions
 from tailrl.config.gradients import Gradients
 from tailrl.config.jobs import Evaluation, PolicyFile, Problems, Run
@@ -30,6 +31,7 @@ from tailrl.runtime.limits import enough_address_space, enough_shared_memory
 
 app = Typer(help="The jobs of the workflow, as its rules call them.", rich_markup_mode="markdown")
 app.callback(help=app.info.help)(enough_address_space)
+command = partial(app.command, cls=Noted)
 
 SettingsText = Annotated[str, Option(help="the job's settings: JSON text, or a file that holds it", metavar="JSON")]
 WholeStudy = Annotated[str, Option(help="the study: JSON text, or a file that holds it", metavar="JSON")]
@@ -41,7 +43,7 @@ Roots = Annotated[list[Path], Argument(help="folders of results", show_default=F
 PartTables = Annotated[list[Path] | None, Option(help="folder of a finished part's tables; once for each")]
 
 
-@app.command()
+@command()
 def problems(settings: SettingsText, out: Out) -> None:
     """Write the problems of a study."""
     tasks = parse_settings(Problems, settings)
@@ -53,7 +55,7 @@ def problems(settings: SettingsText, out: Out) -> None:
     sync(out)
 
 
-@app.command()
+@command()
 def policy(settings: SettingsText, problems: ProblemFile, out: Out) -> None:
     """Write the policy that reinforcement learning starts from."""
     made = parse_settings(PolicyFile, settings).policy
@@ -65,7 +67,7 @@ def policy(settings: SettingsText, problems: ProblemFile, out: Out) -> None:
     sync(out)
 
 
-@app.command()
+@command()
 def train(
     settings: SettingsText,
     seed: Annotated[int, Option(parser=whole_number, metavar="N")],
@@ -99,7 +101,7 @@ def train(
         say(f"{out}: no model card: {reason(error)}")
 
 
-@app.command()
+@command()
 def evaluate(
     arm: Annotated[str, Option()],
     settings: SettingsText,
@@ -142,7 +144,7 @@ def _launch(ranks: int) -> None:
     launch(ranks, [sys.executable, "-P", "-c", "from tailrl.cli import main; main()", *sys.argv[1:]])
 
 
-@app.command()
+@command()
 def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
     """Write a study's tables, figures and summary."""
     from tailrl.report.study import write_report
@@ -150,7 +152,7 @@ def summarise(study: WholeStudy, results: Folder, out: Out) -> None:
     write_report(parse_settings(Study, study), results, out)
 
 
-@app.command()
+@command()
 def html(
     report: Annotated[Path, Option(help="the report that Snakemake made")],
     page: Annotated[str, Option(help="the page in it, by its path")],
@@ -161,7 +163,7 @@ def html(
     open_on(report, page)
 
 
-@app.command()
+@command()
 def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder, out: Out) -> None:
     """Write an ablation's table and figure."""
     from tailrl.report.study import write_ablation
@@ -169,7 +171,7 @@ def ablation(study: WholeStudy, name: Annotated[str, Option()], results: Folder,
     write_ablation(parse_settings(Study, study), name, results, out)
 
 
-@app.command()
+@command()
 def measure_gradients(settings: SettingsText, out: Out) -> None:
     """Measure the arms' gradient estimators against the exact gradient."""
     measured = parse_settings(Gradients, settings)
@@ -179,7 +181,7 @@ def measure_gradients(settings: SettingsText, out: Out) -> None:
     write_qualities(measured, out)
 
 
-@app.command()
+@command()
 def gradients(results: Folder, out: Out) -> None:
     """Write the table and figure of the measured gradients."""
     from tailrl.report.study import write_gradients
@@ -187,7 +189,7 @@ def gradients(results: Folder, out: Out) -> None:
     write_gradients(results, out)
 
 
-@app.command()
+@command()
 def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Compare one engine's whole distributions with the trainer's."""
     compared = parse_settings(Distributions, settings)
@@ -201,7 +203,7 @@ def compare(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile,
     sync(out)
 
 
-@app.command()
+@command()
 def distributions(results: Folder, engine: Annotated[list[str], Option(help="once for each")], out: Out) -> None:
     """Write the tables and the figure of the compared distributions."""
     from tailrl.report.study import write_distribution_report
@@ -209,7 +211,7 @@ def distributions(results: Folder, engine: Annotated[list[str], Option(help="onc
     write_distribution_report(results, engine, out)
 
 
-@app.command()
+@command()
 def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFile, out: Out) -> None:
     """Find the k of top-k and the p of top-p that keep as much mass as min-p does."""
     compared = parse_settings(Distributions, settings)
@@ -219,7 +221,7 @@ def equal_mass(settings: SettingsText, policy: PolicyFolder, problems: ProblemFi
     write_equal_mass(compared, policy, problems, out)
 
 
-@app.command()
+@command()
 def early_warning(results: Roots, out: Out) -> None:
     """Write which metric warns of a collapse, over the runs of one or more studies."""
     from tailrl.report.study import write_early_warning
@@ -227,7 +229,7 @@ def early_warning(results: Roots, out: Out) -> None:
     write_early_warning(results, out)
 
 
-@app.command()
+@command()
 def overview(results: Roots, out: Out) -> None:
     """Write the page over all studies."""
     from tailrl.report.study import CAPTIONS, write_paper
@@ -235,7 +237,7 @@ def overview(results: Roots, out: Out) -> None:
     write_paper(results, CAPTIONS, out)
 
 
-@app.command()
+@command()
 def pooled(name: Annotated[str, Option(help="of `analysis/pools.yaml`")], out: Out, part: PartTables = None) -> None:
     """Write the tables, the page and the figure over the finished parts of a study."""
     from tailrl.report.study import write_pooled
@@ -243,7 +245,7 @@ def pooled(name: Annotated[str, Option(help="of `analysis/pools.yaml`")], out: O
     write_pooled(name, part or [], out)
 
 
-@app.command()
+@command()
 def dashboard(results: Folder) -> None:
     """Make a study's workspace and report on a W&B server, or warn that there is none."""
     from tailrl.tracking.wandb_dashboard import dashboard_at_the_end

@@ -1,10 +1,20 @@
-"""Values on a command line: numbers, and folders by seed."""
+"""Values on a command line: numbers, and folders by seed; and what a command was given, for a sentence at its end."""
 
 from pathlib import Path
+from typing import Any
 
 from typer import BadParameter
+from typer.core import TyperCommand
 
 from tailrl.runtime.errors import StudyError
+
+
+class Noted(TyperCommand):
+    """Notes its name and its `--out` in the dictionary that is the context's object."""
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.obj |= {"command": ctx.command_path.removeprefix("tailrl "), "out": ctx.params.get("out")}
+        return super().invoke(ctx)
 
 
 def whole_number(text: str | int, least: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -49,6 +49,12 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MOST_SEEDS), AfterValidator(_no_seed_twice)]
 
 
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation allows, at any depth, without those of a Literal's words."""
+    inner = {Literal: (), Annotated: get_args(annotation)[:1]}.get(get_origin(annotation), get_args(annotation))
+    return [annotation, *(kind for part in inner for kind in _kinds(part))]
+
+
 class Settings(BaseModel):
     """A block of a study: immutable; refuses unknown keys."""
 
@@ -64,11 +70,11 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        # Python, and pydantic with it, takes true for 1.
-        kind = str(cls.model_fields[str(info.field_name)].annotation)
-        truths = any(isinstance(part, bool) for part in (value if isinstance(value, list | tuple) else (value,)))
-        if truths and "bool" not in kind and ("int" in kind or "float" in kind):
-            raise ValueError("needs a number, not true or false")
+        # Python, and pydantic with it, takes true for 1. A Literal's words are compared with it as they are.
+        if any(isinstance(part, bool) for part in (value if isinstance(value, list | tuple) else (value,))):
+            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+            if bool not in kinds and (int in kinds or float in kinds):
+                raise ValueError("needs a number, not true or false")
         return value
 
     @field_validator("*")

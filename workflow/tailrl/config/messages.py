@@ -24,6 +24,7 @@ PLAIN = {
     **dict.fromkeys(("tuple_type", "list_type"), LIST),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), BLOCK),
     "string_pattern_mismatch": f"needs {NAME_RULE}",
+    "string_type": "needs text",
 }
 """By the type of pydantic's error: words that name YAML's types, where pydantic names Python's."""
 
