@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 
 from tailrl.cli import commands, jobs
 from tailrl.cli.values import Noted
-from tailrl.runtime.errors import StudyError, masked, reason, say
+from tailrl.runtime.errors import StudyError, masked, printable, reason, say
 from tailrl.runtime.extras import not_installed
 from tailrl.runtime.launch import tell_launcher
 from tailrl.runtime.limits import out_of_memory
@@ -102,4 +102,4 @@ def _refusal(error: Exception, out: Path | None) -> str | None:
 
 
 def _end(sentence: str) -> NoReturn:
-    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {sentence}")
+    sys.exit(1 if tell_launcher(sentence) else f"tailrl: {printable(sentence)}")

@@ -50,7 +50,7 @@ def plan(
         int | None, Option(parser=positive, metavar="N", help="tokens of a response; else max_new_tokens")
     ] = None,
 ) -> None:
-    """Estimate a study's memory, time and disk on one machine; end with 1 if it does not fit."""
+    """Estimate a study's memory, time and disk; end with 1 where it does not fit."""
     from tailrl.planning.jobs import what_would_fit
     from tailrl.planning.machine import read_machine
     from tailrl.planning.page import plan_page

@@ -10,7 +10,8 @@ import yaml
 
 from tailrl.artifacts.files import Record
 from tailrl.artifacts.metrics import FloatArray
-from tailrl.diagnosis.log import OPTIONAL_NUMBERS, IntArray, LoggedRow
+from tailrl.diagnosis.columns import ids, last, numbers
+from tailrl.diagnosis.log import OPTIONAL_NUMBERS, LoggedRow
 from tailrl.runtime.errors import StudyError, few, one_line
 
 SIDES = ("sampler", "trainer")
@@ -57,7 +58,7 @@ def recognise(names: Iterable[str], where: str) -> Format:
     plain = " and ".join(formats()["plain"].columns[side] for side in SIDES)
     titles = ", ".join(dict.fromkeys(known.title.partition(",")[0] for known in formats().values()))
     raise StudyError(
-        f"{where}: no known log: it has {few(sorted(given)) or 'nothing'}, and not {plain}, nor the columns of {titles}"
+        f"{where}: no known log: it has {few(sorted(map(str, given))) or 'nothing'}, and not {plain}, nor the columns of {titles}"
     )
 
 
@@ -125,7 +126,7 @@ def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np
         where=where,
         sampler_T=found["sampler"],
         trainer_T=found["trainer"],
-        token_T=_ids(found["token"]) if "token" in found else None,
+        token_T=ids(found["token"]) if "token" in found else None,
         **{f"{name}_T": found.get(name) for name in OPTIONAL_NUMBERS},
         step=numbers.get("step", step),
         version=numbers.get("version", np.nan),
@@ -134,17 +135,11 @@ def row_of(given: Mapping[str, Any], known: Format, where: str, step: float = np
     )
 
 
-def _ids(values: FloatArray) -> IntArray:
-    return np.where(np.isfinite(values), values, -1).astype(np.int64)
-
-
 def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
     """A list of numbers, or a batch of one; null is NaN."""
     try:
-        if hasattr(value, "detach"):  # a tensor
-            value = value.detach().to("cpu").double().numpy()
-        found = np.array(value, np.float64)
-    except (TypeError, ValueError, OverflowError):
+        found = numbers(value)
+    except ValueError:
         found = np.empty((2, 2))
     if found.ndim == 0 and name in SIDES:
         raise StudyError(
@@ -152,21 +147,22 @@ def _numbers(value: Any, known: Format, name: str, where: str) -> FloatArray:
             "its tokens' numbers"
         )
     if (found.ndim > 1 and len(found) != 1) or found.ndim > 2:
-        raise StudyError(f"{where}: {known.columns[name]} is no list of numbers: {one_line(value)}")
+        raise StudyError(f"{where}: {known.columns[name]} is no list of numbers: {_shown(value)}")
     return found.reshape(-1)
 
 
 def _one(value: Any, known: Format, name: str, where: str) -> float:
     """A number of the whole sequence; of several versions the last, which gave the last tokens."""
-    if hasattr(value, "tolist"):  # an array or a tensor
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        if not value:
-            return np.nan
-        value = value[-1]
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
+        return last(value)
+    except ValueError:
         if name == "version":  # a name such as a digest says nothing of an order
             return np.nan
-        raise StudyError(f"{where}: {known.columns[name]} is no number: {one_line(value)}") from None
+        raise StudyError(f"{where}: {known.columns[name]} is no number: {_shown(value)}") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return one_line(value)
+    except Exception:  # a tensor without data may not be printed
+        return type(value).__name__

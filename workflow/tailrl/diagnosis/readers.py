@@ -13,6 +13,7 @@ import numpy as np
 
 from tailrl.artifacts.files import parse_arrays, parse_object, read_bytes
 from tailrl.artifacts.tokens import ARRAYS
+from tailrl.diagnosis.columns import ids, last, numbers
 from tailrl.diagnosis.formats import Format, recognise, row_of, rows_of
 from tailrl.diagnosis.log import Log, LoggedRow, pack
 from tailrl.runtime.errors import StudyError, few, reason, say
@@ -232,7 +233,7 @@ def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:
         return samples
     if not isinstance(columns, dict) or not isinstance(columns.get("response_lengths"), list):
         raise StudyError(f"{file}: has no samples, as a dump of slime or miles has")
-    if found.get("cp_size", 1) != 1:
+    if str(found.get("cp_size", 1)) != "1":
         raise StudyError(f"{file}: has a part of each response, for context parallelism cut them; log without it")
     count = len(columns["response_lengths"])
     whole = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
@@ -241,9 +242,11 @@ def _samples(loaded: Any, file: Path) -> list[dict[str, Any]]:
 
 def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
     """tokens.npz of a run of this project: unmasked log-probs, step after step."""
-    arrays = parse_arrays(read_bytes(file), ARRAYS, file)
+    arrays = {name: numbers(array) for name, array in parse_arrays(read_bytes(file), ARRAYS, file).items()}
     seen(file.stat().st_size)
-    step_T, sequence_T = (arrays[name].astype(np.int64) for name in ("step", "sequence"))
+    if table := [name for name, array in arrays.items() if array.ndim != 1]:
+        raise StudyError(f"{file}: {table[0]} is a table, not one number a token")
+    step_T, sequence_T = arrays["step"], arrays["sequence"]
     changes_T = np.flatnonzero((np.diff(step_T) != 0) | (np.diff(sequence_T) != 0)) + 1
     bounds = [0, *changes_T.tolist(), len(step_T)]
     for begin, end in itertools.pairwise(bounds):
@@ -251,13 +254,13 @@ def _npz(file: Path, seen: Seen) -> Iterator[tuple[str, LoggedRow]]:
         yield (
             "tailrl, tokens.npz",
             LoggedRow(
-                where=f"{file}, step {step_T[begin]}, response {sequence_T[begin]}",
-                sampler_T=part["logp_infer"].astype(np.float64),
-                trainer_T=part["logp_train"].astype(np.float64),
-                token_T=part["token"].astype(np.int64),
-                advantage_T=part["advantage"].astype(np.float64),
-                step=float(step_T[begin]),
-                reward=float(part["reward"][0]),
+                where=f"{file}, step {step_T[begin]:.0f}, response {sequence_T[begin]:.0f}",
+                sampler_T=part["logp_infer"],
+                trainer_T=part["logp_train"],
+                token_T=ids(part["token"]),
+                advantage_T=part["advantage"],
+                step=last(step_T[begin]),
+                reward=last(part["reward"][0]),
             ),
         )
 

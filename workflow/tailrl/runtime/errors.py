@@ -44,8 +44,13 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence for the user on stderr."""
-    print(f"tailrl: {sentence}", file=sys.stderr, flush=True)
+    """Print a sentence for the user on stderr, on one line."""
+    print(f"tailrl: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def printable(sentence: str) -> str:
+    """The sentence with line feeds and other control characters, which a file's name may hold, written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
 
 
 def one_line(text: object) -> str:
