@@ -1,7 +1,9 @@
 """What Snakemake plans again after an edit, in a study that is finished by the look of its files and of its records."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,24 @@ def planned_online(workflow: Workflow, **more: str) -> list[str]:
     result = workflow.run("snakemake", "--dry-run", "--configfile", TINY, **ONLINE, **more)
     assert result.returncode == 0, result.stderr
     return sorted(PLANNED.findall(result.stdout + result.stderr))
+
+
+@pytest.mark.slow
+def test_results_that_move_keep_their_times_or_are_touched(tmp_path: Path) -> None:
+    """As docs/how-to/move-results.md says."""
+    workflow = copy_workflow(tmp_path / "study")
+    make_finished(workflow, "all")
+    # So that the copies' times are in another order than those of the originals.
+    for folder, copy in (("cp_a", shutil.copy2), ("cp_r", shutil.copyfile)):
+        shutil.copytree(workflow.folder, tmp_path / folder, copy_function=copy, symlinks=True)
+    for file in (tmp_path / "cp_r/results/tiny/data").iterdir():
+        os.utime(file)
+    assert Workflow(tmp_path / "cp_a").plan() == []
+    copied = Workflow(tmp_path / "cp_r")
+    assert set(trained("naive")) <= set(copied.plan())
+    touched = copied.run("snakemake", "--touch", "--cores", "1", "--configfile", TINY)
+    assert touched.returncode == 0, touched.stdout + touched.stderr
+    assert copied.plan() == []
 
 
 def test_online_a_study_has_its_dashboard(finished: Workflow) -> None:
