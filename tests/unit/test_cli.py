@@ -355,13 +355,22 @@ def test_ctrl_c_ends_a_command_as_it_ends_python(monkeypatch: pytest.MonkeyPatch
         call(monkeypatch, "check", "x.yaml")
 
 
-@pytest.mark.parametrize(("words", "goes_on"), [("check x", "starts anew"), ("job train", "goes on from the last che")])
-def test_ctrl_c_is_one_sentence(words: str, goes_on: str) -> None:
-    stop = "def stop(_): raise KeyboardInterrupt\n"
-    script = f"from tailrl.cli import command_line, main\n{stop}command_line._run = stop\nmain()"
-    ended = subprocess.run([sys.executable, "-c", script, *words.split()], capture_output=True, text=True, check=False)
+TRAIN = "--settings={} --seed=0 --policy=p --problems=p --out=x --wandb=w"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "goes_on"),
+    [("check", "x", "starts anew"), ("job train", TRAIN, "goes on from the last che")],
+)
+def test_ctrl_c_is_one_sentence(command: str, words: str, goes_on: str) -> None:
+    stop = "def stop(*_): raise KeyboardInterrupt\n"
+    script = (
+        f"from tailrl.cli import commands, jobs, main\n{stop}commands.read_study = jobs.parse_settings = stop\nmain()"
+    )
+    given = [*command.split(), *words.split()]
+    ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGINT
-    assert ended.stderr.startswith(f"tailrl: {words}: interrupted; the same command {goes_on}")
+    assert ended.stderr.startswith(f"tailrl: {command}: interrupted; the same command {goes_on}")
     assert ended.stderr.count("\n") == 1
 
 
