@@ -111,6 +111,7 @@ class Correction(Settings):
     log_ratio_limit: float | None = Field(
         None,
         gt=0,
+        le=MOST_NATS,
         description="nats: clamps to ± this the log-ratios of weights, Δ_t of a token and Δ_y of a response, and log r "
         "of k1, k2 and k3 in `reject`, as verl and SkyRL do at 20; null: nothing is clamped",
     )
