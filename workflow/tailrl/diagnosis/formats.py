@@ -57,9 +57,8 @@ def recognise(names: Iterable[str], where: str) -> Format:
         raise StudyError(f"{where}: has {has} and no {lacking}: a mismatch needs the log-probs of both sides")
     plain = " and ".join(formats()["plain"].columns[side] for side in SIDES)
     titles = ", ".join(dict.fromkeys(known.title.partition(",")[0] for known in formats().values()))
-    raise StudyError(
-        f"{where}: no known log: it has {few(sorted(map(str, given))) or 'nothing'}, and not {plain}, nor the columns of {titles}"
-    )
+    names = few(sorted(map(str, given))) or "nothing"
+    raise StudyError(f"{where}: no known log: it has {names}, and not {plain}, nor the columns of {titles}")
 
 
 def rows_of(given: Mapping[str, Any], known: Format) -> Iterator[Mapping[str, Any]]:
